@@ -1,0 +1,44 @@
+# The only interface: people, pre-commit and CI call the same targets.
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= python3
+STAMP  := $(VENV)/.installed
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## create .venv and install everything into it
+
+$(STAMP): pyproject.toml
+	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install --editable ".[dev]"
+	@touch $(STAMP)
+
+serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy
+	@echo "batchwright: loading GoogLeNet; the first start profiles it (under a minute)"
+	$(BIN)/serve-model googlenet
+
+test: $(STAMP)  ## run the tests that need no GPU
+	$(BIN)/python -m pytest -m "not gpu" -q
+
+check: $(STAMP)  ## what CI runs: lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(STAMP)  ## rewrite the code in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## measure live against simulated on an emulated device (about 15 minutes, can be resumed)
+	$(BIN)/python -m benchmarks.live_against_simulated
+
+gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
+	$(PYTHON) -m benchmarks.gpu
+
+.PHONY: help install serve test check format bench gpu

@@ -1,0 +1,259 @@
+"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b.
+
+A profile is a JSON file ("batchwright.profile/1"); inside it is dense, one value for each size 1..max_batch_size.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from scipy.optimize import isotonic_regression
+
+from policies.types import SpecError
+
+Source = Literal["measured", "literature", "modelled"]
+EnergySource = Literal["nvml", "rapl", "literature", "modelled", "none"]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ProfileFile(BaseModel):
+    """The file's shape, as contracts fix it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: Literal["batchwright.profile/1"] = Field(alias="schema")
+    name: str = Field(min_length=1)
+    model: str = ""
+    device: str = ""
+    source: Source = "modelled"
+    note: str = ""
+    batch_size: list[Annotated[int, Field(ge=1, le=4096)]] = Field(min_length=1)
+    service_time_s: list[_Positive]
+    service_time_cv: list[_NonNegative] | None = None
+    energy_j: list[_NonNegative] | None = None
+    energy_total_j: list[_NonNegative] | None = None
+    idle_power_w: _NonNegative | None = None
+    energy_source: EnergySource = "none"
+    stage_service_time_s: list[list[_NonNegative]] | None = None
+
+    @model_validator(mode="after")
+    def _sizes_ascend_and_lengths_agree(self) -> Self:
+        if self.batch_size[0] != 1 or sorted(set(self.batch_size)) != self.batch_size:
+            raise ValueError(f"batch_size must ascend from 1, not {self.batch_size[:6]}")
+        for name in (
+            "service_time_s",
+            "service_time_cv",
+            "energy_j",
+            "energy_total_j",
+            "stage_service_time_s",
+        ):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.batch_size):
+                raise ValueError(f"{name} has {len(values)} values for {len(self.batch_size)} batch sizes")
+        return self
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Service time and energy for every batch size 1..max_batch_size.
+
+    Attributes:
+        service_times: l(b), s; index b - 1.
+        cvs: standard deviation over mean of the service time, by size; None where unknown.
+        energies: zeta(b) that a policy is charged, J a batch; None where unknown.
+        total_energies: energy with the device's idle power included, J a batch.
+        idle_power: W.
+        stage_service_times: l of each stage, s; index [b - 1][stage].
+    """
+
+    name: str
+    service_times: tuple[float, ...]
+    model: str = ""
+    device: str = ""
+    source: Source = "modelled"
+    note: str = ""
+    cvs: tuple[float, ...] | None = None
+    energies: tuple[float, ...] | None = None
+    total_energies: tuple[float, ...] | None = None
+    idle_power: float | None = None
+    energy_source: EnergySource = "none"
+    stage_service_times: tuple[tuple[float, ...], ...] | None = None
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch size the profile knows."""
+        return len(self.service_times)
+
+    def service_time(self, batch_size: int) -> float:
+        """l(b), s."""
+        return self.service_times[batch_size - 1]
+
+    def energy(self, batch_size: int) -> float | None:
+        """zeta(b), J a batch; None where the profile has no energies."""
+        return None if self.energies is None else self.energies[batch_size - 1]
+
+    @cached_property
+    def capacity(self) -> float:
+        """The largest service rate, max over b of b / l(b), 1/s."""
+        return max((b + 1) / t for b, t in enumerate(self.service_times))
+
+    def load(self, arrival_rate: float) -> float:
+        """rho: arrival rate over capacity."""
+        return arrival_rate / self.capacity
+
+    def truncated(self, max_batch_size: int | None) -> "Profile":
+        """The same profile with no batch above `max_batch_size`; None leaves it.
+
+        Raises:
+            SpecError: the profile does not reach that far.
+        """
+        if max_batch_size is None or max_batch_size == self.max_batch_size:
+            return self
+        if not 1 <= max_batch_size < self.max_batch_size:
+            raise SpecError(
+                f"maximum batch size {max_batch_size} is outside 1..{self.max_batch_size}, the sizes of profile "
+                f"{self.name!r}; choose one of those, or profile the model up to {max_batch_size}"
+            )
+        b = max_batch_size
+        return replace(
+            self,
+            service_times=self.service_times[:b],
+            cvs=self.cvs and self.cvs[:b],
+            energies=self.energies and self.energies[:b],
+            total_energies=self.total_energies and self.total_energies[:b],
+            stage_service_times=self.stage_service_times and self.stage_service_times[:b],
+        )
+
+    def to_json(self) -> str:
+        """The file's text, every size written."""
+        content = {
+            "schema": "batchwright.profile/1",
+            "name": self.name,
+            "model": self.model,
+            "device": self.device,
+            "source": self.source,
+            "note": self.note,
+            "batch_size": list(range(1, self.max_batch_size + 1)),
+            "service_time_s": self.service_times,
+            "service_time_cv": self.cvs,
+            "energy_j": self.energies,
+            "energy_total_j": self.total_energies,
+            "idle_power_w": self.idle_power,
+            "energy_source": self.energy_source,
+            "stage_service_time_s": self.stage_service_times,
+        }
+        return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
+
+
+def shipped_profiles() -> list[str]:
+    """Names of the profiles that come with the package."""
+    folder = resources.files("policies") / "profiles"
+    return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A shipped profile by name, or a profile file by path.
+
+    Raises:
+        SpecError: neither, or the file is not a valid profile.
+    """
+    shipped = resources.files("policies") / "profiles" / f"{name_or_path}.json"
+    if name_or_path in shipped_profiles():
+        return parse_profile(shipped.read_text(), name_or_path)
+    path = Path(name_or_path)
+    if not path.is_file():
+        known = ", ".join(shipped_profiles())
+        raise SpecError(f"no profile {name_or_path!r}: give a file, or one of {known}")
+    return parse_profile(path.read_text(errors="replace"), name_or_path)
+
+
+def parse_profile(text: str, origin: str) -> Profile:
+    """A profile from its JSON text; sizes between the given ones are interpolated linearly.
+
+    Raises:
+        SpecError: the text is not a valid profile; `origin` says which.
+    """
+    try:
+        return _dense(ProfileFile.model_validate_json(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise SpecError(
+            f"profile {origin!r} is malformed at {where}: {first['msg']}; mend the file"
+        ) from error
+
+
+def _dense(file: ProfileFile) -> Profile:
+    sizes = file.batch_size
+    stages = file.stage_service_time_s
+    by_stage = stages and zip(*(_interpolate(sizes, row) for row in zip(*stages, strict=True)), strict=True)
+    return Profile(
+        name=file.name,
+        service_times=_interpolate(sizes, file.service_time_s),
+        model=file.model,
+        device=file.device,
+        source=file.source,
+        note=file.note,
+        cvs=file.service_time_cv and _interpolate(sizes, file.service_time_cv),
+        energies=file.energy_j and _interpolate(sizes, file.energy_j),
+        total_energies=file.energy_total_j and _interpolate(sizes, file.energy_total_j),
+        idle_power=file.idle_power_w,
+        energy_source=file.energy_source,
+        stage_service_times=by_stage and tuple(by_stage),
+    )
+
+
+def _interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:
+    if len(sizes) == sizes[-1]:  # dense already: keep the numbers as written
+        return tuple(values)
+    return tuple(np.interp(np.arange(1, sizes[-1] + 1), sizes, values).tolist())
+
+
+@dataclass(frozen=True)
+class AffineFit:
+    """slope * b + intercept; the error is the largest relative one over the fitted sizes."""
+
+    slope: float
+    intercept: float
+    max_relative_error: float
+
+    def at(self, batch_size: int) -> float:
+        """The fitted value for a batch size, in the unit of the samples."""
+        return self.slope * batch_size + self.intercept
+
+
+@dataclass(frozen=True)
+class IsotonicFit:
+    """The non-decreasing values nearest to the samples, one for each fitted size."""
+
+    values: tuple[float, ...]
+    max_relative_error: float
+
+
+def fit_affine(batch_sizes: Sequence[int], values: Sequence[float]) -> AffineFit:
+    """Least squares of the relative error, so that small batches count as much as large ones."""
+    b, y = np.asarray(batch_sizes, float), np.asarray(values, float)
+    if len(b) == 1:
+        return AffineFit(0.0, float(y[0]), 0.0)
+    design = np.column_stack([b, np.ones_like(b)]) / y[:, None]
+    slope, intercept = np.linalg.lstsq(design, np.ones_like(y), rcond=None)[0].tolist()
+    return AffineFit(slope, intercept, _largest_relative_error(slope * b + intercept, y))
+
+
+def fit_isotonic(values: Sequence[float]) -> IsotonicFit:
+    """Isotonic regression weighted by 1 / value^2 (relative error), in order of batch size."""
+    y = np.asarray(values, float)
+    fitted = np.asarray(isotonic_regression(y, weights=1.0 / y**2).x)
+    return IsotonicFit(tuple(fitted.tolist()), _largest_relative_error(fitted, y))
+
+
+def _largest_relative_error(fitted: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(fitted / y - 1.0)))

@@ -1,0 +1,132 @@
+"""What a policy sees and what it may answer.
+
+Times are seconds on the caller's clock. A policy is a pure function of a `State`: it has no clock, no memory and no
+I/O, so the same object decides in the simulator and in the server, and a test of it is one state and one action.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Literal, NamedTuple, Protocol
+
+Reason = Literal["full", "policy", "max_wait", "slo", "drain"]
+
+
+class PolicyError(Exception):
+    """A policy answered with an action that cannot be carried out: a bug in the policy, never the client's fault."""
+
+
+class SpecError(ValueError):
+    """A profile, policy or parameter given from outside cannot be used; says what, which value, and what to do."""
+
+
+class Kind(NamedTuple):
+    """What may share a batch: requests of one model, and of one bin where sizes differ."""
+
+    model: str = ""
+    bin: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sample from a client. `stage` and `started` are written by the Batcher alone.
+
+    Attributes:
+        id: unique within a queue and ascending in order of arrival.
+        arrival: instant of arrival, s.
+        kind: what it may share a batch with.
+        deadline: arrival + SLO, s; may be missed, and is counted.
+        expires: the instant after which the client no longer wants the answer, s.
+        size: predicted service time when served alone, s.
+        stages: number of stages of its model.
+        payload: whatever the caller needs to run and answer it; policies never look inside.
+        stage: the next stage to run.
+        started: instant of first launch, s; infinite while it waits.
+    """
+
+    id: int
+    arrival: float
+    kind: Kind = Kind()  # noqa: RUF009  (a NamedTuple is immutable)
+    deadline: float = inf
+    expires: float = inf
+    size: float = 0.0
+    stages: int = 1
+    payload: Any = None
+    stage: int = 0
+    started: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A snapshot of the queue at a decision epoch.
+
+    Attributes:
+        now: the instant of the decision, s.
+        waiting: requests not started, in order of arrival.
+        suspended: requests between stages, latest run last.
+        rates: measured arrival rate of each kind, 1/s; a kind not measured yet is absent.
+    """
+
+    now: float
+    waiting: Sequence[Request]
+    suspended: Sequence[Request] = ()
+    rates: Mapping[Kind, float] = field(default_factory=dict)
+
+    @property
+    def arrival_rate(self) -> float:
+        """Measured arrival rate over all kinds, 1/s; 0 before the first measurement."""
+        return sum(self.rates.values())
+
+    @property
+    def ask_again(self) -> float:
+        """An instant three mean interarrival times from now: if nobody has come by then, the rate has changed."""
+        rate = self.arrival_rate
+        return self.now + 3.0 / rate if rate > 0.0 else inf
+
+    def of(self, kind: Kind) -> "State":
+        """The same snapshot with only the requests of `kind`, and that kind's own rate."""
+        return State(
+            self.now,
+            [r for r in self.waiting if r.kind == kind],
+            [r for r in self.suspended if r.kind == kind],
+            {kind: self.rates[kind]} if kind in self.rates else {},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Serve these requests together, now.
+
+    Attributes:
+        requests: the batch, of one kind and at one stage.
+        stages: how many stages to run; None runs to the end.
+        reason: why now, for people who watch.
+    """
+
+    requests: Sequence[Request]
+    stages: int | None = None
+    reason: Reason = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again at `until` (s), or at the next arrival, whichever is first."""
+
+    until: float = inf
+
+
+Action = Launch | Wait
+
+
+class Policy(Protocol):
+    """Decides at a decision epoch: a batch is complete, a request arrived at an idle device, or a wait is over."""
+
+    def decide(self, state: State, /) -> Action:
+        """Answer for a state in which at least one request waits or is suspended."""
+        ...
+
+
+def launch_oldest(state: State, size: int, full: int, reason: Reason = "policy") -> Launch:
+    """The `size` oldest waiting requests; the reason is "full" where that makes the largest batch, `full`."""
+    batch = state.waiting[:size]
+    return Launch(batch, reason="full" if len(batch) >= full and reason == "policy" else reason)
