@@ -1,0 +1,1 @@
+"""Decides: when to launch a batch, and of whom. Pure: no clock, no randomness, no device."""

@@ -46,6 +46,8 @@ class ProfileFile(BaseModel):
 
     @model_validator(mode="after")
     def _sizes_ascend_and_lengths_agree(self) -> Self:
+        if self.stage_service_time_s is not None and len({len(row) for row in self.stage_service_time_s}) > 1:
+            raise ValueError("stage_service_time_s must have as many stages at every batch size")
         if self.batch_size[0] != 1 or sorted(set(self.batch_size)) != self.batch_size:
             raise ValueError(f"batch_size must ascend from 1, not {self.batch_size[:6]}")
         for name in (
@@ -186,29 +188,34 @@ def parse_profile(text: str, origin: str) -> Profile:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise SpecError(
-            f"profile {origin!r} is malformed at {where}: {first['msg']}; mend the file"
-        ) from error
+        raise SpecError(f"profile {origin!r} is malformed at {where}: {first['msg']}; mend the file") from error
 
 
 def _dense(file: ProfileFile) -> Profile:
-    sizes = file.batch_size
-    stages = file.stage_service_time_s
-    by_stage = stages and zip(*(_interpolate(sizes, row) for row in zip(*stages, strict=True)), strict=True)
+    def dense(values: Sequence[float] | None) -> tuple[float, ...] | None:
+        return None if values is None else _interpolate(file.batch_size, values)
+
     return Profile(
         name=file.name,
-        service_times=_interpolate(sizes, file.service_time_s),
+        service_times=_interpolate(file.batch_size, file.service_time_s),
         model=file.model,
         device=file.device,
         source=file.source,
         note=file.note,
-        cvs=file.service_time_cv and _interpolate(sizes, file.service_time_cv),
-        energies=file.energy_j and _interpolate(sizes, file.energy_j),
-        total_energies=file.energy_total_j and _interpolate(sizes, file.energy_total_j),
+        cvs=dense(file.service_time_cv),
+        energies=dense(file.energy_j),
+        total_energies=dense(file.energy_total_j),
         idle_power=file.idle_power_w,
         energy_source=file.energy_source,
-        stage_service_times=by_stage and tuple(by_stage),
+        stage_service_times=_dense_stages(file),
     )
+
+
+def _dense_stages(file: ProfileFile) -> tuple[tuple[float, ...], ...] | None:
+    if file.stage_service_time_s is None:
+        return None
+    by_stage = [_interpolate(file.batch_size, row) for row in zip(*file.stage_service_time_s, strict=True)]
+    return tuple(zip(*by_stage, strict=True))
 
 
 def _interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:

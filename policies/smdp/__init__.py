@@ -1,0 +1,1 @@
+"""Batching as a semi-Markov decision process: model, exact closure, solver, tables."""

@@ -1,0 +1,229 @@
+"""From a policy spec, NAME[:ARG][,KEY=VALUE]..., to what serves: the policy, its monitor, its SLO.
+
+A new policy is one file in rules/ and one line in `CATALOG`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from policies.profile import Profile
+from policies.queue.monitor import ForgettingMonitor, Monitor, TumblingMonitor
+from policies.rules.control_limit import greedy, serial, static, timeout
+from policies.rules.lookup import Lookup, Mix, Row, lookup
+from policies.rules.max_under_deadline import MaxUnderDeadline
+from policies.rules.patient import Patient
+from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
+from policies.types import Policy, SpecError
+
+MAX_WAIT_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed spec; reading a parameter checks it.
+
+    Attributes:
+        text: as given.
+        name: of the policy, or the path of a policy file.
+        arg: what follows the colon, if it is no KEY=VALUE.
+        parameters: the KEY=VALUE pairs.
+    """
+
+    text: str
+    name: str
+    arg: str | None
+    parameters: Mapping[str, str]
+
+    def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
+        """The parameter `key` (or "ARG") as a number of at least `low`.
+
+        Raises:
+            SpecError: absent without a default, not a number, or below the bound.
+        """
+        text = self.arg if key == "ARG" else self.parameters.get(key)
+        if text is None:
+            if default is None:
+                raise SpecError(f"policy {self.text!r} needs {self._usage(key)}")
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise SpecError(f"policy {self.text!r}: {text!r} is not a number; write {self._usage(key)}") from None
+        if not value >= low:
+            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the least that makes sense for {key}")
+        return value
+
+    def whole(self, key: str, low: int, high: int) -> int:
+        """The parameter `key` (or "ARG") as a whole number within low..high."""
+        value = self.number(key, low=low)
+        if value != int(value) or value > high:
+            raise SpecError(f"policy {self.text!r}: {value:g} is not a whole number within {low}..{high}")
+        return int(value)
+
+    def _usage(self, key: str) -> str:
+        return f"{self.name}:VALUE" if key == "ARG" else f"{self.name}:{key}=VALUE"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a spec came to, for one model.
+
+    Attributes:
+        spec: as given.
+        name: of the policy.
+        parameters: as given, defaults added.
+        policy: with its waiting bounded.
+        monitor: measures the arrival rate in the way the policy wants it.
+        slo: promised response time, s; inf where the spec names none.
+        table: the solved table, where there is one.
+    """
+
+    spec: str
+    name: str
+    parameters: Mapping[str, Any]
+    policy: Policy
+    monitor: Monitor
+    slo: float = inf
+    table: PolicyTable | None = None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a name becomes a policy, or a table to look up, and which keys it takes besides max_wait_ms."""
+
+    build: Callable[[Spec, Profile], Policy | PolicyTable]
+    keys: frozenset[str] = frozenset()
+    takes_arg: bool = False
+
+
+def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
+    return solve_table(profile, 1.0, spec.number("w2", 0.0), default_loads())
+
+
+def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
+    spec.number("slo_ms")
+    return MaxUnderDeadline(profile.service_times)
+
+
+CATALOG: Mapping[str, _Rule] = {
+    "greedy": _Rule(lambda _, profile: greedy(profile.max_batch_size)),
+    "serial": _Rule(lambda *_: serial()),
+    "static": _Rule(lambda s, profile: static(s.whole("ARG", 1, profile.max_batch_size)), takes_arg=True),
+    "timeout": _Rule(lambda s, profile: timeout(profile.max_batch_size, s.number("ARG") / 1e3), takes_arg=True),
+    "rate-matching": _Rule(lambda _, profile: RateMatching(profile.service_times)),
+    "rate-matching-literal": _Rule(lambda _, profile: RateMatchingLiteral(profile.service_times)),
+    "max-under-deadline": _Rule(_max_under_deadline, frozenset({"slo_ms"})),
+    "smdp": _Rule(_smdp, frozenset({"w2"})),
+    "auto": _Rule(_smdp, frozenset({"w2"})),
+}
+
+
+def parse_spec(text: str) -> Spec:
+    """Split NAME[:ARG][,KEY=VALUE]... and check names and keys.
+
+    Raises:
+        SpecError: an unknown policy or key, or a missing or needless argument.
+    """
+    name, rest = _split_name(text)
+    words = [word.strip() for word in rest.split(",") if word.strip()]
+    arg = words.pop(0) if words and "=" not in words[0] else None
+    pairs = [word.partition("=") for word in words]
+    spec = Spec(text, name, arg, {key.strip(): value.strip() for key, _, value in pairs})
+    _check(spec)
+    return spec
+
+
+def choose(text: str, profile: Profile, defaults: Mapping[str, str] | None = None) -> Chosen:
+    """What serves for a spec, on a device with this profile.
+
+    Args:
+        text: NAME[:ARG][,KEY=VALUE]... or FILE.json.
+        profile: its largest size is the largest batch.
+        defaults: values for keys that the policy takes and the spec leaves open.
+
+    Raises:
+        SpecError: the spec cannot be used; says why and what to do.
+    """
+    spec = _with_defaults(parse_spec(text), defaults or {})
+    built = load_table(spec.name) if _is_file(spec.name) else CATALOG[spec.name].build(spec, profile)
+    table = built if isinstance(built, PolicyTable) else None
+    inner = table_policy(built, profile) if isinstance(built, PolicyTable) else built
+    max_wait = spec.number("max_wait_ms", MAX_WAIT_MS)
+    return Chosen(
+        spec=text,
+        name="file" if _is_file(spec.name) else spec.name,
+        parameters=_parameters(spec),
+        policy=inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait / 1e3),
+        monitor=TumblingMonitor() if isinstance(inner, RateMatchingLiteral) else ForgettingMonitor(memory(profile)),
+        slo=spec.number("slo_ms", inf) / 1e3,
+        table=table,
+    )
+
+
+def memory(profile: Profile) -> float:
+    """Time constant of the rate's measurement, s.
+
+    Four of the longest services: the queue forgets within a few of them, so the rate that matters is that recent.
+    And at least what serving 128 takes at full speed, so that one lone arrival after a silence measures as a load
+    below the lowest row's half (0.01) and is launched at once.
+    """
+    return max(4 * profile.service_times[-1], 128 / profile.capacity)
+
+
+def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
+    """The Lookup that acts by a solved table.
+
+    Raises:
+        SpecError: the table launches more than the profile knows.
+    """
+    largest = max(max(row.batch_size) for row in table.rows)
+    if largest > profile.max_batch_size:
+        raise SpecError(
+            f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
+            f"profile {profile.name!r}; solve it for this profile or raise --max-batch-size"
+        )
+    return lookup([_row(row) for row in table.rows], profile.max_batch_size)
+
+
+def _row(row: TableRow) -> Row:
+    mix = None if row.mix is None else Mix(row.mix.probability, row.mix.batch_size)
+    return Row(row.arrival_rate, row.batch_size, mix)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json")
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    cuts = [i for i in (text.find(":"), text.find(",")) if i >= 0]
+    cut = min(cuts, default=len(text))
+    return text[:cut].strip(), text[cut + 1 :]
+
+
+def _check(spec: Spec) -> None:
+    if not _is_file(spec.name) and spec.name not in CATALOG:
+        raise SpecError(f"unknown policy {spec.name!r}: choose one of {', '.join(CATALOG)}, or a FILE.json")
+    rule = _Rule(_smdp) if _is_file(spec.name) else CATALOG[spec.name]
+    if spec.arg is not None and not rule.takes_arg:
+        raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; write KEY=VALUE")
+    unknown = sorted(set(spec.parameters) - rule.keys - {"max_wait_ms"})
+    if unknown:
+        known = ", ".join(sorted({*rule.keys, "max_wait_ms"}))
+        raise SpecError(f"policy {spec.text!r}: unknown key {unknown[0]!r}; {spec.name} takes {known}")
+
+
+def _with_defaults(spec: Spec, defaults: Mapping[str, str]) -> Spec:
+    keys = CATALOG[spec.name].keys if spec.name in CATALOG else frozenset()
+    filling = {key: value for key, value in defaults.items() if key in keys}
+    for key, value in filling.items():
+        if spec.parameters.get(key, value) != value:
+            raise SpecError(f"policy {spec.text!r} says {key}={spec.parameters[key]}, the flag {value}; give one")
+    return Spec(spec.text, spec.name, spec.arg, {**filling, **spec.parameters})
+
+
+def _parameters(spec: Spec) -> dict[str, Any]:
+    given: dict[str, Any] = {"max_wait_ms": f"{MAX_WAIT_MS:g}", **spec.parameters}
+    return given if spec.arg is None else {"arg": spec.arg, **given}

@@ -1,0 +1,88 @@
+"""Arrival processes: sorted instants in [0, duration), s, drawn from a Generator that the caller gives."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.types import SpecError
+
+Instants = NDArray[np.float64]
+
+
+def poisson(rate: float, duration: float, rng: np.random.Generator) -> Instants:
+    """Independent exponential gaps of mean 1 / rate."""
+    instants = np.empty(0)
+    last = 0.0
+    while last < duration:
+        expected = rate * (duration - last)
+        gaps = rng.exponential(1.0 / rate, int(expected + 4 * expected**0.5) + 8)
+        instants = np.concatenate([instants, last + np.cumsum(gaps)])
+        last = float(instants[-1])
+    return instants[instants < duration]
+
+
+def constant(rate: float, duration: float) -> Instants:
+    """Equal gaps of 1 / rate, the first arrival at 0."""
+    return np.arange(0, max(1, round(rate * duration))) / rate
+
+
+def backlog(rate: float, duration: float) -> Instants:
+    """All rate x duration requests at instant 0."""
+    return np.zeros(max(1, round(rate * duration)))
+
+
+def mmpp(rates: Sequence[float], phase_lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
+    """A Markov-modulated Poisson process: phases in turn, exponential lengths (means in s), a rate (1/s) in each."""
+    lengths: list[float] = []
+    while sum(lengths) < duration:
+        lengths.append(float(rng.exponential(phase_lengths[len(lengths) % len(phase_lengths)])))
+    cycle = [rates[i % len(rates)] for i in range(len(lengths))]
+    return steps(cycle, lengths, duration, rng)
+
+
+def steps(rates: Sequence[float], lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
+    """Poisson arrivals whose rate (1/s) changes after each length (s); the last rate holds on."""
+    parts, start = [np.empty(0)], 0.0
+    for i, rate in enumerate(rates):
+        end = duration if i == len(rates) - 1 else min(duration, start + lengths[i])
+        if rate > 0 and end > start:
+            parts.append(start + poisson(rate, end - start, rng))
+        start = max(start, end)
+    return np.concatenate(parts)
+
+
+def trace(path: str, rate: float | None, duration: float | None) -> Instants:
+    """The TIMESTAMP column of a CSV file, from 0; rescaled in time to the mean `rate` (1/s), cut at `duration` (s).
+
+    Raises:
+        SpecError: there is no such file, or no such column, or a timestamp cannot be read.
+    """
+    times = _read_timestamps(Path(path))
+    if rate is not None and times[-1] > 0:
+        times = times * (len(times) - 1) / (rate * times[-1])
+    return times if duration is None else times[times < duration]
+
+
+def _read_timestamps(path: Path) -> Instants:
+    if not path.is_file():
+        raise SpecError(f"no trace file {str(path)!r}: give a CSV file with a TIMESTAMP column")
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows or "TIMESTAMP" not in rows[0]:
+        raise SpecError(f"trace {str(path)!r} has no TIMESTAMP column: name the column of arrival times so")
+    try:
+        instants = _seconds([row["TIMESTAMP"] for row in rows])
+    except ValueError as error:
+        raise SpecError(f"trace {str(path)!r}: TIMESTAMP holds neither seconds nor ISO dates: {error}") from None
+    return np.sort(instants - instants.min())
+
+
+def _seconds(texts: Sequence[str]) -> Instants:
+    try:
+        return np.array([float(text) for text in texts])
+    except ValueError:
+        dates = np.array(texts, dtype="datetime64[ns]")
+        return np.asarray((dates - dates.min()) / np.timedelta64(1, "s"), dtype=np.float64)

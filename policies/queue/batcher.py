@@ -1,0 +1,164 @@
+"""The queue in front of one device, and the rules for leaving it. No clock, no I/O.
+
+Life of a request: waiting -> in service (-> suspended -> in service ...) -> gone. Two loops drive a Batcher, the
+asyncio Dispatcher and the simulator; whatever both must do alike stands here.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from policies.queue.monitor import Monitor
+from policies.rules.drain import Drain
+from policies.types import Action, Launch, Policy, PolicyError, Request, State, Wait
+
+
+class Batcher:
+    """Holds requests, asks the policy, and breaks loudly when the policy breaks a rule.
+
+    Attributes:
+        policy: asked at every decision epoch; may be replaced at any time.
+    """
+
+    def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
+        """`max_batch_size` holds the largest batch of each model; requests of other models are refused."""
+        self.policy = policy
+        self._max_batch_size = max_batch_size
+        self._monitor = monitor
+        self._waiting: list[Request] = []
+        self._suspended: list[Request] = []
+        self._in_service: Sequence[Request] = ()
+        self._left: set[int] = set()  # ids that left while in service
+        self._expiries: list[tuple[float, int, Request]] = []  # heap; entries of requests that left are stale
+
+    def __len__(self) -> int:
+        """How many wait or are suspended."""
+        return len(self._waiting) + len(self._suspended)
+
+    @property
+    def queue_length(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def waiting_of(self, model: str) -> int:
+        """How many requests of `model` wait."""
+        return sum(r.kind.model == model for r in self._waiting)
+
+    def arrive(self, request: Request) -> None:
+        """Take a request in.
+
+        Raises:
+            PolicyError: its model is not served by this device.
+        """
+        if request.kind.model not in self._max_batch_size:
+            raise PolicyError(f"model {request.kind.model!r} is not served here")
+        self._waiting.append(request)
+        self._monitor.arrive(request.kind, request.arrival)
+        if request.expires < inf:
+            heapq.heappush(self._expiries, (request.expires, request.id, request))
+
+    def cancel(self, request: Request) -> bool:
+        """Let a request leave at whatever point of its life; False if it is not (or no longer) here."""
+        for place in (self._waiting, self._suspended):
+            if request in place:
+                place.remove(request)
+                return True
+        if request in self._in_service:
+            self._left.add(request.id)
+            return True
+        return False
+
+    def expire(self, now: float) -> list[Request]:
+        """Let those leave whose client has given up by `now`, at whatever point of their life; return them."""
+        gone = []
+        while self._expiries and self._expiries[0][0] <= now:
+            request = heapq.heappop(self._expiries)[2]
+            if self.cancel(request):
+                gone.append(request)
+        return gone
+
+    def next_expiry(self) -> float:
+        """The earliest instant at which `expire` may have something to do, s; inf if none."""
+        return self._expiries[0][0] if self._expiries else inf
+
+    def drain(self) -> None:
+        """From now on launch whatever is left, without waiting."""
+        self.policy = Drain(self._max_batch_size)
+
+    def state(self, now: float) -> State:
+        """What a policy would see now."""
+        return State(now, self._waiting, self._suspended, self._monitor.rates(now))
+
+    def decide(self, now: float) -> Action:
+        """Ask the policy; a batch that it launches leaves the queue for the device.
+
+        Raises:
+            PolicyError: the answer breaks a rule of this house; the queue is as before.
+        """
+        if not self._waiting and not self._suspended:
+            return Wait()
+        action = self.policy.decide(self.state(now))
+        match action:
+            case Launch():
+                self._take(action, now)
+            case Wait(until):
+                if not until > now:
+                    raise PolicyError(f"a wait until {until} does not end after now, {now}")
+        return action
+
+    def complete(self, launch: Launch) -> list[Request]:
+        """The device is done with `launch`: return who is finished; the others are suspended for their next stage.
+
+        Those who left while in service are in neither group.
+        """
+        staying = [r for r in launch.requests if r.id not in self._left] if self._left else launch.requests
+        finished: list[Request] = []
+        for request in staying:
+            request.stage = request.stages if launch.stages is None else request.stage + launch.stages
+            (finished if request.stage >= request.stages else self._suspended).append(request)
+        self._release()
+        return finished
+
+    def fail(self, launch: Launch) -> list[Request]:
+        """The device failed on `launch`: everybody in it leaves; return who had not left before."""
+        gone = [r for r in launch.requests if r.id not in self._left]
+        self._release()
+        return gone
+
+    def _release(self) -> None:
+        self._in_service = ()
+        self._left.clear()
+
+    def _take(self, launch: Launch, now: float) -> None:
+        batch = launch.requests
+        self._check(launch)
+        if self._waiting[: len(batch)] == batch:  # the oldest ones, as nearly always: no search
+            del self._waiting[: len(batch)]
+        else:
+            self._take_scattered(batch)
+        for request in batch:
+            request.started = min(request.started, now)
+        self._in_service = batch
+
+    def _take_scattered(self, batch: Sequence[Request]) -> None:
+        ids = {r.id for r in batch}
+        waiting = [r for r in self._waiting if r.id not in ids]
+        suspended = [r for r in self._suspended if r.id not in ids]
+        if len(ids) != len(batch) or len(self) - len(waiting) - len(suspended) != len(batch):
+            raise PolicyError("a batch is made of distinct requests of this queue")
+        self._waiting, self._suspended = waiting, suspended
+
+    def _check(self, launch: Launch) -> None:
+        batch = launch.requests
+        if self._in_service:
+            raise PolicyError("the device is busy: one batch at a time")
+        if not batch:
+            raise PolicyError("a batch has at least one request")
+        if launch.stages is not None and launch.stages < 1:
+            raise PolicyError(f"a launch runs at least one stage, not {launch.stages}")
+        first = batch[0]
+        if any(r.kind != first.kind or r.stage != first.stage for r in batch):
+            raise PolicyError("a batch is of one kind and stands at one stage")
+        if len(batch) > self._max_batch_size[first.kind.model]:
+            limit = self._max_batch_size[first.kind.model]
+            raise PolicyError(f"a batch of {len(batch)} is above the maximum of {first.kind.model!r}, {limit}")

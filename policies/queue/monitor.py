@@ -1,0 +1,119 @@
+"""Arrival rate by kind, measured from the arrivals themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, expm1, floor
+from typing import Protocol
+
+from policies.types import Kind
+
+
+class Monitor(Protocol):
+    """Watches arrivals; answers with a rate for each kind it has a measurement of."""
+
+    def arrive(self, kind: Kind, at: float) -> None:
+        """One request of `kind` arrived at instant `at` (s, never decreasing)."""
+        ...
+
+    def rates(self, now: float) -> Mapping[Kind, float]:
+        """Arrival rate of each kind, 1/s, as known at `now` (s)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Trail:
+    first: float
+    last: float
+    weight: float  # sum over arrivals of exp(-(last - arrival) / time constant)
+
+
+class ForgettingMonitor:
+    """Counts arrivals with exponentially fading weight, so that the rate decays while nobody comes.
+
+    An arrival of age x counts exp(-x / T) / T. The sum is divided by 1 - exp(-age / T), the weight that a stream as
+    old as this one could have gathered, so that the estimate is right from the start instead of rising to it; that
+    age is taken as at least one `T` / 4, or one early arrival would pass for a flood.
+    """
+
+    def __init__(self, time_constant: float) -> None:
+        """`time_constant` T, s: the span over which the rate is believed to be steady."""
+        self._time_constant = time_constant
+        self._trails: dict[Kind, _Trail] = {}
+
+    def arrive(self, kind: Kind, at: float) -> None:
+        """Fade what was counted so far and count one more."""
+        trail = self._trails.get(kind)
+        if trail is None:
+            self._trails[kind] = _Trail(at, at, 1.0)
+            return
+        trail.weight = trail.weight * exp((trail.last - at) / self._time_constant) + 1.0
+        trail.last = at
+
+    def rates(self, now: float) -> Mapping[Kind, float]:
+        """The faded counts as rates, 1/s."""
+        return {kind: self._rate(trail, now) for kind, trail in self._trails.items()}
+
+    def _rate(self, trail: _Trail, now: float) -> float:
+        span = self._time_constant
+        age = max(now - trail.first, span / 4)
+        return trail.weight * exp((trail.last - now) / span) / (-span * expm1(-age / span))
+
+
+class TumblingMonitor:
+    """The count of the last whole second of the clock, as BatchMonitor counts (Algorithm 1); none in the first."""
+
+    def __init__(self, window: float = 1.0) -> None:
+        """`window` in s: windows end at the clock's multiples of it."""
+        self._window = window
+        self._counts: dict[Kind, tuple[int, int, int]] = {}  # (window, arrivals in it, arrivals in the one before)
+        self._first: int | None = None
+
+    def arrive(self, kind: Kind, at: float) -> None:
+        """Count one request in the window that `at` falls into."""
+        index = floor(at / self._window)
+        self._first = index if self._first is None else self._first
+        current, count, before = self._counts.get(kind, (index, 0, 0))
+        if index > current:
+            current, count, before = index, 0, count if index == current + 1 else 0
+        self._counts[kind] = (current, count + 1, before)
+
+    def rates(self, now: float) -> Mapping[Kind, float]:
+        """Arrivals in the last complete window over its length, 1/s; empty while the first window runs."""
+        index = floor(now / self._window)
+        if self._first is None or index == self._first:
+            return {}
+        return {kind: self._last_complete(entry, index) / self._window for kind, entry in self._counts.items()}
+
+    @staticmethod
+    def _last_complete(entry: tuple[int, int, int], index: int) -> int:
+        current, count, before = entry
+        if index == current:
+            return before
+        return count if index == current + 1 else 0
+
+
+class PerModelMonitor:
+    """A monitor for each model: their policies may want different ones."""
+
+    def __init__(self, monitors: Mapping[str, Monitor]) -> None:
+        """`monitors` by model name."""
+        self._monitors = monitors
+
+    def arrive(self, kind: Kind, at: float) -> None:
+        """Pass the arrival to its model's monitor."""
+        self._monitors[kind.model].arrive(kind, at)
+
+    def rates(self, now: float) -> Mapping[Kind, float]:
+        """All models' rates, 1/s."""
+        return {kind: rate for monitor in self._monitors.values() for kind, rate in monitor.rates(now).items()}
+
+
+class NoMonitor:
+    """Measures nothing: for a policy that is to act as for one known rate."""
+
+    def arrive(self, kind: Kind, at: float) -> None:
+        """Nothing to do."""
+
+    def rates(self, now: float) -> Mapping[Kind, float]:
+        """No rate is known."""
+        return {}

@@ -1,0 +1,33 @@
+"""The largest batch that the deadline allows: BatchMonitor's benchmark, "max batch size" (paper, section IV)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.types import Action, Launch, State, Wait, launch_oldest
+
+
+@dataclass(frozen=True, slots=True)
+class MaxUnderDeadline:
+    """Launch when full, or at the last instant at which the oldest request can still be on time.
+
+    Attributes:
+        service_times: l(b), s; index b - 1; the largest batch is its length.
+    """
+
+    service_times: Sequence[float]
+
+    def decide(self, state: State, /) -> Action:
+        """Wait as long as the oldest request's deadline allows for a batch of those who wait."""
+        full = len(self.service_times)
+        size = min(len(state.waiting), full)
+        latest = state.waiting[0].deadline - self.service_times[size - 1]
+        if size < full and state.now < latest:
+            return Wait(latest)
+        if size == full and state.now <= latest:
+            return launch_oldest(state, full, full)
+        return Launch(state.waiting[: self._still_on_time(state, size)], reason="slo")
+
+    def _still_on_time(self, state: State, size: int) -> int:
+        """An arrival may make the batch too long: leave so many out that the oldest is on time, if that helps."""
+        slack = state.waiting[0].deadline - state.now
+        return next((b for b in range(size, 0, -1) if self.service_times[b - 1] <= slack), size)

@@ -1,0 +1,30 @@
+"""Patient: the one place where waiting ends."""
+
+from dataclasses import dataclass
+
+from policies.types import Action, Launch, Policy, State, Wait, launch_oldest
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """Turns a Wait of the inner policy, never a Launch, into a launch when the oldest request reaches `max_wait`.
+
+    Attributes:
+        inner: decides until then.
+        max_batch_size: largest batch.
+        max_wait: waiting time of the oldest request, s; inf leaves the inner policy untouched.
+    """
+
+    inner: Policy
+    max_batch_size: int
+    max_wait: float
+
+    def decide(self, state: State, /) -> Action:
+        """Ask the inner policy, and see to it that its wait ends."""
+        action = self.inner.decide(state)
+        if isinstance(action, Launch) or not state.waiting:
+            return action
+        due = state.waiting[0].arrival + self.max_wait
+        if state.now < due:
+            return Wait(min(action.until, due))
+        return launch_oldest(state, self.max_batch_size, self.max_batch_size, "max_wait")

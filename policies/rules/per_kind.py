@@ -1,0 +1,32 @@
+"""A policy for each kind of request: each model, each bin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from policies.types import Action, Launch, Policy, State, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class PerKind:
+    """Asks each kind's policy about that kind alone; of several batches the one that was formed first goes.
+
+    Attributes:
+        policies: by model; the bins of a model share one.
+    """
+
+    policies: Mapping[str, Policy]
+
+    def decide(self, state: State, /) -> Action:
+        """A batch is formed when its last member has arrived."""
+        kinds = dict.fromkeys(r.kind for r in (*state.suspended, *state.waiting))
+        best: Launch | None = None
+        until = inf
+        for kind in kinds:
+            match self.policies[kind.model].decide(state.of(kind)):
+                case Launch() as launch:
+                    if best is None or launch.requests[-1].arrival < best.requests[-1].arrival:
+                        best = launch
+                case Wait(end):
+                    until = min(until, end)
+        return Wait(until) if best is None else best

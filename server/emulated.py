@@ -1,0 +1,45 @@
+"""An emulated device: a profile played in real time, with outputs by which a mixed-up answer is noticed."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from policies.profile import Profile
+from server.energy import CountingMeter
+from server.executor import Batch, Logits
+
+CLASSES = 1000
+
+
+class EmulatedDevice:
+    """Takes each batch its profile's service time, meters its energy, and answers from each input alone.
+
+    The sleep ends at an absolute instant, so that making the outputs is part of the service time, not added to it.
+    """
+
+    def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter) -> None:
+        """`profiles` by model name; `meter` counts the batches' energy, J."""
+        self._profiles = profiles
+        self._meter = meter
+        self._wheel = np.random.default_rng(0).normal(0.0, 2.0, 2 * CLASSES).astype(np.float32)
+
+    def serve(self, batch: Batch, /) -> Sequence[Any]:
+        """Sleep for l(b) and return logits, float32 [1000], for each input."""
+        profile = self._profiles[batch.model]
+        end = time.monotonic() + profile.service_time(len(batch.inputs))
+        outputs = [self._logits(sample) for sample in batch.inputs]
+        self._meter.add(profile.energy(len(batch.inputs)) or 0.0)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(left)
+        return outputs
+
+    def _logits(self, sample: Any) -> Logits:
+        """Noise turned and scaled by a checksum of the sample: nearly every other sample gives other logits."""
+        data = np.ascontiguousarray(sample).reshape(-1)
+        whole = data[: data.size // 8 * 8].view(np.uint64)
+        checksum = int(whole.sum()) + int(data[whole.size * 8 :].sum())
+        turn = checksum % CLASSES
+        scale = 1.0 + checksum // CLASSES % 997 / 997
+        return self._wheel[turn : turn + CLASSES] * np.float32(scale)

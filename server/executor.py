@@ -1,0 +1,105 @@
+"""The device runner: one batch at a time, in a thread of its own, so that the event loop is never blocked."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the device is given.
+
+    Attributes:
+        model: name of the model.
+        inputs: one decoded sample each, as the model's codec made it: uint8 [H, W, 3].
+        first_stage: the stage at which all of them stand.
+        stages: how many stages to run; None runs to the end.
+    """
+
+    model: str
+    inputs: Sequence[Any]
+    first_stage: int = 0
+    stages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of a batch.
+
+    Attributes:
+        outputs: one for each input, in order: float32 [classes] after the last stage.
+        started: the instant at which the device took the batch, s on time.monotonic's clock.
+        finished: the instant at which the outputs were there, s.
+    """
+
+    outputs: Sequence[Any]
+    started: float
+    finished: float
+
+
+class Executor(Protocol):
+    """Runs batches; awaited by the dispatcher, one at a time."""
+
+    def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+        """Start at once; the future holds the outputs, or the device's exception."""
+        ...
+
+
+class Device(Protocol):
+    """The blocking side of an executor."""
+
+    def serve(self, batch: Batch, /) -> Sequence[Any]:
+        """Run the batch to its end on the calling thread and return one output for each input."""
+        ...
+
+
+class ThreadExecutor:
+    """An Executor whose device works in one daemon thread, started here and ended by `close`."""
+
+    def __init__(self, device: Device) -> None:
+        """`device` is touched by the thread alone from now on."""
+        self._device = device
+        self._work: queue.SimpleQueue[tuple[Batch, asyncio.Future[Completion]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._thread.start()
+
+    def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+        """Hand the batch to the thread."""
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._work.put((batch, done))
+        return done
+
+    def close(self) -> None:
+        """End the thread after the batch in hand."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            batch, done = work
+            started = time.monotonic()
+            result: Completion | Exception
+            try:
+                outputs = self._device.serve(batch)
+                result = Completion(outputs, started, time.monotonic())
+            except Exception as error:  # noqa: BLE001  (whatever the device raises is the answer to this batch)
+                result = error
+            done.get_loop().call_soon_threadsafe(_resolve, done, result)
+
+
+def _resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
+    if done.done():
+        return
+    if isinstance(result, Completion):
+        done.set_result(result)
+    else:
+        done.set_exception(result)

@@ -1,0 +1,165 @@
+"""Tensors as they travel: what a model takes, and the way from bytes or JSON values to arrays.
+
+Nothing is allocated for a claimed shape: what is at hand (the body) is compared with the claim first.
+"""
+
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.errors import BadInputError
+
+RAW = "RAW"  # datatype of a raw body's tensor: one sample whose encoding the model's codec has to find out
+
+# numpy has no bfloat16: a BF16 tensor keeps its bit patterns.
+_NUMPY = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+_JSON_TYPES = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}  # by numpy kind; bool is no number here
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a model takes or gives under one name.
+
+    Attributes:
+        name: The tensor's name.
+        tails: Datatype -> shape of one sample, without the leading -1. The metadata advertise the first.
+    """
+
+    name: str
+    tails: Mapping[str, tuple[int, ...]]
+
+    @property
+    def datatype(self) -> str:
+        """The datatype that the metadata advertise."""
+        return next(iter(self.tails))
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """The shape of one sample in the advertised datatype."""
+        return self.tails[self.datatype]
+
+    def __str__(self) -> str:
+        forms = (f"{datatype} {[-1, *tail]}" for datatype, tail in self.tails.items())
+        return f"`{self.name}` as {' or '.join(forms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that came in.
+
+    Attributes:
+        name: The model input's name.
+        datatype: One of the specification's datatypes, or `RAW`.
+        shape: All dimensions; the first counts the samples.
+        data: Row-major elements of BYTES and RAW as a list; anything else as an array of `shape`, which for binary
+            tensors is a read-only view of the body.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any] | list[bytes]
+
+
+def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] | list[bytes]:
+    """Read a binary tensor that takes the body from `start` to its end, without copying numbers.
+
+    Raises:
+        BadInputError: The bytes are not what datatype and shape take.
+    """
+    if datatype == "BYTES":
+        return _split_elements(body, start, math.prod(shape))
+    dtype = _NUMPY[datatype]
+    expected, size = math.prod(shape) * dtype.itemsize, len(body) - start
+    if size != expected:
+        raise BadInputError(f"{datatype} {[*shape]} takes {expected} bytes; {size} bytes follow the JSON")
+    array = np.frombuffer(body, dtype, offset=start).reshape(shape)
+    if datatype == "BOOL" and array.view(np.uint8).max() > 1:
+        raise BadInputError("a BOOL element is neither 0 nor 1; send one byte 0 or 1 each")
+    return array
+
+
+def _split_elements(body: bytes, start: int, count: int) -> list[bytes]:
+    """Split length-prefixed elements; the bytes at hand bound the work, not the claimed count."""
+    elements: list[bytes] = []
+    while start + 4 <= len(body):
+        stop = start + 4 + int.from_bytes(body[start : start + 4], "little")
+        if stop > len(body):
+            break
+        elements.append(body[start + 4 : stop])
+        start = stop
+    if start != len(body):
+        raise BadInputError(
+            f"BYTES element {len(elements)} is cut off; prefix each with its length, 4 bytes, little-endian"
+        )
+    if len(elements) != count:
+        raise BadInputError(f"the shape takes {count} BYTES elements; {len(elements)} follow the JSON")
+    return elements
+
+
+def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] | list[bytes]:
+    """Read a tensor from JSON values, nested as its shape or flat, row-major.
+
+    Raises:
+        BadInputError: The values do not fit datatype and shape, or the datatype travels as bytes only.
+    """
+    if datatype in ("FP16", "BF16"):
+        raise BadInputError(f"{datatype} cannot be sent as JSON; send it as a binary tensor")
+    flat = _flatten(data, shape)
+    kinds = set(map(type, flat))
+    allowed = {str} if datatype == "BYTES" else _JSON_TYPES[_NUMPY[datatype].kind]
+    if not kinds <= allowed:
+        wrong, right = (" or ".join(sorted(kind.__name__ for kind in types)) for types in (kinds - allowed, allowed))
+        raise BadInputError(f"`data` of {datatype} holds {wrong}; send {right}")
+    return [text.encode() for text in flat] if datatype == "BYTES" else _to_array(flat, datatype).reshape(shape)
+
+
+def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Bring `data`, nested as the shape or flat, to one flat list of as many values as the shape has."""
+    nested = type(data) is list and len(data) > 0 and type(data[0]) is list
+    level = [data]
+    for size in shape if nested else (math.prod(shape),):
+        if any(type(row) is not list or len(row) != size for row in level):
+            found = len(data) if type(data) is list else reprlib.repr(data)
+            raise BadInputError(f"`data` ({found}) does not fit shape {[*shape]}; nest it so, or send a flat array")
+        level = list(chain.from_iterable(level))
+    return level
+
+
+def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
+    dtype = _NUMPY[datatype]
+    if dtype.kind in "ui":
+        bounds = np.iinfo(dtype)
+        if min(flat) < bounds.min or max(flat) > bounds.max:
+            raise BadInputError(f"a value lies outside {datatype}: send {bounds.min} to {bounds.max}")
+    with np.errstate(over="ignore"):
+        array = np.array(flat, dtype)
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise BadInputError(f"a value is too large for {datatype}: send at most {np.finfo(dtype).max:g}")
+    return array
+
+
+def join_elements(texts: Sequence[str]) -> bytes:
+    """Write BYTES elements, each prefixed with its length."""
+    encoded = [text.encode() for text in texts]
+    return b"".join([part for element in encoded for part in (len(element).to_bytes(4, "little"), element)])
