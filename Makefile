@@ -3,6 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
+EXTRAS ?= [dev]
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -15,7 +16,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install "torch>=2.11,<2.14"
-	$(BIN)/python -m pip install --editable ".[dev]"
+	$(BIN)/python -m pip install --editable ".$(EXTRAS)"
 	@touch $(STAMP)
 
 serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy
@@ -36,6 +37,8 @@ format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)  ## measure live against simulated on an emulated device (about 15 minutes, can be resumed)
+	$(BIN)/python -m benchmarks.decision
+	$(BIN)/python -m benchmarks.ceiling
 	$(BIN)/python -m benchmarks.live_against_simulated
 
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/

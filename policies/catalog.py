@@ -3,22 +3,24 @@
 A new policy is one file in rules/ and one line in `CATALOG`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from policies.profile import Profile
-from policies.queue.monitor import ForgettingMonitor, Monitor, TumblingMonitor
-from policies.rules.control_limit import greedy, serial, static, timeout
+from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
+from policies.rules.control_limit import ControlLimit, greedy, serial, static, timeout
 from policies.rules.lookup import Lookup, Mix, Row, lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
+from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.smdp.model import Problem
 from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
 from policies.types import Policy, SpecError
 
-MAX_WAIT_MS = 1000.0
+MAX_WAIT = 1.0  # s
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Chosen:
         spec: as given.
         name: of the policy.
         parameters: as given, defaults added.
+        profile: of the model on its device; its largest size is the largest batch.
         policy: with its waiting bounded.
         monitor: measures the arrival rate in the way the policy wants it.
         slo: promised response time, s; inf where the spec names none.
@@ -84,6 +87,7 @@ class Chosen:
     spec: str
     name: str
     parameters: Mapping[str, Any]
+    profile: Profile
     policy: Policy
     monitor: Monitor
     slo: float = inf
@@ -100,7 +104,7 @@ class _Rule:
 
 
 def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
-    return solve_table(profile, 1.0, spec.number("w2", 0.0), default_loads())
+    return solve_table(Problem(profile, 1.0, w2=spec.number("w2", 0.0)), default_loads())
 
 
 def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
@@ -136,13 +140,16 @@ def parse_spec(text: str) -> Spec:
     return spec
 
 
-def choose(text: str, profile: Profile, defaults: Mapping[str, str] | None = None) -> Chosen:
+def choose(
+    text: str, profile: Profile, defaults: Mapping[str, str] | None = None, max_wait: float = MAX_WAIT
+) -> Chosen:
     """What serves for a spec, on a device with this profile.
 
     Args:
         text: NAME[:ARG][,KEY=VALUE]... or FILE.json.
         profile: its largest size is the largest batch.
         defaults: values for keys that the policy takes and the spec leaves open.
+        max_wait: waiting time of the oldest request at which a wait ends, s, where the spec leaves it open.
 
     Raises:
         SpecError: the spec cannot be used; says why and what to do.
@@ -151,16 +158,26 @@ def choose(text: str, profile: Profile, defaults: Mapping[str, str] | None = Non
     built = load_table(spec.name) if _is_file(spec.name) else CATALOG[spec.name].build(spec, profile)
     table = built if isinstance(built, PolicyTable) else None
     inner = table_policy(built, profile) if isinstance(built, PolicyTable) else built
-    max_wait = spec.number("max_wait_ms", MAX_WAIT_MS)
+    max_wait = spec.number("max_wait_ms", 1e3 * max_wait) / 1e3
     return Chosen(
         spec=text,
         name="file" if _is_file(spec.name) else spec.name,
-        parameters=_parameters(spec),
-        policy=inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait / 1e3),
+        parameters=_parameters(spec, max_wait),
+        profile=profile,
+        policy=inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait),
         monitor=TumblingMonitor() if isinstance(inner, RateMatchingLiteral) else ForgettingMonitor(memory(profile)),
         slo=spec.number("slo_ms", inf) / 1e3,
         table=table,
     )
+
+
+def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
+    """One policy and one monitor for a device that serves these models."""
+    if len(chosen) == 1:
+        only = next(iter(chosen.values()))
+        return only.policy, only.monitor
+    policies = {model: choice.policy for model, choice in chosen.items()}
+    return PerKind(policies), PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
 
 
 def memory(profile: Profile) -> float:
@@ -171,6 +188,36 @@ def memory(profile: Profile) -> float:
     below the lowest row's half (0.01) and is launched at once.
     """
     return max(4 * profile.service_times[-1], 128 / profile.capacity)
+
+
+def action_table(chosen: Chosen, arrival_rate: float) -> tuple[int, ...] | None:
+    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s); the last repeats.
+
+    None where the policy is no function of the queue length: it looks at a clock, or draws.
+    """
+    largest = chosen.profile.max_batch_size
+    match chosen.policy:
+        case ControlLimit(limit, most, wait, _) if wait == inf:
+            return _limit_table(limit, most)
+        case RateMatching() as matching:
+            return _limit_table(matching.limit(arrival_rate), largest)
+        case Lookup() as table:
+            row = table.row(arrival_rate)
+            if row is None:
+                return _limit_table(1, largest)
+            return None if row.mix else tuple(row.batch_size)
+        case _:
+            return None
+
+
+def _limit_table(limit: int, largest: int) -> tuple[int, ...]:
+    return tuple(0 if n < limit else min(n, largest) for n in range(max(limit, largest) + 1))
+
+
+def solved(batch_size: Sequence[int], profile: Profile) -> Chosen:
+    """One solved table as it is: no rate following, no bound on waiting."""
+    policy = lookup([Row(1.0, batch_size)], profile.max_batch_size)
+    return Chosen("smdp", "smdp", {}, profile, policy, NoMonitor())
 
 
 def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
@@ -224,6 +271,6 @@ def _with_defaults(spec: Spec, defaults: Mapping[str, str]) -> Spec:
     return Spec(spec.text, spec.name, spec.arg, {**filling, **spec.parameters})
 
 
-def _parameters(spec: Spec) -> dict[str, Any]:
-    given: dict[str, Any] = {"max_wait_ms": f"{MAX_WAIT_MS:g}", **spec.parameters}
+def _parameters(spec: Spec, max_wait: float) -> dict[str, Any]:
+    given: dict[str, Any] = {**spec.parameters, "max_wait_ms": f"{1e3 * max_wait:g}"}
     return given if spec.arg is None else {"arg": spec.arg, **given}

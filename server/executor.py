@@ -47,7 +47,13 @@ class Completion:
 
 
 class Executor(Protocol):
-    """Runs batches; awaited by the dispatcher, one at a time."""
+    """Runs batches; awaited by the dispatcher, one at a time.
+
+    Attributes:
+        name: the device's, for metrics.
+    """
+
+    name: str
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Start at once; the future holds the outputs, or the device's exception."""
@@ -65,8 +71,9 @@ class Device(Protocol):
 class ThreadExecutor:
     """An Executor whose device works in one daemon thread, started here and ended by `close`."""
 
-    def __init__(self, device: Device) -> None:
-        """`device` is touched by the thread alone from now on."""
+    def __init__(self, device: Device, name: str = "") -> None:
+        """`device` is touched by the thread alone from now on; `name` is for people."""
+        self.name = name
         self._device = device
         self._work: queue.SimpleQueue[tuple[Batch, asyncio.Future[Completion]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)

@@ -6,9 +6,7 @@ is the one sample. Everything a client can get wrong is a `BadInputError` here, 
 allocated. In documents null means absent.
 """
 
-import reprlib
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,13 +14,15 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.errors import BadInputError, TooLargeError, UnsupportedError
-from server.tensors import RAW, Tensor, TensorSpec, from_binary, from_json, join_elements
+from server.errors import BadInputError, TooLargeError
+from server.tensors import RAW, Tensor, TensorSpec, from_binary, from_json, join_elements, show
 
 T = TypeVar("T")
 
+# Parsed JSON takes up to 33 times its size (millions of empty lists) and holds the interpreter meanwhile.
+MAX_JSON_BYTES = 8 << 20
+
 _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
-_WINDOW = {"gzip": 31, "deflate": 15}  # zlib's wbits: 31 reads and writes the gzip wrapper, 15 the zlib wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,78 +53,6 @@ class InferCall:
     outputs: tuple[RequestedOutput, ...]
 
 
-# ---- content encoding -------------------------------------------------------------------------------------------------
-
-
-def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> bytes:
-    """Undo the body's Content-Encoding, inflating at most one byte more than `max_bytes`.
-
-    Raises:
-        UnsupportedError: The encoding is not identity, gzip or deflate.
-        TooLargeError: The plain body is over `max_bytes`.
-        BadInputError: The compressed body is corrupt, cut off, or followed by something else.
-    """
-    encoding = (content_encoding or "identity").strip().lower().removeprefix("x-") or "identity"
-    if encoding == "identity":
-        plain = body
-    elif encoding in _WINDOW:
-        plain = _inflate(body, encoding, max_bytes + 1)
-    else:
-        raise UnsupportedError(f"Content-Encoding is {reprlib.repr(content_encoding)}; send gzip, deflate or identity")
-    if len(plain) > max_bytes:
-        raise TooLargeError(f"the body is over {max_bytes} bytes when decompressed; send fewer samples per call")
-    return plain
-
-
-def _inflate(body: bytes, encoding: str, most: int) -> bytes:
-    inflater = zlib.decompressobj(_WINDOW[encoding])
-    if encoding == "deflate" and not _has_zlib_header(body):
-        inflater = zlib.decompressobj(-15)  # some clients send the bare stream
-    try:
-        plain = inflater.decompress(body, most)
-    except zlib.error as error:
-        raise BadInputError(f"the body is not valid {encoding}: {error}") from error
-    if len(plain) < most and not inflater.eof:
-        raise BadInputError(f"the {encoding} body ends too early after {len(body)} bytes; send all of it")
-    if inflater.unused_data:
-        # Also refuses gzip of many members: inflating millions of empty ones would take quadratic time.
-        raise BadInputError(f"{len(inflater.unused_data)} bytes follow the {encoding} stream; send one stream")
-    return plain
-
-
-def _has_zlib_header(body: bytes) -> bool:
-    return len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and int.from_bytes(body[:2], "big") % 31 == 0
-
-
-def compress(body: bytes, accept_encoding: str | None) -> tuple[bytes, str | None]:
-    """Compress an answer if the client asks for it.
-
-    Returns:
-        The body and its Content-Encoding; None when it is left as it is.
-    """
-    if not accept_encoding:
-        return body, None
-    weights = dict(_weight(item) for item in accept_encoding.split(","))
-    best = max((*_WINDOW, "identity"), key=lambda name: weights.get(name, 0.0))
-    if best == "identity" or not weights.get(best, 0.0) > 0:
-        return body, None
-    deflater = zlib.compressobj(1, zlib.DEFLATED, _WINDOW[best])  # level 1: this runs on the event loop
-    return deflater.compress(body) + deflater.flush(), best
-
-
-def _weight(item: str) -> tuple[str, float]:
-    """Read one item of Accept-Encoding, such as `gzip;q=0.5`; a weight that cannot be read counts as a refusal."""
-    name, _, weight = item.partition(";")
-    value = weight.strip().lower().removeprefix("q=")
-    try:
-        return name.strip().lower(), float(value) if value else 1.0
-    except ValueError:
-        return name.strip().lower(), 0.0
-
-
-# ---- the call ---------------------------------------------------------------------------------------------------------
-
-
 def parse_header_length(text: str | None) -> int | None:
     """Read Inference-Header-Content-Length; None when the header is absent.
 
@@ -135,11 +63,13 @@ def parse_header_length(text: str | None) -> int | None:
         return None
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise BadInputError(f"Inference-Header-Content-Length is {reprlib.repr(text)}; send the JSON's length in bytes")
+        raise BadInputError(f"Inference-Header-Content-Length is {show(text)}; send the JSON's length in bytes")
     return int(digits)
 
 
-def parse_infer(body: bytes, header_length: int | None, spec: TensorSpec, outputs: Sequence[str]) -> InferCall:
+def parse_infer(
+    body: bytes, header_length: int | None, spec: TensorSpec, outputs: Sequence[str], max_samples: int
+) -> InferCall:
     """Read an inference call.
 
     Args:
@@ -147,8 +77,10 @@ def parse_infer(body: bytes, header_length: int | None, spec: TensorSpec, output
         header_length: Bytes of JSON at its start; None: all of it; 0: a raw body.
         spec: The model's only input.
         outputs: The names of the model's outputs.
+        max_samples: The most samples that can ever be admitted together.
 
     Raises:
+        TooLargeError: The call has more than `max_samples`, or its JSON more than `MAX_JSON_BYTES`.
         BadInputError: The bytes are no such call, or not one for this model.
     """
     if header_length == 0:
@@ -164,7 +96,7 @@ def parse_infer(body: bytes, header_length: int | None, spec: TensorSpec, output
         id=_optional(document, "id", str, ""),
         parameters=parameters,
         timeout=_count(parameters, "timeout") / 1e6 or None,
-        tensor=_read_input(document, body, start, spec),
+        tensor=_read_input(document, body, start, spec, max_samples),
         outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
     )
 
@@ -177,12 +109,14 @@ def _raw_call(body: bytes, spec: TensorSpec, outputs: Sequence[str]) -> InferCal
 
 
 def _read_json(text: bytes) -> dict[str, Any]:
+    if len(text) > MAX_JSON_BYTES:
+        raise TooLargeError(f"the JSON has {len(text)} bytes, over {MAX_JSON_BYTES}; send the tensor as binary data")
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadInputError(f"the inference document is not valid JSON: {error}") from error
     if type(document) is not dict:
-        raise BadInputError(f"the inference document is {reprlib.repr(document)}; send an object with `inputs`")
+        raise BadInputError(f"the inference document is {show(document)}; send an object with `inputs`")
     return document
 
 
@@ -197,10 +131,11 @@ def _read_outputs(document: dict[str, Any], names: Sequence[str], binary: bool) 
 
 
 def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOutput:
-    name = entry.get("name") if type(entry) is dict else None
+    if type(entry) is not dict or type(entry.get("name")) is not str:
+        raise BadInputError(f"an entry of `outputs` is {show(entry)}; send an object with `name`")
+    name = entry["name"]
     if name not in names:
-        shown = reprlib.repr(entry if name is None else name)
-        raise BadInputError(f"the requested output {shown} does not exist; the model has {', '.join(names)}")
+        raise BadInputError(f"the requested output {show(name)} does not exist; the model has {', '.join(names)}")
     parameters = _optional(entry, "parameters", dict, {})
     if parameters.get("shared_memory_region") is not None:
         raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
@@ -208,15 +143,14 @@ def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOut
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
 
 
-# ---- the input tensor -------------------------------------------------------------------------------------------------
-
-
-def _read_input(document: dict[str, Any], body: bytes, start: int, spec: TensorSpec) -> Tensor:
+def _read_input(document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int) -> Tensor:
     entries = document.get("inputs")
     if type(entries) is not list or len(entries) != 1 or type(entries[0]) is not dict:
-        raise BadInputError(f"`inputs` is {reprlib.repr(entries)}; send an array of one object: {spec}")
+        raise BadInputError(f"`inputs` is {show(entries)}; send an array of one object: {spec}")
     entry = entries[0]
     datatype, shape = _read_form(entry, spec)
+    if shape[0] > max_samples:
+        raise TooLargeError(f"the call has {shape[0]} samples, more than {max_samples}; send them in several calls")
     size = _binary_size(entry, spec.name)
     follow = len(body) - start
     if size is None:
@@ -232,20 +166,18 @@ def _read_input(document: dict[str, Any], body: bytes, start: int, spec: TensorS
 
 
 def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
-    """Check name, datatype and shape; only this bounds the shape, and only by the specification's tail."""
+    """Check name, datatype and shape against the specification; the number of samples has no bound yet."""
     name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
     if name != spec.name:
-        raise BadInputError(f"the input's name is {reprlib.repr(name)}; the model takes {spec}")
-    tail = spec.tails.get(datatype) if type(datatype) is str else None
-    if type(datatype) is not str or tail is None:
-        raise BadInputError(f"input {name}: the datatype is {reprlib.repr(datatype)}; the model takes {spec}")
-    # True == 1 and 3.0 == 3, so compare types too.
-    whole = type(shape) is list and len(shape) == 1 + len(tail) and all(type(size) is int for size in shape)
-    if not whole or shape[0] < 1 or (*shape[1:],) != tail:
-        raise BadInputError(
-            f"input {name}: the shape is {reprlib.repr(shape)}; the model takes {spec}, at least 1 sample"
-        )
-    return datatype, (*shape,)
+        raise BadInputError(f"the input's name is {show(name)}; the model takes {spec}")
+    if type(datatype) is not str or datatype not in spec.tails:
+        raise BadInputError(f"input {name}: the datatype is {show(datatype)}; the model takes {spec}")
+    # True == 1 and 3.0 == 3, so types are compared too.
+    if type(shape) is list and shape and all(type(size) is int for size in shape) and shape[0] > 0:
+        whole = tuple(shape)
+        if whole[1:] == spec.tails[datatype]:
+            return datatype, whole
+    raise BadInputError(f"input {name}: the shape is {show(shape)}; the model takes {spec}, at least 1 sample")
 
 
 def _binary_size(entry: dict[str, Any], name: str) -> int | None:
@@ -257,9 +189,6 @@ def _binary_size(entry: dict[str, Any], name: str) -> int | None:
     if binary == (entry.get("data") is not None):
         raise BadInputError(f"input {name} has {'both' if binary else 'none'} of `data` and binary_data_size; send one")
     return _count(parameters, "binary_data_size") if binary else None
-
-
-# ---- the answer -------------------------------------------------------------------------------------------------------
 
 
 def render_infer(
@@ -284,7 +213,7 @@ def render_infer(
     document: dict[str, Any] = {"id": call.id} if call.id else {}
     document |= {"model_name": model, "model_version": "1"}
     if parameters:
-        document["parameters"] = parameters
+        document["parameters"] = dict(parameters)
     blobs: list[bytes] = []
     document["outputs"] = [_render_output(output, outputs[output.name], labels, blobs) for output in call.outputs]
     header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -295,26 +224,30 @@ def _render_output(
     output: RequestedOutput, array: NDArray[np.float32], labels: Sequence[str] | None, blobs: list[bytes]
 ) -> dict[str, Any]:
     """Describe one output; its bytes, if binary, are appended to `blobs`."""
-    values = np.ascontiguousarray(array, "<f4")
-    entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": values.shape}
+    entry: dict[str, Any] = {"name": output.name}
+    encode: Callable[[Any], bytes]
     if output.classification:
-        best = _best_classes(values, output.classification, labels)
-        entry |= {"datatype": "BYTES", "shape": (len(values), len(best) // len(values))}
+        data: Any = _best_classes(array, output.classification, labels)
+        entry |= {"datatype": "BYTES", "shape": (len(array), len(data) // len(array))}
+        encode = join_elements
+    else:
+        data = np.ascontiguousarray(array, "<f4").reshape(-1)  # flat: the C++ client reads element by element
+        entry |= {"datatype": "FP32", "shape": array.shape}
+        encode = np.ndarray.tobytes
     if not output.binary:
-        # Flat, because the C++ client reads element by element.
-        return entry | {"data": best if output.classification else values.reshape(-1)}
-    blobs.append(join_elements(best) if output.classification else values.tobytes())
+        return entry | {"data": data}
+    blobs.append(encode(data))
     # Nothing else may stand in these parameters: the C++ client would take it for a binary size.
     return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
 
 
 def _best_classes(values: NDArray[np.float32], most: int, labels: Sequence[str] | None) -> list[str]:
-    """List `value:index[:label]`, for each sample the best first, ties by index."""
+    """List `value:index[:label]`, for each sample the best first; equal ones, if all fit, by index."""
     count = values.shape[1]
     first = count - min(most, count)
     texts: list[str] = []
     for row in values:
-        best = np.argpartition(row, first)[first:]
+        best = row.argpartition(first)[first:]
         ranked = sorted(zip((-row[best]).tolist(), best.tolist(), strict=True))
         texts += [f"{-value:f}:{index}{_suffix(labels, index)}" for value, index in ranked]
     return texts
@@ -330,15 +263,12 @@ def render_error(message: str) -> bytes:
     return orjson.dumps({"error": message.encode(errors="replace").decode()})
 
 
-# ---- values of a document ---------------------------------------------------------------------------------------------
-
-
 def _optional(fields: dict[str, Any], key: str, kind: type[T], default: T) -> T:
     value = fields.get(key)
     if value is None:
         return default
     if type(value) is not kind:  # not isinstance: true is no integer
-        raise BadInputError(f"`{key}` is {reprlib.repr(value)}; send {_JSON_NAMES[kind]}")
+        raise BadInputError(f"`{key}` is {show(value)}; send {_JSON_NAMES[kind]}")
     return value
 
 

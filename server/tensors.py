@@ -18,7 +18,7 @@ from server.errors import BadInputError
 RAW = "RAW"  # datatype of a raw body's tensor: one sample whose encoding the model's codec has to find out
 
 # numpy has no bfloat16: a BF16 tensor keeps its bit patterns.
-_NUMPY = {
+_NUMPY: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
     "UINT16": np.dtype("<u2"),
@@ -33,7 +33,13 @@ _NUMPY = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-_JSON_TYPES = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}  # by numpy kind; bool is no number here
+# What JSON may hold, by numpy's kind (O: BYTES); bool is no number here.
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
+
+
+def show(value: Any) -> str:
+    """Quote what a client sent on one short line."""
+    return reprlib.repr(value)[:120]  # reprlib bounds the work, but not the length when lists are nested
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +106,16 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
 
 
 def _split_elements(body: bytes, start: int, count: int) -> list[bytes]:
-    """Split length-prefixed elements; the bytes at hand bound the work, not the claimed count."""
+    """Split length-prefixed elements; a count that the body cannot hold ends at the body's end."""
     elements: list[bytes] = []
-    while start + 4 <= len(body):
+    for index in range(count):
         stop = start + 4 + int.from_bytes(body[start : start + 4], "little")
         if stop > len(body):
-            break
+            raise BadInputError(f"BYTES element {index} of {count} is cut off; prefix each with its length as uint32")
         elements.append(body[start + 4 : stop])
         start = stop
     if start != len(body):
-        raise BadInputError(
-            f"BYTES element {len(elements)} is cut off; prefix each with its length, 4 bytes, little-endian"
-        )
-    if len(elements) != count:
-        raise BadInputError(f"the shape takes {count} BYTES elements; {len(elements)} follow the JSON")
+        raise BadInputError(f"{len(body) - start} bytes follow the last of {count} BYTES elements; send none")
     return elements
 
 
@@ -127,11 +129,14 @@ def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] 
         raise BadInputError(f"{datatype} cannot be sent as JSON; send it as a binary tensor")
     flat = _flatten(data, shape)
     kinds = set(map(type, flat))
-    allowed = {str} if datatype == "BYTES" else _JSON_TYPES[_NUMPY[datatype].kind]
+    allowed = _JSON_TYPES["O" if datatype == "BYTES" else _NUMPY[datatype].kind]
     if not kinds <= allowed:
-        wrong, right = (" or ".join(sorted(kind.__name__ for kind in types)) for types in (kinds - allowed, allowed))
-        raise BadInputError(f"`data` of {datatype} holds {wrong}; send {right}")
+        raise BadInputError(f"`data` of {datatype} holds {_names(kinds - allowed)}; send {_names(allowed)}")
     return [text.encode() for text in flat] if datatype == "BYTES" else _to_array(flat, datatype).reshape(shape)
+
+
+def _names(kinds: set[type]) -> str:
+    return " or ".join(sorted(kind.__name__ for kind in kinds))
 
 
 def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
@@ -140,7 +145,7 @@ def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
     level = [data]
     for size in shape if nested else (math.prod(shape),):
         if any(type(row) is not list or len(row) != size for row in level):
-            found = len(data) if type(data) is list else reprlib.repr(data)
+            found = len(data) if type(data) is list else show(data)
             raise BadInputError(f"`data` ({found}) does not fit shape {[*shape]}; nest it so, or send a flat array")
         level = list(chain.from_iterable(level))
     return level

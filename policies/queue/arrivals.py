@@ -37,8 +37,10 @@ def backlog(rate: float, duration: float) -> Instants:
 def mmpp(rates: Sequence[float], phase_lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
     """A Markov-modulated Poisson process: phases in turn, exponential lengths (means in s), a rate (1/s) in each."""
     lengths: list[float] = []
-    while sum(lengths) < duration:
+    end = 0.0
+    while end < duration:
         lengths.append(float(rng.exponential(phase_lengths[len(lengths) % len(phase_lengths)])))
+        end += lengths[-1]
     cycle = [rates[i % len(rates)] for i in range(len(lengths))]
     return steps(cycle, lengths, duration, rng)
 
@@ -69,12 +71,12 @@ def trace(path: str, rate: float | None, duration: float | None) -> Instants:
 def _read_timestamps(path: Path) -> Instants:
     if not path.is_file():
         raise SpecError(f"no trace file {str(path)!r}: give a CSV file with a TIMESTAMP column")
-    with path.open(newline="") as lines:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # spreadsheets write a mark in front
         rows = list(csv.DictReader(lines))
     if not rows or "TIMESTAMP" not in rows[0]:
         raise SpecError(f"trace {str(path)!r} has no TIMESTAMP column: name the column of arrival times so")
     try:
-        instants = _seconds([row["TIMESTAMP"] for row in rows])
+        instants = _seconds([row["TIMESTAMP"] or "" for row in rows])
     except ValueError as error:
         raise SpecError(f"trace {str(path)!r}: TIMESTAMP holds neither seconds nor ISO dates: {error}") from None
     return np.sort(instants - instants.min())
@@ -82,7 +84,10 @@ def _read_timestamps(path: Path) -> Instants:
 
 def _seconds(texts: Sequence[str]) -> Instants:
     try:
-        return np.array([float(text) for text in texts])
+        seconds = np.array([float(text) for text in texts])
     except ValueError:
         dates = np.array(texts, dtype="datetime64[ns]")
-        return np.asarray((dates - dates.min()) / np.timedelta64(1, "s"), dtype=np.float64)
+        seconds = np.asarray((dates - dates.min()) / np.timedelta64(1, "s"), dtype=np.float64)
+    if not np.isfinite(seconds).all():  # an empty field reads as "not a time", and nan and inf read as numbers
+        raise ValueError("a field is empty or not finite")
+    return seconds

@@ -18,13 +18,14 @@ class Batcher:
 
     Attributes:
         policy: asked at every decision epoch; may be replaced at any time.
+        monitor: measures the arrival rates; may be replaced at any time.
     """
 
     def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
         """`max_batch_size` holds the largest batch of each model; requests of other models are refused."""
         self.policy = policy
         self._max_batch_size = max_batch_size
-        self._monitor = monitor
+        self.monitor = monitor
         self._waiting: list[Request] = []
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
@@ -53,7 +54,7 @@ class Batcher:
         if request.kind.model not in self._max_batch_size:
             raise PolicyError(f"model {request.kind.model!r} is not served here")
         self._waiting.append(request)
-        self._monitor.arrive(request.kind, request.arrival)
+        self.monitor.arrive(request.kind, request.arrival)
         if request.expires < inf:
             heapq.heappush(self._expiries, (request.expires, request.id, request))
 
@@ -87,7 +88,7 @@ class Batcher:
 
     def state(self, now: float) -> State:
         """What a policy would see now."""
-        return State(now, self._waiting, self._suspended, self._monitor.rates(now))
+        return State(now, self._waiting, self._suspended, self.monitor.rates(now))
 
     def decide(self, now: float) -> Action:
         """Ask the policy; a batch that it launches leaves the queue for the device.

@@ -1,0 +1,21 @@
+# The CUDA runtime, Python, and the very steps that `make install` takes. Serves on a GPU if there is one.
+FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends make python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 batchwright
+
+WORKDIR /opt/batchwright
+COPY . .
+RUN make install EXTRAS= && rm -rf /root/.cache
+
+USER batchwright
+ENV BATCHWRIGHT_HOST=0.0.0.0 XDG_CACHE_HOME=/home/batchwright/.cache
+EXPOSE 8000
+VOLUME /home/batchwright/.cache
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
+    CMD [".venv/bin/python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT [".venv/bin/serve-model"]
+CMD ["googlenet"]

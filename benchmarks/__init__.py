@@ -1,0 +1,1 @@
+"""Scripts that measure, and the records they made. Timings belong here, never in tests."""

@@ -1,0 +1,277 @@
+"""The open-loop client: every request leaves at its scheduled instant, whatever became of those before it.
+
+Response times count from the scheduled instant, so that a client or a server that falls behind cannot hide it.
+"""
+
+import asyncio
+import importlib.util
+import mimetypes
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+import aiohttp
+import numpy as np
+import orjson
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from loadgen.report import OK, Record, Status
+from policies.types import SpecError
+
+GIVE_UP_AFTER = 300.0
+_INTRODUCTION = aiohttp.ClientTimeout(total=10.0)  # for the questions asked before the load starts
+_TICK = 1e-3  # the shortest sleep that uvloop does not round down to none at all: shorter ones would be a busy wait
+
+
+class Answer(NamedTuple):
+    """What came back: the HTTP code, and what the answer says of how it was served (None: nothing)."""
+
+    status: Status
+    batch_size: int | None = None
+    waiting: float | None = None
+    service: float | None = None
+    energy: float | None = None
+
+
+class Sender(Protocol):
+    """Sends one request and waits for its answer."""
+
+    async def send(self) -> Answer:
+        """One exchange.
+
+        Raises:
+            TimeoutError: no answer for so long that the client gives up.
+            aiohttp.ClientError: the connection could not be made, or broke.
+        """
+        ...
+
+
+async def offer(
+    sender: Sender, instants: Iterable[float], records: list[Record], clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Send one request at each instant, and wait for all answers.
+
+    Args:
+        sender: what to send.
+        instants: when, s after now; sorted.
+        records: grows by one when a request is over, so that it holds what there is even when this is cancelled;
+            those in flight are then recorded as interrupted.
+        clock: s; not the loop's own, which uvloop advances in steps of a millisecond.
+    """
+    start = clock()
+
+    def elapsed() -> float:
+        return clock() - start
+
+    async with asyncio.TaskGroup() as exchanges:
+        for instant in instants:
+            await _until(instant, elapsed)
+            exchanges.create_task(_exchange(sender, instant, elapsed, records))
+
+
+async def _until(instant: float, elapsed: Callable[[], float]) -> None:
+    """Returns at once, without a turn of the loop, for an instant that has passed: what is due is sent together."""
+    while (ahead := instant - elapsed()) > 0:  # noqa: ASYNC110  (time passes of itself: there is no event to await)
+        await asyncio.sleep(max(ahead, _TICK))  # uvloop's timers also fire early, so look at the clock again
+
+
+async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], records: list[Record]) -> None:
+    sent, answer = elapsed(), Answer("interrupted")
+    try:
+        answer = await sender.send()
+    except TimeoutError:
+        answer = Answer("timeout")
+    except (aiohttp.ClientError, OSError):
+        answer = Answer("connection")
+    finally:
+        records.append(Record(scheduled, sent, elapsed(), *answer))
+
+
+def open_session(give_up_after: float = GIVE_UP_AFTER) -> aiohttp.ClientSession:
+    """A session with as many connections as there are requests in flight, kept alive; call it within the loop.
+
+    Args:
+        give_up_after: how long a request waits for its answer, s.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
+        timeout=aiohttp.ClientTimeout(total=give_up_after),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity"},  # aiohttp would ask the server to compress every answer
+    )
+
+
+@dataclass(frozen=True)
+class _Post:
+    """One prepared POST, the same for every request."""
+
+    session: aiohttp.ClientSession
+    url: str
+    body: bytes
+    headers: dict[str, str]
+
+    async def send(self) -> tuple[int, bytes]:
+        post = self.session.post(self.url, data=self.body, headers=self.headers, allow_redirects=False)
+        async with post as response:
+            return response.status, await response.read()
+
+
+@dataclass(frozen=True)
+class Photograph:
+    """Sends an encoded picture to /predict."""
+
+    post: _Post
+
+    async def send(self) -> Answer:
+        """One exchange; see Sender."""
+        status, body = await self.post.send()
+        return _answer(status, _read_object(body))
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Sends raw pixels by the Open Inference Protocol, as a binary tensor."""
+
+    post: _Post
+
+    async def send(self) -> Answer:
+        """One exchange; see Sender."""
+        status, body = await self.post.send()
+        return _answer(status, _read_object(body).get("parameters"))
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    with suppress(orjson.JSONDecodeError):
+        document = orjson.loads(body)
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+def _answer(status: int, facts: Any) -> Answer:
+    """Facts may be missing: other servers answer too."""
+    if status != OK or not isinstance(facts, dict):
+        return Answer(status)
+    size = _number(facts, "batch_size")
+    return Answer(
+        status,
+        batch_size=int(size) if size and size >= 1 else None,
+        waiting=_number(facts, "waiting_ms", 1e3),
+        service=_number(facts, "service_ms", 1e3),
+        energy=_number(facts, "energy_mj", 1e3),
+    )
+
+
+def _number(facts: dict[str, Any], key: str, divisor: float = 1.0) -> float | None:
+    value = facts.get(key)
+    return value / divisor if isinstance(value, int | float) else None
+
+
+async def photograph(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> Photograph:
+    """Prepare to send a picture to the server at `url`; None: matplotlib's sample photograph.
+
+    Raises:
+        SpecError: there is no such file, no server, or no such model on it.
+    """
+    path = image or sample_photograph()
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image a picture") from None
+    name = await _find_model(session, url, model)
+    target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
+    content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
+    return Photograph(_Post(session, target, body, {"Content-Type": content_type}))
+
+
+async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) -> Pixels:
+    """Prepare to send pixels of the size that the model's metadata ask for.
+
+    Raises:
+        SpecError: there is no server at `url`, no such model on it, or the model takes no pixels.
+    """
+    name = await _find_model(session, url, model)
+    if name is None:
+        raise SpecError(f"{url} does not list its models; name one with --model")
+    path = f"{url}/v2/models/{quote(name, safe='')}"
+    status, body = await _ask(session, "GET", url, path)
+    if status != OK:
+        raise SpecError(f"{path} answers {status} instead of the model's metadata; check the URL and --model")
+    document, tensor = _pixel_request(_read_metadata(body, path))
+    headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
+    return Pixels(_Post(session, f"{path}/infer", document + tensor, headers))
+
+
+def sample_photograph() -> Path:
+    """The photograph that comes with matplotlib, found without the half second that importing it takes."""
+    spec = importlib.util.find_spec("matplotlib")
+    if spec is None or spec.origin is None:
+        raise SpecError("matplotlib and its sample photograph are not installed; give --image FILE")
+    return Path(spec.origin).parent / "mpl-data" / "sample_data" / "grace_hopper.jpg"
+
+
+class _Tensor(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _Metadata(BaseModel):
+    inputs: list[_Tensor] = Field(min_length=1, max_length=1)
+    outputs: list[_Tensor] = Field(min_length=1)
+
+
+class _Listed(BaseModel):
+    name: str
+    state: str = "READY"
+
+
+def _read_metadata(body: bytes, path: str) -> _Metadata:
+    try:
+        metadata = _Metadata.model_validate_json(body)
+    except ValidationError as error:
+        raise SpecError(f"{path} answers no model metadata ({error.errors()[0]['msg']}); check the URL") from None
+    tensor = metadata.inputs[0]
+    if tensor.datatype != "UINT8" or len(tensor.shape) != 4 or min(tensor.shape[1:]) < 1 or tensor.shape[3] != 3:
+        raise SpecError(f"{path} takes {tensor.datatype} {tensor.shape}, not UINT8 [-1, H, W, 3]; leave out --pixels")
+    return metadata
+
+
+def _pixel_request(metadata: _Metadata) -> tuple[bytes, bytes]:
+    """The JSON document and the tensor behind it; of the output only the best class, so that the answer is small."""
+    tensor, output = metadata.inputs[0], metadata.outputs[0]
+    shape = [1, *tensor.shape[1:]]
+    values = np.random.default_rng(0).integers(0, 256, shape, np.uint8).tobytes()
+    entry = {"name": tensor.name, "datatype": "UINT8", "shape": shape, "parameters": {"binary_data_size": len(values)}}
+    best = {"name": output.name, "parameters": {"classification": 1, "binary_data": False}}
+    return orjson.dumps({"inputs": [entry], "outputs": [best]}), values
+
+
+async def _find_model(session: aiohttp.ClientSession, url: str, model: str | None) -> str | None:
+    """The model to ask for; None where the server does not list its models (it may still serve one)."""
+    status, body = await _ask(session, "POST", url, f"{url}/v2/repository/index")
+    try:
+        listed = TypeAdapter(list[_Listed]).validate_json(body) if status == OK else None
+    except ValidationError:
+        listed = None
+    if listed is None:
+        return model
+    ready = [entry.name for entry in listed if entry.state == "READY"]
+    if model in ready or (model is None and len(ready) == 1):
+        return model or ready[0]
+    names = ", ".join(ready) or "none"
+    wanted = "is ready with several or no models" if model is None else f"has no model {model!r} that is ready"
+    raise SpecError(f"{url} {wanted} (ready: {names}); choose one with --model, or wait for it")
+
+
+async def _ask(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
+    try:
+        async with session.request(method, path, timeout=_INTRODUCTION) as response:
+            return response.status, await response.read()
+    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SpecError(f"no server answers at {url} ({reason}); start one with serve-model, or mend the URL") from None

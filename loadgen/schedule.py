@@ -1,0 +1,136 @@
+"""When requests arrive: from the words of --arrivals to sorted instants. The same words and seed, the same instants."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from policies.queue import arrivals
+from policies.queue.arrivals import Instants
+from policies.types import SpecError
+
+MOST = 10_000_000
+PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,... or trace:FILE"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sorted instants of arrival, s, and the time for which they were asked, s."""
+
+    instants: Instants
+    duration: float
+
+
+@dataclass(frozen=True)
+class _Demand:
+    rate: float
+    duration: float
+    rng: np.random.Generator
+
+
+def schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
+    """The arrivals that the flags ask for.
+
+    Args:
+        words: as of --arrivals: a name, and after a colon what it takes.
+        rate: mean arrival rate, 1/s; only a trace goes without.
+        duration: s; only a trace goes without.
+        seed: of the random ones.
+
+    Raises:
+        SpecError: the words, or the numbers, make no arrivals.
+    """
+    name, _, rest = words.partition(":")
+    _check_positive("--rate", rate)
+    _check_positive("--duration", duration)
+    if seed < 0:
+        raise SpecError(f"--seed is {seed}; give 0 or more")
+    if name == "trace":
+        instants = arrivals.trace(rest, rate, duration)
+        made = Schedule(instants, duration or float(instants[-1]))
+    elif name not in _BUILD:
+        raise SpecError(f"unknown arrivals {words!r}: choose {PROCESSES}")
+    elif rate is None or duration is None:
+        raise SpecError(f"arrivals {name!r} need --rate and --duration; only a trace goes without")
+    else:
+        made = Schedule(_BUILD[name](rest, _Demand(rate, duration, np.random.default_rng(seed))), duration)
+    if not len(made.instants):
+        raise SpecError(f"no request arrives within {made.duration:g} s; raise --rate or --duration")
+    return made
+
+
+def _poisson(rest: str, demand: _Demand) -> Instants:
+    _check_plain("poisson", rest, demand)
+    return arrivals.poisson(demand.rate, demand.duration, demand.rng)
+
+
+def _constant(rest: str, demand: _Demand) -> Instants:
+    _check_plain("constant", rest, demand)
+    return arrivals.constant(demand.rate, demand.duration)
+
+
+def _backlog(rest: str, demand: _Demand) -> Instants:
+    _check_plain("backlog", rest, demand)
+    return arrivals.backlog(demand.rate, demand.duration)
+
+
+def _mmpp(rest: str, demand: _Demand) -> Instants:
+    usage = "mmpp:R1,R2,S1,S2 (two rates relative to --rate, two mean phase lengths in s)"
+    numbers = _numbers(rest.split(","), usage)
+    if len(numbers) != 4:
+        raise SpecError(f"mmpp takes four numbers, not {len(numbers)}: {usage}")
+    _check_relative(numbers[:2], numbers[2:], demand, usage)
+    if demand.duration > MOST * min(numbers[2:]):
+        raise SpecError(f"phases of {min(numbers[2:]):g} s are too short for {demand.duration:g} s; lengthen them")
+    rates = [demand.rate * number for number in numbers[:2]]
+    return arrivals.mmpp(rates, numbers[2:], demand.duration, demand.rng)
+
+
+def _steps(rest: str, demand: _Demand) -> Instants:
+    usage = "steps:R1@S1,R2@S2,... (rate relative to --rate @ length in s)"
+    pairs = [_numbers(step.split("@"), usage) for step in rest.split(",")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise SpecError(f"steps {rest!r} cannot be read: {usage}")
+    relative, lengths = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    _check_relative(relative, lengths, demand, usage)
+    return arrivals.steps([demand.rate * number for number in relative], lengths, demand.duration, demand.rng)
+
+
+_BUILD: dict[str, Callable[[str, _Demand], Instants]] = {
+    "poisson": _poisson,
+    "constant": _constant,
+    "backlog": _backlog,
+    "mmpp": _mmpp,
+    "steps": _steps,
+}
+
+
+def _numbers(texts: Sequence[str], usage: str) -> list[float]:
+    try:
+        return [float(text) for text in texts]
+    except ValueError as error:
+        raise SpecError(f"{error}: write {usage}") from None
+
+
+def _check_positive(flag: str, value: float | None) -> None:
+    if value is not None and not (value > 0 and isfinite(value)):
+        raise SpecError(f"{flag} is {value:g}; give a number above 0")
+
+
+def _check_plain(name: str, rest: str, demand: _Demand) -> None:
+    if rest:
+        raise SpecError(f"arrivals {name!r} take nothing after the colon, not {rest!r}")
+    _check_number(demand.rate, demand)
+
+
+def _check_relative(relative: Sequence[float], lengths: Sequence[float], demand: _Demand, usage: str) -> None:
+    if not all(isfinite(r) and r >= 0 for r in relative) or not all(isfinite(s) and s > 0 for s in lengths):
+        raise SpecError(f"rates are 0 or more and lengths above 0: write {usage}")
+    _check_number(demand.rate * max(relative), demand)
+
+
+def _check_number(rate: float, demand: _Demand) -> None:
+    # Asked before anything is drawn: a slip of a few zeros would take all memory.
+    if rate * demand.duration > MOST:
+        raise SpecError(f"{rate:g}/s for {demand.duration:g} s is over {MOST:,} requests; lower --rate or --duration")

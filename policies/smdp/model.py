@@ -1,0 +1,254 @@
+"""The batching SMDP: when to launch a batch, and how large, where requests arrive as a Poisson process.
+
+Source: Xu, Zhou and Niu, "SMDP-Based Dynamic Batching for Improving Responsiveness and Energy Efficiency of Batch
+Services" (arXiv 2501.02181), sections III and IV. A decision epoch is the completion of a batch, or an arrival at an
+idle device. The state is the queue length; the action is the size of the batch to launch, 0 to wait for the next
+arrival. The objective is the long-run average of w1 x response time + w2 x power.
+
+| symbol       | name here                          | meaning, unit                                        | equation |
+|--------------|------------------------------------|------------------------------------------------------|----------|
+| lambda       | arrival_rate                       | requests per second                                  | III      |
+| s            | queue length                       | requests that wait at a decision epoch               | IV       |
+| a, b         | action, batch_size                 | size to launch; 0 waits                              | IV       |
+| B_min, B_max | min_batch_size, max_batch_size     | smallest and largest batch                           | III      |
+| G_b          | ServiceDistribution                | service time of a batch of b, a random variable      | (1)      |
+| l(b), 1/mu   | service_time; sojourn_time         | E[G_b], s                                            | III, (9) |
+| E[G_b^2]     | second_moments; half_second_moment | s^2                                                  | (11)     |
+| p_k^[b]      | arrival_probabilities              | k arrivals during a batch of b                       | (4)      |
+| m(j given s, a) | read from p_k                   | the queue moves to s - a + k                         | (7)      |
+| y(s, a)      | sojourn_time                       | mean time to the next epoch, s; 1/lambda when idle   | (9)      |
+| zeta(b)      | energy                             | J per batch                                          | III      |
+| theta(b)     | throughput                         | b / l(b), 1/s                                        | III      |
+| rho          | load                               | lambda over the largest theta(b)                     | III      |
+| w1, w2       | w1, w2                             | weights: per ms of response time, per W of power     | (2)      |
+| c(s, a)      | HOLDING, charges                   | cost until the next epoch                            | (11)     |
+| g, h         | gain, bias                         | average cost per unit time; relative value function  | (17)     |
+
+Waiting is an action like the others: its sojourn is 1/lambda, it charges nothing, and exactly one request arrives.
+The holding cost of (11) follows from the same formula with half_second_moment 0, because the one arrival of a wait
+comes at its end.
+
+Times are seconds and energies joules throughout; only the weights know that the objective counts milliseconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from policies.profile import Profile
+from policies.types import SpecError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+# What is counted along the way, one column each: time spent by requests (s), energy (J), batches launched.
+RESPONSE, POWER, LAUNCHES = range(3)
+HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per second, times lambda
+
+
+class ServiceDistribution(Protocol):
+    """All that the SMDP asks of the distribution of service times, given their means l(1..B_max)."""
+
+    def second_moments(self, service_times: Floats) -> Floats:
+        """E[G_b^2], s^2, for each mean l(b), s; (B_max,) to (B_max,)."""
+        ...
+
+    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
+        """p_k^[b] for k < counts, equation (4); row b - 1, column k."""
+        ...
+
+
+@dataclass(frozen=True)
+class Deterministic:
+    """Service times that do not vary: what the papers assume of neural networks on a GPU."""
+
+    def second_moments(self, service_times: Floats) -> Floats:
+        """E[G_b^2] = l(b)^2."""
+        return np.square(service_times)
+
+    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
+        """Poisson with mean lambda l(b); in logarithms, because exp(-mean) underflows for large batches."""
+        mean = (arrival_rate * service_times)[:, None]
+        k = np.arange(counts)
+        return np.asarray(np.exp(k * np.log(mean) - mean - gammaln(k + 1.0)))
+
+
+DETERMINISTIC = Deterministic()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to solve, or what to evaluate a policy for.
+
+    Attributes:
+        profile: service time and energy by batch size.
+        arrival_rate: lambda, 1/s.
+        w1: weight of the mean response time, per ms.
+        w2: weight of the mean power, per W; 0 where the profile has no energies.
+        min_batch_size: B_min.
+        max_batch_size: B_max; None takes the profile's.
+        service: distribution of the service times around the profile's means.
+    """
+
+    profile: Profile
+    arrival_rate: float
+    w1: float = 1.0
+    w2: float = 0.0
+    min_batch_size: int = 1
+    max_batch_size: int | None = None
+    service: ServiceDistribution = DETERMINISTIC
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The SMDP in arrays indexed by action, 0 (wait) to B_max.
+
+    Attributes:
+        arrival_rate: lambda, 1/s.
+        min_batch_size: B_min; the actions between 0 and B_min are there but not allowed.
+        service_times: l(1..B_max), s.
+        half_second_moment: E[G_a^2] / 2, s^2; 0 for a wait.
+        mean_arrivals: E[N_a], requests that arrive until the next epoch.
+        arrivals_variance: Var[N_a].
+        charges: what an action charges at once, (B_max + 1, 3): columns RESPONSE (0), POWER (J), LAUNCHES (1).
+        service: gives the arrival probabilities.
+    """
+
+    arrival_rate: float
+    min_batch_size: int
+    service_times: Floats
+    half_second_moment: Floats
+    mean_arrivals: Floats
+    arrivals_variance: Floats
+    charges: Floats
+    service: ServiceDistribution
+
+    @property
+    def max_batch_size(self) -> int:
+        """B_max."""
+        return len(self.service_times)
+
+    @cached_property
+    def actions(self) -> Ints:
+        """0..B_max."""
+        return np.arange(self.max_batch_size + 1)
+
+    @cached_property
+    def sojourn_time(self) -> Floats:
+        """y(a), s, equation (9)."""
+        return np.concatenate([[1.0 / self.arrival_rate], self.service_times])
+
+    @cached_property
+    def drain(self) -> Floats:
+        """d(a) = a - E[N_a], by how much an action shortens the queue in the mean; -1 for a wait."""
+        return self.actions - self.mean_arrivals
+
+    @cached_property
+    def squared_move(self) -> Floats:
+        """E[(N_a - a)^2], the second moment of the queue's move."""
+        return self.arrivals_variance + self.drain**2
+
+    @cached_property
+    def throughput(self) -> Floats:
+        """theta(a) = a / l(a), 1/s; 0 for what is not allowed."""
+        return np.where(self.allowed, self.actions / self.sojourn_time, 0.0)
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """The action space: 0 and B_min..B_max."""
+        return (self.actions == 0) | (self.actions >= self.min_batch_size)
+
+    @property
+    def capacity(self) -> float:
+        """The largest throughput of an allowed size, 1/s."""
+        return float(self.throughput.max())
+
+    @property
+    def load(self) -> float:
+        """rho."""
+        return self.arrival_rate / self.capacity
+
+    def arrival_probabilities(self, counts: int) -> Floats:
+        """p_k^[a] for k < counts, (B_max + 1, counts); in a wait exactly one request arrives."""
+        launched = self.service.arrival_probabilities(self.arrival_rate, self.service_times, counts)
+        return np.vstack([np.arange(counts) == 1, launched])
+
+
+def build_model(problem: Problem) -> Model:
+    """The arrays of a problem.
+
+    Raises:
+        SpecError: an arrival rate, weight or batch size that cannot be used.
+    """
+    _check(problem)
+    profile = problem.profile.truncated(problem.max_batch_size)
+    _check_min_batch_size(problem.min_batch_size, profile.max_batch_size)
+    rate, times = problem.arrival_rate, np.array(profile.service_times)
+    second = problem.service.second_moments(times)
+    counted = np.zeros((len(times) + 1, 3))
+    counted[1:, POWER] = profile.energies or 0.0
+    counted[1:, LAUNCHES] = 1.0
+    return Model(
+        arrival_rate=rate,
+        min_batch_size=problem.min_batch_size,
+        service_times=times,
+        half_second_moment=np.concatenate([[0.0], second / 2.0]),
+        mean_arrivals=np.concatenate([[1.0], rate * times]),
+        arrivals_variance=np.concatenate([[0.0], rate * times + rate**2 * (second - times**2)]),
+        charges=counted,
+        service=problem.service,
+    )
+
+
+def objective_weights(problem: Problem) -> Floats:
+    """Weights of the columns RESPONSE (s), POWER (W) and LAUNCHES in the objective; (3,)."""
+    return np.array([1e3 * problem.w1, problem.w2, 0.0])
+
+
+def check_actions(batch_size: Sequence[int], min_batch_size: int, max_batch_size: int) -> None:
+    """Whether a list of actions for queue length 0, 1, 2, ... is a policy; its last action repeats.
+
+    Raises:
+        SpecError: it is empty, launches what is not there or not allowed, or ends in a wait.
+    """
+    if not batch_size:
+        raise SpecError("the action table is empty; give an action for queue length 0, 1, 2, ...")
+    for length, action in enumerate(batch_size):
+        if action != 0 and not min_batch_size <= action <= max_batch_size:
+            raise SpecError(
+                f"action {action} at queue length {length} is neither 0 nor a batch size "
+                f"{min_batch_size}..{max_batch_size}; choose one of those"
+            )
+        if action > length:
+            raise SpecError(
+                f"action {action} at queue length {length} launches more than waits; launch at most {length}"
+            )
+    if batch_size[-1] == 0:
+        raise SpecError(
+            f"the last action, at queue length {len(batch_size) - 1}, is 0 and would wait for ever; "
+            "end the table with a batch size"
+        )
+
+
+def _check(problem: Problem) -> None:
+    if not 0.0 < problem.arrival_rate < inf:
+        raise SpecError(f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second")
+    for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
+        if not (isfinite(weight) and weight >= 0.0):
+            raise SpecError(f"{name} = {weight:g} is not a weight; give a finite number, 0 or more")
+    if problem.w2 > 0.0 and problem.profile.energies is None:
+        raise SpecError(
+            f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "
+            "take w2 = 0, or a profile with energy_j"
+        )
+
+
+def _check_min_batch_size(smallest: int, largest: int) -> None:
+    if not 1 <= smallest <= largest:
+        raise SpecError(f"minimum batch size {smallest} is outside 1..{largest}; choose one of those")

@@ -1,0 +1,218 @@
+"""The policy file ("batchwright.policy/1"): solved tables over a grid of loads, and how they are solved."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from policies.smdp.model import Problem
+from policies.smdp.solver import Solution, solve
+from policies.types import SpecError
+
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Actions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableMix:
+    """With `probability` the policy acts by this other table."""
+
+    probability: float
+    batch_size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """The policy at one load, and what it gives there.
+
+    Attributes:
+        arrival_rate: 1/s.
+        load: rho.
+        w2: weight of the mean power, per W.
+        batch_size: action for queue length 0, 1, 2, ...; the last repeats.
+        mix: the other table of a randomised policy.
+        mean_response_time: s; None where the file does not say.
+        mean_power: W; None where unknown.
+    """
+
+    arrival_rate: float
+    load: float
+    w2: float
+    batch_size: tuple[int, ...]
+    mix: TableMix | None = None
+    mean_response_time: float | None = None
+    mean_power: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTable:
+    """Rows ascending in arrival rate, for one profile.
+
+    Attributes:
+        profile: its name.
+        w1: weight of the mean response time, per ms.
+        w2: weight of the mean power, per W.
+        max_batch_size: the largest batch.
+        rows: at least one.
+    """
+
+    profile: str
+    w1: float
+    w2: float
+    max_batch_size: int
+    rows: tuple[TableRow, ...]
+
+
+def default_loads() -> list[float]:
+    """The grid of a live server: 49 loads from 0.02 to 0.98."""
+    return [round(0.02 * n, 2) for n in range(1, 50)]
+
+
+def solve_table(problem: Problem, loads: Sequence[float]) -> PolicyTable:
+    """The policy of least cost at each load; the problem's own arrival rate is not looked at.
+
+    Raises:
+        SpecError: a load is outside (0, 1), or the problem is malformed.
+    """
+    profile = problem.profile.truncated(problem.max_batch_size)
+    solutions = (solve(replace(problem, arrival_rate=load * profile.capacity)) for load in loads)
+    rows = tuple(_row(solution) for solution in solutions)
+    return PolicyTable(profile.name, problem.w1, problem.w2, profile.max_batch_size, rows)
+
+
+def _row(solution: Solution) -> TableRow:
+    return TableRow(
+        arrival_rate=solution.arrival_rate,
+        load=solution.load,
+        w2=solution.w2,
+        batch_size=solution.batch_size,
+        mean_response_time=solution.mean_response_time,
+        mean_power=solution.mean_power,
+    )
+
+
+class _MixFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    probability: Annotated[float, Field(ge=0, le=1)]
+    batch_size: _Actions
+
+
+class _RowFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    arrival_rate_hz: _Rate
+    load: _Rate
+    w2: _Figure = 0.0
+    batch_size: _Actions
+    mix: _MixFile | None = None
+    mean_response_time_ms: _Figure | None = None
+    mean_power_w: _Figure | None = None
+
+
+class _PolicyFile(BaseModel):
+    """The file's shape, as contracts fix it; keys beyond these are somebody's notes."""
+
+    schema_: Literal["batchwright.policy/1"] = Field(alias="schema")
+    profile: str
+    policy: str = "smdp"
+    w1: _Figure = 1.0
+    w2: _Figure = 0.0
+    max_batch_size: int = Field(ge=1, le=4096)
+    rows: list[_RowFile] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _rows_ascend_and_actions_are_feasible(self) -> Self:
+        rates = [row.arrival_rate_hz for row in self.rows]
+        if sorted(set(rates)) != rates:
+            raise ValueError("rows must ascend in arrival_rate_hz")
+        for row in self.rows:
+            for actions in [row.batch_size] if row.mix is None else [row.batch_size, row.mix.batch_size]:
+                _check_actions(actions, self.max_batch_size)
+        return self
+
+
+def _check_actions(actions: Sequence[int], largest: int) -> None:
+    for length, action in enumerate(actions):
+        if action > min(length, largest):
+            raise ValueError(f"action {action} at queue length {length} is above {min(length, largest)}")
+    if actions[-1] == 0:
+        raise ValueError("the last action, which repeats, is 0: long queues would wait for ever")
+
+
+def parse_table(text: str, origin: str) -> PolicyTable:
+    """A policy file from its text.
+
+    Raises:
+        SpecError: it is not one; `origin` says which.
+    """
+    try:
+        file = _PolicyFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise SpecError(f"policy file {origin!r} is malformed at {where}: {first['msg']}; solve it again") from error
+    rows = tuple(_row_from(row) for row in file.rows)
+    return PolicyTable(file.profile, file.w1, file.w2, file.max_batch_size, rows)
+
+
+def _row_from(row: _RowFile) -> TableRow:
+    return TableRow(
+        arrival_rate=row.arrival_rate_hz,
+        load=row.load,
+        w2=row.w2,
+        batch_size=tuple(row.batch_size),
+        mix=None if row.mix is None else TableMix(row.mix.probability, tuple(row.mix.batch_size)),
+        mean_response_time=None if row.mean_response_time_ms is None else row.mean_response_time_ms / 1e3,
+        mean_power=row.mean_power_w,
+    )
+
+
+def load_table(path: str) -> PolicyTable:
+    """A policy file.
+
+    Raises:
+        SpecError: there is none, or it is malformed.
+    """
+    if not Path(path).is_file():
+        raise SpecError(f"no policy file {path!r}: write one with solve-policy --output")
+    return parse_table(Path(path).read_text(errors="replace"), path)
+
+
+def to_json(table: PolicyTable) -> str:
+    """The file's text."""
+    content = {
+        "schema": "batchwright.policy/1",
+        "profile": table.profile,
+        "policy": "smdp",
+        "w1": table.w1,
+        "w2": table.w2,
+        "max_batch_size": table.max_batch_size,
+        "rows": [_row_to(row) for row in table.rows],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _row_to(row: TableRow) -> dict[str, Any]:
+    mix = None if row.mix is None else {"probability": row.mix.probability, "batch_size": row.mix.batch_size}
+    response = None if row.mean_response_time is None else 1e3 * row.mean_response_time
+    content = {
+        "arrival_rate_hz": row.arrival_rate,
+        "load": row.load,
+        "w2": row.w2,
+        "batch_size": row.batch_size,
+        "mix": mix,
+        "mean_response_time_ms": response,
+        "mean_power_w": row.mean_power,
+    }
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def save_table(table: PolicyTable, path: Path) -> None:
+    """Write the file in one step, so that no reader ever sees half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(to_json(table))
+    os.replace(part, path)

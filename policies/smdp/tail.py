@@ -1,0 +1,210 @@
+"""The exact closure: what long queues cost, without a truncation error and without an overflow cost.
+
+Beyond some queue length s_max the policy launches one size b for ever. There the relative value function is a
+quadratic up to terms that vanish geometrically,
+
+    h(s) = alpha s^2 + beta s + const,   alpha = w l / (2 lambda d),   beta = beta_0 - g l / d,
+    beta_0 = (u + w m2 / 2 + alpha E[D^2]) / d,
+
+with l = y(b), d = d(b) > 0 the mean drain of the queue by one batch, D its move, m2 = E[G_b^2], u what a launch
+charges and w the holding weight.
+
+We go one step further and subtract that quadratic from equation (17) in every state. What remains is e(s) = h(s) -
+quadratic(s), which is 0 beyond s_max, and every sum over long queues is gone, because the mean of a quadratic needs
+two moments only:
+
+    e(s) = min_a { (w s / lambda - g) kappa(a) + f(a) + sum_k p_k^[a] e(s - a + k) }
+
+    kappa(a) = y(a) - d(a) l / d                                   (lost_time)
+    f(a)     = u(a) + w m2(a) / 2 + alpha E[D_a^2] - beta_0 d(a)   (charges)
+
+kappa is the time that action a takes beyond what batches of b would have taken for the same drain; kappa and f are 0
+for b itself, so nothing large is ever subtracted from anything large: precision does not suffer as the load nears 1.
+Waiting loses kappa(0) = b / (lambda d) > 0, hence waiting for ever is never attractive where w > 0.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from policies.smdp.model import HOLDING, Floats, Ints, Model
+
+_TIE = 1e-12  # throughputs that differ by rounding only are equal
+_NEVER = 1e-20  # probabilities below do not reach the digits of a sum
+_BETTER = 1e-12  # an action is better by this share of the largest bias, or not at all: rounding lies below
+
+
+@dataclass(frozen=True, eq=False)
+class Closure:
+    """A model with the quadratic of its tail subtracted.
+
+    Attributes:
+        model: the model.
+        action: b, the size launched at every queue length beyond s_max.
+        lost_time: kappa(a), s; (B_max + 1,).
+        charges: f(a) for each counted quantity; (B_max + 1, 3).
+    """
+
+    model: Model
+    action: int
+    lost_time: Floats
+    charges: Floats
+
+
+def close(model: Model, action: int) -> Closure:
+    """The closure with tail action `action`; its drain must be positive."""
+    drain = model.drain
+    alpha, beta = _quadratic(model, action)
+    per_drain = model.sojourn_time[action] / drain[action]
+    charges = (
+        model.charges
+        + np.outer(model.half_second_moment, HOLDING)
+        + np.outer(model.squared_move, alpha)
+        - np.outer(drain, beta)
+    )
+    lost_time = model.sojourn_time - drain * per_drain
+    lost_time[action], charges[action] = 0.0, 0.0  # so they are; rounding would be divided by 1 - rho
+    return Closure(model, action, lost_time, charges)
+
+
+def best_tail(model: Model, weights: Floats) -> int:
+    """b*: the size of the largest throughput; of several, the one whose quadratic is smallest.
+
+    Where l is proportional to b all sizes tie for the throughput, hence for alpha and for the part of beta that the
+    gain multiplies. The rest of beta decides then; the wrong choice costs thousands of states at high load.
+
+    Args:
+        model: with a load below 1.
+        weights: of the counted quantities, (3,).
+    """
+    tied = np.flatnonzero(model.throughput >= model.capacity * (1.0 - _TIE))
+    return int(min(tied, key=lambda b: float(_quadratic(model, int(b))[1] @ weights)))
+
+
+def _quadratic(model: Model, action: int) -> tuple[Floats, Floats]:
+    """(alpha, beta_0) for each counted quantity; (3,) each."""
+    drain = model.drain[action]
+    alpha = HOLDING * (model.sojourn_time[action] / (2.0 * model.arrival_rate * drain))
+    charge = model.charges[action] + HOLDING * model.half_second_moment[action]
+    return alpha, np.asarray((charge + alpha * model.squared_move[action]) / drain)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A policy's value.
+
+    Attributes:
+        bias: e(0..length - 1) for each counted quantity; (length, 3).
+        average: per unit time: response time (s), power (W), launches (1/s); (3,).
+    """
+
+    bias: Floats
+    average: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class ShortModel:
+    """The closed model on queue lengths 0..length, with e(s) = 0 from `length` on.
+
+    Its arrays are laid out so that a step of policy iteration is a gather, a linear solve and a matrix product.
+
+    Attributes:
+        closure: the model and its tail.
+        length: s_max.
+    """
+
+    closure: Closure
+    length: int
+
+    @cached_property
+    def states(self) -> Ints:
+        """0..length."""
+        return np.arange(self.length + 1)
+
+    def extend(self, policy: Ints) -> Ints:
+        """The policy on exactly these states, with the tail's action beyond its end."""
+        missing = max(len(self.states) - len(policy), 0)
+        return np.pad(policy, (0, missing), constant_values=self.closure.action)[: len(self.states)]
+
+    def measure(self, policy: Ints) -> Measured:
+        """Bias and average of every counted quantity under a policy: one linear solve.
+
+        The unknowns are e(s) - e(0) and, in the place of state 0, the averages. To fix e(length) = 0 there and then
+        would be the same system, but a queue that long is hardly ever seen: elimination without state 0 loses all
+        digits from B_max = 128 on.
+
+        Args:
+            policy: action for each state, (length + 1,).
+        """
+        lost_time = self.closure.lost_time[policy]
+        starts = policy * (self._lead.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
+        transitions = self._lead.ravel()[self._window + starts[:, None]]
+        matrix = np.eye(len(policy))
+        matrix[:, :-1] -= transitions
+        matrix[:, -1] -= 1.0 - transitions.sum(axis=1)  # all longer queues are worth e(length)
+        matrix[:, 0] = lost_time
+        charges = self.closure.charges[policy] + self._holding * lost_time[:, None]
+        solved = np.linalg.solve(matrix, charges)
+        average = solved[0].copy()
+        solved[0] = 0.0
+        return Measured(solved[:-1] - solved[-1], average)
+
+    def improve(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
+        """The best action in every state where it is better than the policy's, equation (17); (length + 1,).
+
+        Args:
+            policy: the present actions, (length + 1,).
+            measured: what `measure` said of them.
+            weights: of the counted quantities, (3,).
+        """
+        bias, gain = measured.bias @ weights, measured.average @ weights
+        counts = self._likely.shape[1]
+        ahead = np.concatenate([bias, np.zeros(counts)])
+        after = self._likely @ np.ascontiguousarray(sliding_window_view(ahead, counts)).T
+        cost = after.ravel()[self._left] + self._barred
+        cost += (self.closure.charges @ weights)[:, None]
+        cost += np.outer(self.closure.lost_time, self._holding @ weights - gain)
+        best = cost.argmin(axis=0)
+        gained = cost[policy, self.states] - cost[best, self.states]
+        # A tie must keep the present action, or rounding would send the iteration round in circles.
+        return np.where(gained > _BETTER * np.abs(bias).max(), best, policy)
+
+    @cached_property
+    def _arrivals(self) -> Floats:
+        return self.closure.model.arrival_probabilities(self.length)
+
+    @cached_property
+    def _likely(self) -> Floats:
+        """The columns of `_arrivals` up to the last that any action can tell from 0."""
+        return self._arrivals[:, : int(np.flatnonzero(self._arrivals.max(axis=0) > _NEVER)[-1]) + 1]
+
+    @cached_property
+    def _lead(self) -> Floats:
+        """p_k at column length + k, and 0 for k < 0: a row of the transition matrix is a window of it."""
+        return np.hstack([np.zeros((len(self._arrivals), self.length + 1)), self._arrivals])
+
+    @cached_property
+    def _window(self) -> Ints:
+        """Flat index into `_lead` of the probability of j after s, were the action 0; (length + 1, length)."""
+        return self.length + 1 + self.states[:-1] - self.states[:, None]
+
+    @cached_property
+    def _holding(self) -> Floats:
+        """w s / lambda for each state and counted quantity."""
+        return np.outer(self.states / self.closure.model.arrival_rate, HOLDING)
+
+    @cached_property
+    def _left(self) -> Ints:
+        """Flat index of (action, queue length just after the launch)."""
+        actions = self.closure.model.actions[:, None]
+        return np.maximum(self.states - actions, 0) + (self.length + 1) * actions
+
+    @cached_property
+    def _barred(self) -> Floats:
+        """Infinite where fewer wait than the action launches, or the size is not allowed."""
+        model = self.closure.model
+        feasible = (self.states >= model.actions[:, None]) & model.allowed[:, None]
+        return np.where(feasible, 0.0, inf)

@@ -1,0 +1,309 @@
+"""The dispatcher: a Batcher on the event loop's clock, in front of one executor.
+
+The loop is the system: decide; launch, and answer the batch before while the device works; or wait for an arrival or
+an instant; decide again. It is the only writer of the queue, and everything here runs on the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil, inf
+from typing import Any
+
+from policies.catalog import Chosen, combine
+from policies.queue.batcher import Batcher
+from policies.types import Action, Kind, Launch, Request, Wait
+from server.errors import DrainingError, ExecutionError, ExpiredError, QueueFullError, ServerError
+from server.executor import Batch, Completion, Executor
+from server.metrics import Metrics
+
+_log = logging.getLogger("batchwright.dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request.
+
+    Attributes:
+        output: float32 [classes].
+        batch_size: size of the batch it was served in.
+        waiting: arrival to launch, s.
+        service: time of its batch on the device, s.
+        energy: its share of the batch's energy by the profile, J; None where unknown.
+    """
+
+    output: Any
+    batch_size: int
+    waiting: float
+    service: float
+    energy: float | None
+
+
+class _Call:
+    """The samples of one HTTP call: separate requests, answered together."""
+
+    __slots__ = ("answers", "future", "missing", "requests")
+
+    def __init__(self, future: "asyncio.Future[list[Answer]]") -> None:
+        self.future = future
+        self.requests: list[Request] = []
+        self.answers: list[Any] = []
+        self.missing = 0
+
+    def answer(self, index: int, answer: Answer) -> None:
+        self.answers[index] = answer
+        self.missing -= 1
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result(self.answers)
+
+    def fail(self, error: ServerError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What `Request.payload` holds here."""
+
+    input: Any
+    call: _Call
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A finished batch whose answers are still to be given."""
+
+    launch: Launch
+    finished: Sequence[Request]
+    completion: Completion
+
+
+class Dispatcher:
+    """Queues requests for one device and launches batches as the policy decides.
+
+    Attributes:
+        chosen: by model, the policy that decides now, its profile, and where they came from.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        chosen: Mapping[str, Chosen],
+        metrics: Metrics,
+        clock: Callable[[], float],
+        capacity: int = 1024,
+    ) -> None:
+        """`clock` is the executor's own, time.monotonic, s; `capacity` counts waiting requests."""
+        self.chosen = dict(chosen)
+        self._executor = executor
+        self._metrics = metrics
+        self._clock = clock
+        self._capacity = capacity
+        policy, monitor = combine(self.chosen)
+        largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
+        self._batcher = Batcher(policy, largest, monitor)
+        self._ids = count()
+        self._wake = asyncio.Event()
+        self._open = 0  # calls not answered yet
+        self._all_answered = asyncio.Event()
+        self._draining = False
+        self._undelivered: _Done | None = None
+        self._last_finish: float | None = None  # of the batch before, while nobody has waited since
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._expiry_at = inf
+
+    # what the gateway asks
+
+    def submit(self, model: str, inputs: Sequence[Any], timeout: float = inf) -> "asyncio.Future[list[Answer]]":
+        """Queue one call's samples, all or none; cancelling the future takes them out again.
+
+        Args:
+            model: one of `chosen`.
+            inputs: decoded samples, uint8 [H, W, 3] each; at least one.
+            timeout: time after which the client no longer wants the answer, s.
+
+        Raises:
+            QueueFullError: there is no room for all of them.
+            DrainingError: the server is stopping.
+        """
+        self._admit(model, len(inputs))
+        now = self._clock()
+        call = _Call(asyncio.get_running_loop().create_future())
+        slo = self.chosen[model].slo
+        for index, sample in enumerate(inputs):
+            request = Request(
+                next(self._ids), now, Kind(model), now + slo, now + timeout, payload=_Sample(sample, call, index)
+            )
+            call.requests.append(request)
+            self._batcher.arrive(request)
+        call.missing = len(inputs)
+        call.answers = [None] * len(inputs)
+        call.future.add_done_callback(lambda _: self._leave(call))
+        self._open += 1
+        self._wake.set()
+        self._arm_expiry()
+        return call.future
+
+    def use(self, model: str, chosen: Chosen) -> None:
+        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost."""
+        self.chosen[model] = chosen
+        if not self._draining:
+            self._batcher.policy, self._batcher.monitor = combine(self.chosen)
+        self._wake.set()
+
+    def queue_length(self, model: str) -> int:
+        """How many requests of `model` wait."""
+        return self._batcher.waiting_of(model)
+
+    def arrival_rate(self, model: str) -> float:
+        """Measured arrival rate of `model`, 1/s."""
+        rates = self._batcher.monitor.rates(self._clock())
+        return sum(rate for kind, rate in rates.items() if kind.model == model)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls accepted and not answered yet."""
+        return self._open
+
+    @property
+    def draining(self) -> bool:
+        """Whether new calls are refused."""
+        return self._draining
+
+    async def drain(self) -> None:
+        """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
+        self._draining = True
+        self._batcher.drain()
+        self._wake.set()
+        while self._open:
+            self._all_answered.clear()
+            await self._all_answered.wait()
+
+    # the loop
+
+    async def run(self) -> None:
+        """Decide and serve until cancelled."""
+        while True:
+            self._wake.clear()
+            match self._decide():
+                case Launch() as launch:
+                    running = self._executor.run(_batch(launch))
+                    self._deliver()  # the batch before, while the device works on this one
+                    await self._serve(launch, running)
+                case Wait(until):
+                    self._last_finish = None
+                    self._deliver()
+                    await self._sleep(until)
+
+    def _decide(self) -> Action:
+        now = self._clock()
+        self._expire(now)
+        try:
+            return self._batcher.decide(now)
+        except Exception:  # noqa: BLE001  (a broken policy must not take the requests down with it)
+            _log.exception("the policy failed; serving greedily until another one is set")
+            self._batcher.drain()
+            return self._batcher.decide(now)
+
+    async def _serve(self, launch: Launch, running: "asyncio.Future[Completion]") -> None:
+        try:
+            completion = await running
+            if len(completion.outputs) != len(launch.requests):
+                raise ExecutionError(f"{len(completion.outputs)} outputs for {len(launch.requests)} inputs")
+        except Exception as error:  # noqa: BLE001  (whatever the device raised fails this batch, not the loop)
+            self._fail(launch, error)
+            return
+        if self._last_finish is not None:
+            self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
+        self._undelivered = _Done(launch, self._batcher.complete(launch), completion)
+        self._last_finish = completion.finished if len(self._batcher) else None
+
+    def _fail(self, launch: Launch, error: Exception) -> None:
+        _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
+        self._last_finish = None
+        for request in self._batcher.fail(launch):
+            request.payload.call.fail(ExecutionError(f"the device failed: {type(error).__name__}"))
+
+    async def _sleep(self, until: float) -> None:
+        if until == inf:
+            await self._wake.wait()
+            return
+        timer = asyncio.get_running_loop().call_later(max(0.0, until - self._clock()), self._wake.set)
+        await self._wake.wait()  # a timer may fire early: the next decision then waits again
+        timer.cancel()
+
+    # the ways out of the house
+
+    def _deliver(self) -> None:
+        done, self._undelivered = self._undelivered, None
+        if done is None:
+            return
+        batch, completion = done.launch.requests, done.completion
+        model, size = batch[0].kind.model, len(batch)
+        service = completion.finished - completion.started
+        energy = self.chosen[model].profile.energy(size)
+        self._metrics.batch(self._executor.name, self.chosen[model].name, done.launch, service, energy)
+        outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
+        now = self._clock()
+        for request in done.finished:
+            waiting = request.started - request.arrival
+            self._metrics.answered(self._executor.name, request, waiting, now)
+            share = None if energy is None else energy / size
+            answer = Answer(outputs[request.id], size, waiting, service, share)
+            request.payload.call.answer(request.payload.index, answer)
+
+    def _leave(self, call: _Call) -> None:
+        """The call is answered, failed or cancelled: whoever of it is still here goes."""
+        if call.missing:
+            for request in call.requests:
+                self._batcher.cancel(request)
+        call.requests.clear()
+        self._open -= 1
+        if not self._open:
+            self._all_answered.set()
+
+    def _admit(self, model: str, n: int) -> None:
+        if self._draining:
+            self._metrics.rejected(model, "draining", n)
+            raise DrainingError("the server is stopping; send the request to another one", 1)
+        waiting = self._batcher.queue_length
+        if waiting + n > self._capacity:
+            self._metrics.rejected(model, "queue_full", n)
+            seconds = max(1, ceil(waiting / self.chosen[model].profile.capacity))
+            raise QueueFullError(
+                f"no room for {n} more: {waiting} of {self._capacity} places in the queue are taken; "
+                f"come again in {seconds} s",
+                seconds,
+            )
+
+    # time-outs of clients
+
+    def _expire(self, now: float) -> None:
+        for request in self._batcher.expire(now):
+            waited = 1e3 * (now - request.arrival)
+            request.payload.call.fail(ExpiredError(f"the time-out passed after {waited:.0f} ms, before an answer"))
+
+    def _arm_expiry(self) -> None:
+        """One timer, for the earliest expiry: a busy device does not delay it."""
+        at = self._batcher.next_expiry()
+        if at >= self._expiry_at:
+            return
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expiry_at = at
+        delay = max(0.0, at - self._clock())
+        self._expiry_timer = asyncio.get_running_loop().call_later(delay, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry_at = inf
+        self._expire(self._clock())
+        self._wake.set()
+        self._arm_expiry()
+
+
+def _batch(launch: Launch) -> Batch:
+    first = launch.requests[0]
+    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages)

@@ -1,0 +1,95 @@
+"""The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from server.errors import BadInputError, ServerError, TooLargeError
+from server.protocol import render_error
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection: there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """A request header by its lower-case name; None when absent."""
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole request body.
+
+    Raises:
+        TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
+        ClientGoneError: the client left in the middle.
+    """
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdigit() and int(announced) > max_bytes:
+        raise TooLargeError(f"the body has {announced} bytes, the limit is {max_bytes}; send fewer samples per call")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > max_bytes:
+            raise TooLargeError(f"the body is over {max_bytes} bytes; send fewer samples per call")
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection; await only after the whole body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(send: Send, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
+    """Send a whole answer with status 200."""
+    await _send(send, 200, body, [(b"content-type", content_type), *(headers or [])])
+
+
+async def respond_error(send: Send, error: ServerError) -> None:
+    """Send an error as {"error": ...} with its status, and Retry-After where it has one."""
+    headers: Headers = [(b"content-type", b"application/json")]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    await _send(send, error.status, render_error(str(error)), headers)
+
+
+async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def milliseconds(text: str | None) -> float | None:
+    """X-Timeout-Ms in s; None when absent.
+
+    Raises:
+        BadInputError: it is not a positive, finite number.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < 1e9:
+        raise BadInputError(f"X-Timeout-Ms is {text[:20]!r}; send the milliseconds that the client will wait, above 0")
+    return value / 1e3
+
+
+def facts(**values: Any) -> dict[str, Any]:
+    """Rounded numbers for people: what is not a float passes through."""
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in values.items()}

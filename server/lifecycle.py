@@ -1,0 +1,101 @@
+"""From a bound socket to exit code 0: uvicorn on uvloop, and what SIGTERM means here."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from policies.types import SpecError
+from server.dispatcher import Dispatcher
+
+_log = logging.getLogger("batchwright")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which re-raises, and without its clock, which ticks when idle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stop = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def main_loop(self) -> None:
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        _log.info("ready on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        await self.stop.wait()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address now, so that a taken port is reported before a model is loaded; listening comes later.
+
+    Raises:
+        SpecError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+    return bound
+
+
+def serve(app: FastAPI, dispatcher: Dispatcher, bound: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
+
+    A second signal does not wait for the answers.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(app, dispatcher, bound))
+
+
+async def _serve(app: FastAPI, dispatcher: Dispatcher, bound: socket.socket) -> None:
+    server = _Server(_config(app))
+    loop = asyncio.get_running_loop()
+    drains: list[asyncio.Task[None]] = []
+
+    def on_signal(name: str) -> None:
+        if drains:
+            _log.warning("%s again: stopping without waiting for answers", name)
+            server.force_exit = True
+            server.stop.set()
+            return
+        _log.info("%s: refusing new calls, answering %d accepted", name, dispatcher.open_calls)
+        drains.append(asyncio.create_task(_drain(server, dispatcher)))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+    await server.serve(sockets=[bound])
+    for drain in drains:
+        drain.cancel()
+
+
+async def _drain(server: _Server, dispatcher: Dispatcher) -> None:
+    await dispatcher.drain()
+    server.stop.set()  # uvicorn then lets open answers go out, closes connections and returns
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=90,  # longer than any client's pool keeps a connection, or it would post into a closed one
+        timeout_graceful_shutdown=30,
+    )

@@ -1,0 +1,121 @@
+"""Prometheus instruments, in base units, on a registry of their own."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from policies.types import Launch, Request
+from server.energy import EnergyMeter
+from server.statistics import Statistics
+
+_SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
+_GAP_SECONDS = [0.00005 * 2**k for k in range(12)]  # 50 us to 0.1 s
+_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+class Metrics:
+    """What the server counts. Cheap to call; values that exist anyway are read when somebody scrapes.
+
+    Attributes:
+        statistics: the same in the Open Inference Protocol's form.
+    """
+
+    def __init__(self, energy_sources: Mapping[str, str]) -> None:
+        """`energy_sources` by model: how its profile knows the energy of a batch."""
+        self._energy_sources = energy_sources
+        self.statistics = Statistics()
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"batchwright_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: list[float], *labels: str) -> Histogram:
+            return Histogram(f"batchwright_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"batchwright_{name}", text, labels, registry=registry)
+
+        served = ("model", "device")
+        self._requests = counter("requests", "Requests by what came of them", "model", "outcome")
+        self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
+        self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
+        self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
+        self._energy = counter("energy_joules", "Energy of all batches, by the profile", *served, "source")
+        self._response = histogram("response_seconds", "Arrival to answer", _SECONDS, *served)
+        self._waiting = histogram("waiting_seconds", "Arrival to launch", _SECONDS, *served)
+        self._service = histogram("service_seconds", "Launch to completion of a batch", _SECONDS, *served)
+        self._batch_size = histogram("batch_size", "Requests served together", [*map(float, _SIZES)], *served)
+        self._idle_gap = histogram(
+            "idle_gap_seconds", "Device idle between two batches while requests waited", _GAP_SECONDS, "device"
+        )
+        self._queue_length = gauge("queue_length", "Requests waiting", "model")
+        self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
+        self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
+
+    def watch(self, model: str, queue_length: Callable[[], float], arrival_rate: Callable[[], float]) -> None:
+        """Read these when somebody scrapes: number waiting, and arrival rate in 1/s."""
+        self._queue_length.labels(model).set_function(queue_length)
+        self._arrival_rate.labels(model).set_function(arrival_rate)
+
+    def watch_meter(self, device: str, meter: EnergyMeter) -> None:
+        """Export the device's own energy counter when somebody scrapes."""
+        self._registry.register(_MeterCollector(device, meter))
+
+    def policy(self, model: str, policy: str, spec: str) -> None:
+        """Another policy decides for `model`."""
+        for labels in [labels for labels in self._policy_info._metrics if labels[0] == model]:
+            self._policy_info.remove(*labels)
+        self._policy_info.labels(model, policy, spec).set(1)
+
+    def batch(self, device: str, policy: str, launch: Launch, service: float, energy: float | None) -> None:
+        """A batch is done: service time in s, energy in J."""
+        model = launch.requests[0].kind.model
+        self.statistics.batch(model, len(launch.requests), service)
+        self._batches.labels(model, device, policy, launch.reason).inc()
+        self._batch_size.labels(model, device).observe(len(launch.requests))
+        self._service.labels(model, device).observe(service)
+        if energy is not None:
+            self._energy.labels(model, device, self._energy_sources[model]).inc(energy)
+
+    def answered(self, device: str, request: Request, waiting: float, now: float) -> None:
+        """A request is served: waiting time and instant of the answer, s."""
+        model = request.kind.model
+        self._waiting.labels(model, device).observe(waiting)
+        self._response.labels(model, device).observe(now - request.arrival)
+        if now > request.deadline:
+            self._missed.labels(model).inc()
+
+    def outcome(self, model: str, outcome: str, n: int = 1) -> None:
+        """What came of `n` requests: ok, bad_input, rejected, expired, cancelled or failed."""
+        self._requests.labels(model, outcome).inc(n)
+
+    def rejected(self, model: str, reason: str, n: int) -> None:
+        """`n` requests were not admitted."""
+        self._rejected.labels(model, reason).inc(n)
+
+    def idle_gap(self, device: str, seconds: float) -> None:
+        """The device stood idle between two batches although requests waited and the policy launched."""
+        self._idle_gap.labels(device).observe(seconds)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+
+class _MeterCollector(Collector):
+    """A sensor's counter under its own name, absent where there is no sensor."""
+
+    def __init__(self, device: str, meter: EnergyMeter) -> None:
+        self._device = device
+        self._meter = meter
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "batchwright_device_energy_joules", "Energy by the device's own counter", labels=["device", "source"]
+        )
+        joules = self._meter.read()
+        if joules is not None:
+            family.add_metric([self._device, self._meter.source], joules)
+        yield family

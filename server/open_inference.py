@@ -1,0 +1,178 @@
+"""The routes of the Open Inference Protocol v2."""
+
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from server.documents import (
+    VERSION,
+    ModelFacts,
+    model_config,
+    model_metadata,
+    repository_index,
+    server_metadata,
+    statistics,
+    wants_ready_only,
+)
+from server.encoding import compress, decompress
+from server.errors import NotFoundError, ServerError
+from server.http import ClientGoneError, Headers, header, read_body, respond, respond_error
+from server.inference import MAX_BODY_BYTES, Inference
+from server.models import ServedModel
+from server.protocol import InferCall, parse_header_length, parse_infer, render_infer
+from server.tensors import RAW, TensorSpec
+
+_SMALL = 1024  # bytes; compressing less costs more than it saves
+_LONG_JSON = 65536  # bytes; reading more takes milliseconds
+
+
+def model_facts(model: ServedModel) -> ModelFacts:
+    """What the protocol's documents tell of a model."""
+    codec = model.codec
+    return ModelFacts(
+        name=model.name,
+        platform="emulated" if model.weights == "emulated" else "pytorch",
+        input=TensorSpec("image", {"UINT8": (codec.height, codec.width, 3), "BYTES": ()}),
+        outputs=(TensorSpec("logits", {"FP32": (len(model.labels),)}),),
+        max_batch_size=model.max_batch_size,
+    )
+
+
+class Infer:
+    """POST /v2/models/{m}/infer on bare ASGI: this is the route that has to be fast."""
+
+    def __init__(self, inference: Inference) -> None:
+        """`inference` serves the calls."""
+        self._inference = inference
+        self._facts = {name: model_facts(model) for name, model in inference.models.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        began = monotonic()
+        name = scope["path_params"]["model"]
+        try:
+            await self._answer(name, scope, receive, send, began)
+        except ServerError as error:
+            self._inference.bad_input(name, error, began)
+            await respond_error(send, error)
+        except ClientGoneError:
+            return
+
+    async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send, began: float) -> None:
+        _check_version(scope["path_params"])
+        model = self._inference.model(name)
+        call = await self._read(model, scope, receive)
+        inputs = await self._samples(model, call)
+        answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
+        logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
+        parameters = self._inference.describe(name, answers)
+        body, length = render_infer(call, name, {"logits": logits}, model.labels, parameters)
+        await _send(scope, send, body, length)
+
+    async def _read(self, model: ServedModel, scope: Scope, receive: Receive) -> InferCall:
+        length = parse_header_length(header(scope, b"inference-header-content-length"))
+        body = await read_body(scope, receive, MAX_BODY_BYTES)
+        encoding = header(scope, b"content-encoding")
+        if encoding is not None:
+            body = await self._inference.off_the_loop(decompress, body, encoding, MAX_BODY_BYTES)
+        facts = self._facts[model.name]
+        parse = partial(parse_infer, body, length, facts.input, ["logits"], self._inference.capacity)
+        document = len(body) if length is None else length
+        return await self._inference.off_the_loop(parse) if document > _LONG_JSON else parse()
+
+    async def _samples(self, model: ServedModel, call: InferCall) -> list[Any]:
+        tensor = call.tensor
+        if isinstance(tensor.data, np.ndarray):
+            return list(tensor.data)
+        read = model.codec.read if tensor.datatype == RAW else model.codec.decode
+        return await self._inference.decode(read, tensor.data)
+
+
+async def _send(scope: Scope, send: Send, body: bytes, length: int | None) -> None:
+    headers: Headers = []
+    if length is not None:
+        headers.append((b"inference-header-content-length", str(length).encode()))
+    if len(body) > _SMALL:
+        body, encoding = compress(body, header(scope, b"accept-encoding"))
+        if encoding is not None:
+            headers.append((b"content-encoding", encoding.encode()))
+    await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
+
+
+def _check_version(path_params: dict[str, Any]) -> None:
+    if path_params.get("version", VERSION) != VERSION:
+        raise NotFoundError(f"no version {path_params['version'][:20]!r} of the model; there is {VERSION}")
+
+
+class Documents:
+    """The routes that describe the server and its models."""
+
+    def __init__(self, inference: Inference, version: str) -> None:
+        """`version` is the server's."""
+        self._inference = inference
+        self._version = version
+
+    def _model(self, request: Request) -> ServedModel:
+        _check_version(request.path_params)
+        return self._inference.model(request.path_params["model"])
+
+    async def server(self, _: Request) -> Response:
+        """GET /v2."""
+        return JSONResponse(server_metadata("batchwright", self._version))
+
+    async def metadata(self, request: Request) -> Response:
+        """GET /v2/models/{m}: with a note on where the weights come from."""
+        model = self._model(request)
+        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": {"weights": model.weights}})
+
+    async def config(self, request: Request) -> Response:
+        """GET /v2/models/{m}/config."""
+        return JSONResponse(model_config(model_facts(self._model(request))))
+
+    async def ready(self, request: Request) -> Response:
+        """GET /v2/models/{m}/ready."""
+        model = self._model(request)
+        ready = not self._inference.dispatcher.draining
+        return JSONResponse({"name": model.name, "ready": ready}, 200 if ready else 503)
+
+    async def model_statistics(self, request: Request) -> Response:
+        """GET /v2/models/{m}/stats."""
+        model = self._model(request)
+        return JSONResponse(statistics([self._inference.metrics.statistics.of(model.name)]))
+
+    async def all_statistics(self, _: Request) -> Response:
+        """GET /v2/models/stats."""
+        return JSONResponse(statistics(self._inference.metrics.statistics.of(name) for name in self._inference.models))
+
+    async def index(self, request: Request) -> Response:
+        """POST /v2/repository/index: a bare array."""
+        ready_only = wants_ready_only(await request.body())
+        state = "UNAVAILABLE" if self._inference.dispatcher.draining else "READY"
+        entries = repository_index([(name, state) for name in self._inference.models], ready_only)
+        return Response(orjson.dumps(entries), media_type="application/json")
+
+
+def open_inference_routes(inference: Inference, version: str) -> list[BaseRoute]:
+    """All routes of the protocol, the hot one first."""
+    infer, documents = Infer(inference), Documents(inference, version)
+    of_model = [("/ready", documents.ready), ("/config", documents.config), ("/stats", documents.model_statistics)]
+    routes: list[BaseRoute] = []
+    for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        routes.append(Route(f"{base}/infer", infer, methods=["POST"]))
+        routes += [Route(base + path, handler, methods=["GET"]) for path, handler in of_model]
+    return [
+        routes[0],
+        Route("/v2", documents.server, methods=["GET"]),
+        Route("/v2/models/stats", documents.all_statistics, methods=["GET"]),
+        Route("/v2/repository/index", documents.index, methods=["POST"]),
+        *routes[1:],
+        Route("/v2/models/{model}", documents.metadata, methods=["GET"]),
+        Route("/v2/models/{model}/versions/{version}", documents.metadata, methods=["GET"]),
+    ]

@@ -1,0 +1,158 @@
+"""A device that runs PixelNets with torch: the CPU, or one CUDA GPU with one stream and one batch in flight."""
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from policies.types import SpecError
+from server.executor import Batch, Executor, Logits
+from server.models import ServedModel
+from server.torch_models import PixelNet
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_Run = Callable[[PixelNet, Tensor], Tensor]
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_KEPT = 1 << 30  # B that may lie free before the system gets them back
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One model on the device: its network, and where a batch's pixels are gathered."""
+
+    net: PixelNet
+    pixels: Tensor  # uint8 [max_batch_size, H, W, 3] in host memory, pinned for CUDA
+    rows: NDArray[np.uint8]  # the same memory
+
+
+class TorchDevice:
+    """A Device for one or several models; make it with `torch_device`, then leave it to one thread."""
+
+    def __init__(self, places: Mapping[str, _Place], run: _Run) -> None:
+        """`places` by model name; `run` takes pixels in host memory and returns logits, float32, there too."""
+        self._places = places
+        self._run = run
+
+    def serve(self, batch: Batch, /) -> Sequence[Logits]:
+        """Logits, float32 [classes], for each input, uint8 [H, W, 3]; each row owns its memory."""
+        place = self._places[batch.model]
+        count = len(batch.inputs)
+        np.stack(batch.inputs, out=place.rows[:count])  # refuses a sample of another shape, which [...] would spread
+        with torch.inference_mode():
+            logits: Logits = self._run(place.net, place.pixels[:count]).numpy()
+        return [row.copy() for row in logits]
+
+    def warm(self, model: str, batch_sizes: Iterable[int]) -> None:
+        """Serve blank batches, largest first, on the calling thread: cuDNN keeps its tuned plans by thread."""
+        blank = np.zeros_like(self._places[model].rows[0])
+        for size in sorted(batch_sizes, reverse=True):
+            self.serve(Batch(model, [blank] * size))
+
+
+async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
+    """`TorchDevice.warm` on the executor's own thread, where it counts; any Device will do."""
+    blank = np.zeros(model.codec.shape, np.uint8)
+    for size in sorted(batch_sizes, reverse=True):
+        await executor.run(Batch(model.name, [blank] * size))
+
+
+def torch_device(
+    models: Iterable[tuple[ServedModel, PixelNet]], device: torch.device, precision: Precision = "auto"
+) -> TorchDevice:
+    """Put the models on the device and set the process up for it; `precision` auto is fp32 on the CPU, else bf16."""
+    on_cuda = device.type == "cuda"
+    if precision == "auto":
+        precision = "bf16" if on_cuda else "fp32"
+    places = {model.name: _place(model, net, device, _DTYPES[precision]) for model, net in models}
+    if not on_cuda:
+        torch.set_num_threads(cpu_threads())
+        _keep_freed_memory()
+        return TorchDevice(places, _run_on_cpu)
+    torch.backends.cudnn.benchmark = True
+    torch.cuda.synchronize(device)  # the weights came on another stream than the batches will
+    return TorchDevice(places, _CudaRun(device))
+
+
+def resolve_device(spec: str) -> tuple[torch.device, str]:
+    """The device that "auto", "cpu", "cuda" or "cuda:N" means, and its name for people.
+
+    Raises:
+        SpecError: another spec, or a CUDA device that is not there.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if spec == "cpu" or (spec == "auto" and count == 0):
+        return torch.device("cpu"), _cpu_name()
+    cuda = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", spec)
+    if cuda is None:
+        raise SpecError(f"no device {spec!r}; give auto, cpu, cuda:N or emulated:PROFILE")
+    index = int(cuda[1] or 0)
+    if index >= count:
+        raise SpecError(
+            f"no CUDA device {index} among the {count} that torch {torch.__version__} sees; give cpu or auto"
+        )
+    return torch.device("cuda", index), torch.cuda.get_device_name(index)
+
+
+def cpu_threads() -> int:
+    """Threads for the network: one core stays free for the event loop and the decoders."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)
+
+
+class _CudaRun:
+    """Runs on one stream and waits asleep: a spinning wait would take a core from the gateway."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def __call__(self, net: PixelNet, pixels: Tensor) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            logits: Tensor = net(pixels.to(self._device, non_blocking=True)).float()
+            self._done.record(self._stream)
+            self._done.synchronize()
+            return logits.cpu()
+
+
+def _run_on_cpu(net: PixelNet, pixels: Tensor) -> Tensor:
+    logits: Tensor = net(pixels)
+    return logits.float()
+
+
+def _place(model: ServedModel, net: PixelNet, device: torch.device, dtype: torch.dtype) -> _Place:
+    net.place(device, dtype)
+    shape = (model.max_batch_size, *model.codec.shape)
+    pixels = torch.zeros(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return _Place(net, pixels, pixels.numpy())
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what a batch frees for the next batch, instead of faulting in every page again.
+
+    Its thresholds alone do not do: none goes over 32 MiB, and a layer of 32 pictures takes 100. One arena, since
+    other arenas' heaps end at 64 MiB. Elsewhere than on glibc there is no mallopt, and nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def _cpu_name() -> str:
+    """The model name of /proc/cpuinfo, "cpu" where there is none."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return found[1] if found else "cpu"

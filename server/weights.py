@@ -1,0 +1,58 @@
+"""Pretrained weights: from torch hub's cache, or by one attempt to download them."""
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+from urllib.request import urlopen
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_LIMIT = 5.0  # s; also for each read, so that a dead line cannot hold up the start
+_CHUNK = 1 << 20
+
+
+def cached_or_downloaded(url: str, folder: Path) -> Path | None:
+    """The file `url` names inside `folder`, downloaded if it is not there; None where it cannot be had.
+
+    The last eight or more hexadecimal digits of the name are the beginning of the content's SHA-256.
+    """
+    path = folder / url.rpartition("/")[2]
+    if path.is_file():
+        return path
+    _log.info("downloading %s to %s", url, path)
+    try:
+        _download(url, path)
+    except (OSError, HTTPException, ValueError) as error:
+        _log.warning("no download of %s: %s", url, error)
+        return None
+    return path
+
+
+def _download(url: str, path: Path) -> None:
+    """All or nothing: the file gets its name when it is complete and its digest agrees."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        try:
+            digest = _copy(url, part)
+            expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
+            if expected is None or not digest.startswith(expected[1]):
+                raise ValueError(f"its SHA-256 {digest[:16]}... does not match its name")
+            part.close()
+            os.replace(part.name, path)
+        except BaseException:
+            os.unlink(part.name)
+            raise
+
+
+def _copy(url: str, part: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    with urlopen(url, timeout=_CONNECT_LIMIT) as response:
+        while chunk := response.read(_CHUNK):
+            digest.update(chunk)
+            part.write(chunk)
+    return digest.hexdigest()

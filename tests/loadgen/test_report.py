@@ -1,0 +1,116 @@
+"""The report: what is counted, over what, and null wherever there is nothing to say."""
+
+import json
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from loadgen.report import Outcome, Record, Report, comparison, from_records, from_run, report, table
+from policies.queue.simulator import Run
+
+KEYS = [
+    *("scheduled", "ok", "errors", "arrival_rate_hz", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "max_ms"),
+    *("throughput_hz", "mean_batch_size", "energy_per_request_mj", "mean_power_w", "slo_attainment"),
+    "send_lag_p99_ms",
+]
+SERVED = Record(1.0, 1.0, 1.5, 200, batch_size=1, waiting=0.1, service=0.4, energy=0.5)
+PAIR = Record(2.0, 2.25, 3.0, 200, batch_size=2, waiting=0.3, service=0.5, energy=0.25)
+
+
+def told(*records: Record, slo: float = inf) -> Report:
+    return report(from_records(records), 4.0, slo)
+
+
+def rendered(thing: object) -> str:
+    console = Console(width=200, no_color=True)
+    with console.capture() as captured:
+        console.print(thing)
+    return captured.get()
+
+
+def test_the_keys_are_those_of_the_contract_in_their_order() -> None:
+    assert list(told(SERVED)) == KEYS
+
+
+def test_response_time_counts_from_the_scheduled_instant() -> None:
+    assert told(PAIR)["mean_ms"] == 1000.0
+    assert told(PAIR)["send_lag_p99_ms"] == 250.0
+
+
+def test_each_batch_counts_once_however_many_answers_tell_of_it() -> None:
+    assert told(SERVED, PAIR, PAIR)["mean_batch_size"] == 1.5
+
+
+def test_throughput_and_power_are_over_first_arrival_to_last_answer() -> None:
+    content = told(PAIR, SERVED, PAIR)
+    assert content["throughput_hz"] == 3 / 2.0
+    assert content["mean_power_w"] == 1.0 / 2.0
+    assert content["energy_per_request_mj"] == pytest.approx(1000 / 3)
+    assert content["arrival_rate_hz"] == 3 / 4.0
+
+
+def test_errors_are_counted_by_code_and_leave_the_response_times_alone() -> None:
+    lost = [replace(SERVED, status=503, finished=9.0), replace(SERVED, status="timeout"), replace(SERVED, status=503)]
+    content = told(SERVED, *lost)
+    assert (content["scheduled"], content["ok"], content["errors"]) == (4, 1, {"503": 2, "timeout": 1})
+    assert content["max_ms"] == 500.0
+
+
+def test_attainment_is_of_all_that_were_scheduled() -> None:
+    refused = replace(SERVED, status=503)
+    assert told(SERVED, PAIR, refused, refused, slo=0.5)["slo_attainment"] == 0.25
+    assert told(SERVED)["slo_attainment"] is None
+
+
+@pytest.mark.parametrize("records", [[], [replace(SERVED, status="connection")]])
+def test_where_nothing_is_answered_the_values_are_null_and_never_nan(records: list[Record]) -> None:
+    content = told(*records)
+    assert json.dumps(content, allow_nan=False)
+    assert [key for key in KEYS[4:14] if content[key] is not None] == []  # type: ignore[literal-required]
+    assert content["ok"] == 0
+
+
+def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
+    content = told(SERVED, replace(SERVED, batch_size=None, energy=None))
+    assert content["mean_batch_size"] is None
+    assert content["energy_per_request_mj"] is None
+    assert content["mean_power_w"] is None
+
+
+def test_a_simulated_run_reports_the_same_and_no_lag() -> None:
+    run = Run(3, np.array([0.5, 1.0, 1.0]), np.zeros(3), np.array([1, 2]), np.array([0.5, 0.5]), 2.0)
+    content = report(from_run(run), 4.0)
+    assert content == told(SERVED, PAIR, PAIR) | {"send_lag_p99_ms": None}
+
+
+def test_a_simulated_run_without_energies_has_none() -> None:
+    run = Run(1, np.array([0.5]), np.zeros(1), np.array([1]), None, 2.0)
+    assert report(from_run(run), 4.0)["mean_power_w"] is None
+
+
+def test_a_duration_of_zero_has_no_rate() -> None:
+    outcome = Outcome(1, np.array([0.5]), {}, 0.5, None, None)
+    assert report(outcome, 0.0)["arrival_rate_hz"] is None
+
+
+def test_the_table_leaves_out_what_is_unknown() -> None:
+    text = rendered(table(told(SERVED, replace(SERVED, status=503, energy=None))))
+    assert "not answered: 503" in text
+    assert "500" in text
+    assert "SLO" not in text
+
+
+def test_the_comparison_has_one_row_a_policy() -> None:
+    text = rendered(comparison({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}))
+    assert [line for line in text.splitlines() if "greedy" in line]
+    assert [line for line in text.splitlines() if "static:2" in line and "-" in line]
+    assert "SLO" in text
+
+
+def test_a_line_of_the_output_converts_to_the_units_it_names() -> None:
+    line = PAIR.to_json()
+    assert (line["response_ms"], line["waiting_ms"], line["energy_mj"]) == (1000.0, 300.0, 250.0)
+    assert replace(PAIR, energy=None).to_json()["energy_mj"] is None

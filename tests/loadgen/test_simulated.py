@@ -1,0 +1,80 @@
+"""The simulated run: what queueing theory says of it, and the same again for the same seed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.report import Record, from_records, from_run, report
+from loadgen.schedule import schedule
+from loadgen.simulated import Simulation, simulate
+from policies.catalog import choose
+from policies.profile import Profile
+from policies.queue.arrivals import Instants
+from policies.types import SpecError
+
+DEVICE = Profile(
+    "device", tuple(0.004 + 0.001 * b for b in range(1, 9)), energies=tuple(0.01 * b for b in range(2, 10))
+)
+
+
+def test_one_server_without_batching_is_the_md1_queue() -> None:
+    """Pollaczek and Khinchin: l + rho l / (2 (1 - rho)) = 5 + 2.5 ms at l = 5 ms, 100/s."""
+    run = Simulation(DEVICE, "serial").run(schedule("poisson", 100.0, 1000.0, 5).instants)
+    # Responses of neighbours depend on each other; means of 50 stretches of 2,000 requests nearly do not.
+    stretches = run.responses[: len(run.responses) // 50 * 50].reshape(50, -1).mean(axis=1)
+    assert abs(run.responses.mean() - 0.0075) < 4 * stretches.std(ddof=1) / 50**0.5
+    assert stretches.std(ddof=1) < 0.0005  # so that the line above can fail
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    def responses(seed: int) -> Instants:
+        return Simulation(DEVICE, "static:4").run(schedule("mmpp:1.5,0.5,1,1", 300.0, 5.0, seed).instants).responses
+
+    assert np.array_equal(responses(1), responses(1))
+    assert not np.array_equal(responses(1), responses(2))
+
+
+def test_a_batch_takes_the_profiles_time_and_energy() -> None:
+    run = Simulation(DEVICE, "greedy").run(np.zeros(11))
+    assert run.batch_sizes.tolist() == [8, 3]
+    assert run.responses.tolist() == pytest.approx([0.012] * 8 + [0.019] * 3)
+    assert run.energies is not None
+    assert run.energies.tolist() == pytest.approx([0.09, 0.04])
+
+
+@pytest.mark.parametrize("spec", ["greedy", "static:4", "timeout:10"])
+def test_records_of_a_run_come_to_the_same_report(spec: str) -> None:
+    arrivals = schedule("poisson", 400.0, 5.0, 3)
+    simulation = Simulation(DEVICE, spec, "net")
+    from_each: dict[str, Any] = {**report(from_records(list(simulation.records(arrivals.instants))), 5.0, 0.02)}
+    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 5.0, 0.02)}
+    assert from_each.pop("errors") == from_whole.pop("errors") == {}
+    assert from_each == pytest.approx(from_whole | {"send_lag_p99_ms": 0.0})
+
+
+def test_waiting_and_service_add_up_to_the_response_time() -> None:
+    def left_over(record: Record) -> float:
+        assert record.waiting is not None
+        assert record.service is not None
+        return record.finished - record.scheduled - record.waiting - record.service
+
+    records = Simulation(DEVICE, "static:4").records(schedule("poisson", 400.0, 1.0, 3).instants)
+    assert max(abs(left_over(record)) for record in records) < 1e-12
+
+
+def test_the_policys_own_objective_is_each_requests_deadline() -> None:
+    device = Profile("exact in binary", (0.125, 0.1875, 0.25))
+    run = simulate(choose("max-under-deadline:slo_ms=500", device), np.array([0.0, 0.25]))
+    assert run.batch_sizes.tolist() == [2]
+    assert run.responses.tolist() == [0.5, 0.25]  # launched at 0.5 - l(2)
+
+
+def test_without_energies_there_are_none() -> None:
+    run = Simulation(Profile("plain", (0.005,)), "greedy").run(np.zeros(2))
+    assert run.energies is None
+
+
+def test_a_spec_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(SpecError, match="unknown policy"):
+        Simulation(DEVICE, "clever").run(np.zeros(1))

@@ -1,0 +1,192 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.queue.batcher import Batcher
+from policies.queue.monitor import NoMonitor
+from policies.rules.control_limit import greedy
+from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
+
+M = Kind("m")
+
+
+@dataclass(frozen=True)
+class Says:
+    """Answers always the same."""
+
+    action: Action
+
+    def decide(self, state: State, /) -> Action:
+        return self.action
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Launches the requests at these places of the queue."""
+
+    places: Sequence[int]
+    stages: int | None = None
+
+    def decide(self, state: State, /) -> Action:
+        everybody = [*state.waiting, *state.suspended]
+        return Launch([everybody[i] for i in self.places], self.stages)
+
+
+def batcher(policy: Policy, *requests: Request, largest: int = 4) -> Batcher:
+    queue = Batcher(policy, {"m": largest, "n": largest}, NoMonitor())
+    for request in requests:
+        queue.arrive(request)
+    return queue
+
+
+def three() -> list[Request]:
+    return [Request(i, 0.1 * i, M, stages=2) for i in range(3)]
+
+
+STRANGER = Request(99, 0.0, M)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Says(Launch([])), "at least one"),
+        (Says(Launch([STRANGER])), "of this queue"),
+        (Picks([0, 0]), "distinct"),
+        (Picks([0, 1, 2]), "above the maximum"),
+        (Picks([0], stages=0), "at least one stage"),
+        (Says(Wait(1.0)), "does not end after now"),
+        (Says(Wait(float("nan"))), "does not end after now"),
+    ],
+)
+def test_a_policy_that_breaks_a_rule_is_told_and_nobody_is_lost(policy: Policy, rule: str) -> None:
+    queue = batcher(policy, *three(), largest=2)
+    with pytest.raises(PolicyError, match=rule):
+        queue.decide(1.0)
+    assert queue.queue_length == 3
+
+
+def test_a_batch_is_of_one_kind() -> None:
+    queue = batcher(Picks([0, 1]), Request(0, 0.0, M), Request(1, 0.0, Kind("n")))
+    with pytest.raises(PolicyError, match="one kind"):
+        queue.decide(1.0)
+
+
+def test_a_batch_stands_at_one_stage() -> None:
+    queue = batcher(Picks([0], stages=1), *three())
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    assert queue.complete(launch) == []
+    queue.policy = Picks([0, 2])
+    with pytest.raises(PolicyError, match="one stage"):
+        queue.decide(2.0)
+
+
+def test_one_batch_at_a_time() -> None:
+    queue = batcher(Picks([0]), *three())
+    queue.decide(1.0)
+    with pytest.raises(PolicyError, match="busy"):
+        queue.decide(1.0)
+
+
+def test_a_model_that_is_not_served_is_refused_on_arrival() -> None:
+    with pytest.raises(PolicyError, match="'x' is not served"):
+        batcher(greedy(4), Request(0, 0.0, Kind("x")))
+
+
+def test_an_empty_queue_waits_without_asking() -> None:
+    assert batcher(Says(Launch([]))).decide(1.0) == Wait(inf)
+
+
+def test_requests_pass_through_their_stages_and_leave_after_the_last() -> None:
+    requests = three()
+    queue = batcher(Picks([0, 1, 2], stages=1), *requests)
+    first = queue.decide(1.0)
+    assert isinstance(first, Launch)
+    assert queue.complete(first) == []
+    assert [r.stage for r in requests] == [1, 1, 1]
+    second = queue.decide(2.0)
+    assert isinstance(second, Launch)
+    assert queue.complete(second) == requests
+    assert [r.started for r in requests] == [1.0, 1.0, 1.0], "the instant of the first launch stays"
+    assert len(queue) == 0
+
+
+def test_cancelled_leave_at_every_point_of_life() -> None:
+    requests = three()
+    queue = batcher(Picks([0, 1], stages=1), *requests)
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    assert queue.cancel(requests[2]), "waiting"
+    assert queue.cancel(requests[0]), "in service"
+    assert queue.complete(launch) == []
+    assert len(queue) == 1
+    assert queue.cancel(requests[1]), "suspended"
+    assert not queue.cancel(requests[1]), "gone"
+    assert len(queue) == 0
+
+
+def test_who_left_while_in_service_is_not_among_the_finished() -> None:
+    requests = three()
+    queue = batcher(Picks([0, 1, 2]), *requests)
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    queue.cancel(requests[1])
+    assert queue.complete(launch) == [requests[0], requests[2]]
+
+
+def test_a_failed_batch_leaves_and_the_device_is_free_again() -> None:
+    requests = three()
+    queue = batcher(Picks([0]), *requests)
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    assert queue.fail(launch) == [requests[0]]
+    assert isinstance(queue.decide(2.0), Launch)
+
+
+def test_expired_leave_on_the_instant_and_not_before() -> None:
+    early, late, patient = Request(0, 0.0, M, expires=2.0), Request(1, 0.0, M, expires=1.0), Request(2, 0.0, M)
+    queue = batcher(greedy(4), early, late, patient)
+    assert queue.next_expiry() == 1.0
+    assert queue.expire(0.999) == []
+    assert queue.expire(1.0) == [late]
+    assert queue.next_expiry() == 2.0
+    assert queue.expire(5.0) == [early]
+    assert queue.next_expiry() == inf
+    assert queue.queue_length == 1
+
+
+def test_an_expiry_of_somebody_who_left_before_is_nobodys() -> None:
+    request = Request(0, 0.0, M, expires=1.0)
+    queue = batcher(greedy(4), request)
+    queue.cancel(request)
+    assert queue.expire(2.0) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("acxdf"), st.integers(0, 7)), max_size=60))
+def test_everybody_leaves_exactly_once_whatever_happens(events: list[tuple[str, int]]) -> None:
+    queue = batcher(greedy(3), largest=3)
+    here: list[Request] = []
+    left: list[int] = []
+    launch: Launch | None = None
+    for now, (event, n) in enumerate(events):
+        if event == "a":
+            here.append(Request(len(here), float(now), M, expires=now + n + 0.5))
+            queue.arrive(here[-1])
+        elif event == "c" and here and queue.cancel(here[n % len(here)]):
+            left.append(here[n % len(here)].id)
+        elif event == "x":
+            left += [r.id for r in queue.expire(float(now))]
+        elif event == "d" and launch is None:
+            action = queue.decide(float(now))
+            launch = action if isinstance(action, Launch) else None
+        elif event == "f" and launch is not None:
+            left += [r.id for r in (queue.complete(launch) if n % 2 else queue.fail(launch))]
+            launch = None
+    if launch is not None:
+        left += [r.id for r in queue.complete(launch)]
+    left += [r.id for r in queue.state(1e3).waiting]
+    assert sorted(left) == sorted(r.id for r in here)

@@ -1,0 +1,76 @@
+from math import exp
+
+import numpy as np
+import pytest
+
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor
+from policies.types import Kind
+
+A, B = Kind("a"), Kind("b")
+
+
+def test_a_steady_stream_measures_as_its_rate_from_early_on() -> None:
+    monitor = ForgettingMonitor(1.0)
+    for n in range(100):
+        monitor.arrive(A, n * 0.01)
+        if n >= 50:  # half a time constant: the first arrival counts 1/50 too much, no more
+            assert monitor.rates(n * 0.01)[A] == pytest.approx(100.0, rel=0.03)
+
+
+def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() -> None:
+    rng = np.random.default_rng(1)
+    monitor, rates = ForgettingMonitor(0.5), []
+    for at in np.cumsum(rng.exponential(1 / 200, 40_000)):
+        monitor.arrive(A, float(at))
+        rates.append(monitor.rates(float(at) + 0.0025)[A])  # half a mean gap after an arrival
+    settled = np.array(rates[1000:])
+    # relative standard deviation of one reading is 1 / sqrt(2 lambda T) = 0.0707; 195 s hold 195 independent ones
+    assert settled.mean() == pytest.approx(200, rel=4 * 0.0707 / np.sqrt(195))
+    assert settled.std() / 200 == pytest.approx(0.0707, rel=0.25)
+
+
+def test_the_rate_decays_while_nothing_arrives() -> None:
+    monitor = ForgettingMonitor(2.0)
+    for n in range(2000):
+        monitor.arrive(A, n * 0.01)
+    now = 19.99
+    assert monitor.rates(now + 2.0)[A] / monitor.rates(now)[A] == pytest.approx(exp(-1), rel=1e-3)
+    assert monitor.rates(now + 3600.0)[A] < 1e-300
+
+
+def test_a_lone_arrival_after_silence_measures_as_one_in_a_time_constant() -> None:
+    monitor = ForgettingMonitor(2.0)
+    monitor.arrive(A, 0.0)
+    monitor.arrive(A, 3600.0)
+    assert monitor.rates(3600.0)[A] == pytest.approx(0.5)
+
+
+def test_kinds_are_measured_apart() -> None:
+    monitor = ForgettingMonitor(1.0)
+    for n in range(300):
+        monitor.arrive(A, n * 0.01)
+        if n % 3 == 0:
+            monitor.arrive(B, n * 0.01)
+    rates = monitor.rates(2.99)
+    assert rates[A] / rates[B] == pytest.approx(3.0, rel=0.05)
+
+
+def test_tumbling_counts_are_of_the_last_whole_second_and_none_in_the_first() -> None:
+    monitor = TumblingMonitor()
+    for at in (5.2, 5.4, 5.6, 6.1):
+        monitor.arrive(A, at)
+    assert monitor.rates(5.9) == {}
+    assert monitor.rates(6.0) == {A: 3.0}
+    assert monitor.rates(6.99) == {A: 3.0}
+    assert monitor.rates(7.0) == {A: 1.0}
+    assert monitor.rates(8.0) == {A: 0.0}
+    monitor.arrive(A, 10.5)
+    assert monitor.rates(10.6) == {A: 0.0}
+    assert monitor.rates(11.0) == {A: 1.0}
+
+
+def test_each_model_has_the_monitor_of_its_policy() -> None:
+    monitor = PerModelMonitor({"a": TumblingMonitor(), "b": NoMonitor()})
+    monitor.arrive(A, 0.5)
+    monitor.arrive(B, 0.5)
+    assert monitor.rates(1.5) == {A: 1.0}

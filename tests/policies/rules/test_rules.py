@@ -1,0 +1,107 @@
+"""Tables of (policy, state, action): one literal state and one action each."""
+
+from math import inf
+
+import pytest
+
+from policies.rules.control_limit import greedy, serial, static, timeout
+from policies.rules.drain import Drain
+from policies.rules.lookup import Mix, Row, lookup
+from policies.rules.max_under_deadline import MaxUnderDeadline
+from policies.rules.patient import Patient
+from policies.rules.per_kind import PerKind
+from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.types import Kind, Launch, Policy, Request, State, Wait
+from tests.policies.states import state, waiting
+
+L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
+TABLE = lookup([Row(10.0, (0, 1)), Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))], 4)
+
+
+def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
+    action = policy.decide(at)
+    if isinstance(action, Wait):
+        return action
+    assert list(action.requests) == list(at.waiting)[: len(action.requests)], "the oldest go first"
+    return len(action.requests), action.reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "at", "expected"),
+    [
+        (greedy(4), state(1.0, 1.0), (1, "policy")),
+        (greedy(4), state(1.0, 0.1, 0.2, 0.3, 0.4, 0.5), (4, "full")),
+        (serial(), state(1.0, 0.1, 0.2), (1, "full")),
+        (static(3), state(1.0, 0.1, 0.2), Wait(inf)),
+        (static(3), state(1.0, 0.1, 0.2, 0.3, 0.4), (3, "full")),
+        (timeout(4, 0.5), state(1.0, 0.75, 0.9), Wait(1.25)),
+        (timeout(4, 0.5), state(1.25, 0.75, 0.9), (2, "policy")),
+        (timeout(4, 0.5), state(1.0, 0.9, 0.9, 0.9, 0.9), (4, "full")),
+        # equation (1) of BatchMonitor: the smallest B with B / T_b >= the rate, and everybody who waits goes
+        (RateMatching(L), state(1.0, 0.9, rate=100.0), (1, "policy")),
+        (RateMatching(L), state(1.0, 0.9, rate=120.0), Wait(1.0 + 3 / 120)),
+        (RateMatching(L), state(1.0, 0.8, 0.9, 0.9, rate=120.0), (3, "policy")),
+        (RateMatching(L), state(1.0, 0.9, 0.9, 0.9, rate=1e6), Wait(1.0 + 3e-6)),
+        (RateMatching(L), state(1.0, 0.9), (1, "policy")),
+        # Algorithm 1: 1 before the first count; then at least 2, strictly, and exactly that many
+        (RateMatchingLiteral(L), state(5.25, 5.2), (1, "policy")),
+        (RateMatchingLiteral(L), state(5.25, 5.2, rate=1.0), Wait(6.0)),
+        (RateMatchingLiteral(L), state(6.0, 5.2, rate=1.0), Wait(7.0)),
+        (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, 5.2, rate=1.0), (2, "policy")),
+        (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, rate=2 / 0.014), Wait(6.0)),
+        (RateMatchingLiteral(L), state(5.25, 5.1, 5.1, 5.2, 5.2, 5.2, rate=1e6), (4, "full")),
+        # launch when full, or at the last instant at which the oldest can be on time
+        (MaxUnderDeadline(L), state(1.0, 1.0, slo=0.1), Wait(1.1 - 0.010)),
+        (MaxUnderDeadline(L), state(1.1 - 0.010, 1.0, slo=0.1), (1, "slo")),
+        (MaxUnderDeadline(L), state(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, slo=0.1), (4, "full")),
+        (MaxUnderDeadline(L), state(1.085, 1.0, 1.085, 1.085, slo=0.1), (2, "slo")),  # three would take too long
+        (MaxUnderDeadline(L), state(2.0, 1.0, 1.5, slo=0.1), (2, "slo")),  # late already: no use in sparing anybody
+        (MaxUnderDeadline(L), state(1.0, 1.0), Wait(inf)),
+        (TABLE, state(1.0, 0.9, rate=4.9), (1, "policy")),  # below half the lowest rate
+        (TABLE, state(1.0, 0.9, rate=5.1), (1, "policy")),
+        (TABLE, state(1.0, 0.9, rate=20.0), Wait(1.0 + 3 / 20)),
+        (TABLE, state(1.0, 0.8, 0.9, rate=29.0), (2, "policy")),
+        (TABLE, state(1.0, 0.8, 0.9, rate=31.0), Wait(1.0 + 3 / 31)),
+        (TABLE, state(1.0, 0.5, 0.6, 0.7, 0.8, 0.9, rate=31.0), (3, "policy")),  # the last action repeats
+        (TABLE, state(1.0, 0.9), (1, "policy")),  # no rate measured: the first row
+        (Patient(static(3), 4, 0.5), state(1.0, 0.75), Wait(1.25)),
+        (Patient(static(3), 4, 0.5), state(1.25, 0.75), (1, "max_wait")),
+        (Patient(static(2), 4, 0.5), state(9.0, 0.75, 0.8, 0.9), (2, "full")),  # a launch is never touched
+        (Patient(static(9), 4, 0.5), state(9.0, 0.1, 0.2, 0.3, 0.4, 0.5), (4, "max_wait")),
+        (Patient(static(3), 4, inf), state(1e9, 0.75), Wait(inf)),
+        (Drain({"m": 2}), state(1.0, 0.8, 0.9, 0.9), (2, "drain")),
+    ],
+)
+def test_policy_decides(policy: Policy, at: State, expected: tuple[int, str] | Wait) -> None:
+    assert launched(policy, at) == expected
+
+
+def test_per_kind_launches_the_batch_that_was_formed_first() -> None:
+    a, b = Kind("a"), Kind("b")
+    queue = [Request(0, 0.0, a), Request(1, 0.1, b), Request(2, 0.2, b), Request(3, 0.3, a)]
+    action = PerKind({"a": static(2), "b": static(2)}).decide(State(1.0, queue))
+    assert isinstance(action, Launch)
+    assert [r.id for r in action.requests] == [1, 2]
+
+
+def test_per_kind_asks_each_kind_about_its_own_rate_and_waits_for_the_earliest() -> None:
+    a, b = Kind("a"), Kind("b")
+    queue = [Request(0, 0.0, a), Request(1, 0.1, b)]
+    action = PerKind({"a": RateMatching(L), "b": timeout(4, 5.0)}).decide(State(1.0, queue, rates={a: 150.0, b: 1.0}))
+    assert action == Wait(1.0 + 3 / 150)
+
+
+def test_drain_finishes_the_started_before_it_starts_the_waiting() -> None:
+    started = [Request(0, 0.0, Kind("m"), stages=2, stage=1)]
+    action = Drain({"m": 4}).decide(State(1.0, waiting(0.5, 0.6), started))
+    assert isinstance(action, Launch)
+    assert action.requests == started
+
+
+def test_a_mixed_row_draws_by_who_waits_and_gives_the_same_answer_again() -> None:
+    policy = lookup([Row(10.0, (0, 1), Mix(0.25, (0, 0)))], 4)
+    states = [State(1.0, [Request(i, 0.5)], rates={Kind(): 10.0}) for i in range(4000)]
+    waits = [isinstance(policy.decide(s), Wait) for s in states]
+    assert waits == [isinstance(policy.decide(s), Wait) for s in states]
+    # a share of 4000 draws at p = 0.25 has a standard deviation of 0.0068; four of them
+    assert sum(waits) / len(waits) == pytest.approx(0.25, abs=0.028)

@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.profile import fit_affine, fit_isotonic, load_profile, parse_profile, shipped_profiles
+from policies.types import SpecError
+
+MINIMAL: dict[str, Any] = {
+    "schema": "batchwright.profile/1",
+    "name": "x",
+    "batch_size": [1, 2, 4],
+    "service_time_s": [0.1, 0.2, 0.3],
+}
+
+
+def parsed(**changes: Any) -> Any:
+    return parse_profile(json.dumps(MINIMAL | changes), "x.json")
+
+
+def test_the_p4_profiles_hold_the_papers_fits() -> None:
+    p4, slow = load_profile("googlenet-tesla-p4"), load_profile("googlenet-tesla-p4-x10")
+    for b in range(1, 33):
+        assert p4.service_time(b) == pytest.approx((0.3051 * b + 1.0524) / 1e3, rel=1e-9)
+        assert p4.energy(b) == pytest.approx((19.899 * b + 19.603) / 1e3, rel=1e-9)
+        assert slow.service_time(b) == pytest.approx(10 * p4.service_time(b), rel=1e-9)
+        assert slow.energy(b) == pytest.approx(10 * (p4.energy(b) or 0), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_every_shipped_profile_loads_and_names_its_source(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert len(profile.note) > 20
+
+
+def test_sizes_between_the_given_ones_are_interpolated_and_none_lie_beyond() -> None:
+    assert parsed().service_times == pytest.approx((0.1, 0.2, 0.25, 0.3))
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = parsed(energy_j=[1, 2, 3], stage_service_time_s=[[0.06, 0.04], [0.1, 0.1], [0.2, 0.1]], idle_power_w=7)
+    path = tmp_path / "p.json"
+    path.write_text(profile.to_json())
+    assert load_profile(str(path)) == profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema": "other"}, "schema"),
+        ({"batch_size": [2, 4, 8]}, "ascend from 1"),
+        ({"batch_size": [1, 4, 2]}, "ascend from 1"),
+        ({"batch_size": [1, 2]}, "3 values for 2"),
+        ({"service_time_s": [0.1, 0.0, 0.3]}, "greater than 0"),
+        ({"service_time_s": [0.1, None, 0.3]}, "service_time_s.1"),
+        ({"energy_j": [0.1]}, "energy_j has 1 values"),
+        ({"energy_j": [0.1, -1, 2]}, "energy_j.1"),
+        ({"batchsize": 3}, "batchsize"),
+        ({"stage_service_time_s": [[1], [1, 2], [1]]}, "as many stages"),
+    ],
+)
+def test_a_malformed_file_is_told_in_one_line(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        parsed(**changes)
+    assert "x.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}'])
+def test_what_is_no_profile_at_all_is_told_too(text: str) -> None:
+    with pytest.raises(SpecError, match="malformed"):
+        parse_profile(text, "x.json")
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(SpecError, match="googlenet-tesla-p4"):
+        load_profile("no-such-profile")
+
+
+def test_a_profile_cannot_be_stretched_beyond_its_sizes() -> None:
+    assert parsed().truncated(2).service_times == (0.1, 0.2)
+    for size in (0, 5):
+        with pytest.raises(SpecError, match=r"outside 1\.\.4"):
+            parsed().truncated(size)
+
+
+def test_capacity_is_the_best_size_not_the_largest() -> None:
+    assert parsed(service_time_s=[0.1, 0.1, 10.0]).capacity == pytest.approx(20.0)
+    assert parsed(service_time_s=[0.1, 0.1, 10.0]).load(5.0) == pytest.approx(0.25)
+
+
+def test_the_affine_fit_recovers_a_line_and_measures_what_is_none() -> None:
+    sizes = [1, 2, 4, 8]
+    line = fit_affine(sizes, [3 * b + 2 for b in sizes])
+    assert (line.slope, line.intercept) == pytest.approx((3, 2))
+    assert line.max_relative_error < 1e-12
+    assert line.at(16) == pytest.approx(50)
+    assert fit_affine(sizes, [1, 1, 1, 8]).max_relative_error > 0.2
+
+
+def test_the_isotonic_fit_pools_what_falls() -> None:
+    fit = fit_isotonic([1.0, 3.0, 2.9, 4.0])
+    assert list(fit.values) == sorted(fit.values)
+    # the pair pools at its mean weighted by 1 / y^2: (3/9 + 2.9/8.41) / (1/9 + 1/8.41)
+    assert fit.values[1] == pytest.approx(fit.values[2]) == pytest.approx(2.9483, abs=1e-4)
