@@ -4,8 +4,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 RECORDS = Path(__file__).parent / "records"
 BIN = Path(sys.executable).parent
@@ -24,7 +26,7 @@ class Server:
     """A running serve-model process."""
 
     url: str
-    pid: int
+    process: "subprocess.Popen[bytes]"
 
     def metric(self, name: str) -> dict[str, float]:
         """The samples of one metric: labels -> value."""
@@ -34,35 +36,44 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """User and system time the process has used so far, s."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def serving(*arguments: str, port: int = 18080, ready_within: float = 120.0) -> Iterator[Server]:
-    """Run serve-model with these arguments; end it by SIGTERM."""
+def serving(*arguments: str, ready_within: float = 120.0) -> Iterator[Server]:
+    """Run serve-model with these arguments on a free port; end it by SIGTERM if it is still there."""
+    port = _free_port()
     command = [str(BIN / "serve-model"), *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _await_ready(process, url, ready_within)
-        yield Server(url, process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            _await_ready(process, f"http://127.0.0.1:{port}", ready_within, log)
+            yield Server(f"http://127.0.0.1:{port}", process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
 
 
-def _await_ready(process: "subprocess.Popen[str]", url: str, ready_within: float) -> None:
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", url: str, ready_within: float, log: IO[str]) -> None:
     end = time.monotonic() + ready_within
     while time.monotonic() < end and process.poll() is None:
         try:
             urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1)
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+            time.sleep(0.05)
         else:
             return
     process.kill()
-    sys.exit(f"the server did not become ready: {process.communicate()[1]}")
+    log.seek(0)
+    raise RuntimeError(f"the server did not become ready: {log.read()}")
 
 
 def run_json(command: str, *arguments: str) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Every picture of policies, profiles and runs. matplotlib is imported inside: it takes a second, and few want pictures."""
-
-from __future__ import annotations
+"""Every picture of policies, profiles and runs. matplotlib is imported inside: it takes a second, and few want it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,20 +35,21 @@ def plot_profile(profile: Profile, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _draw(axes: Axes, values: Sequence[float], unit: str, cvs: Sequence[float] | None) -> None:
+def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float] | None) -> None:
     """Points with one standard deviation either way, and the two fits; values in SI units, drawn in thousandths."""
     sizes = np.arange(1, len(values) + 1)
     y = 1e3 * np.asarray(values)
     errors = None if cvs is None else y * np.asarray(cvs)
     affine, isotonic = fit_affine(sizes.tolist(), y.tolist()), fit_isotonic(y.tolist())
+    sign = "+-"[affine.intercept < 0]
     axes.errorbar(
         sizes, y, errors, fmt="o", ms=4, color=_MEASURED, elinewidth=1, label="profile" + (" ± 1 sd" if cvs else "")
     )
     axes.plot(
         sizes,
-        [affine.at(b) for b in sizes],
+        [affine.at(b) for b in sizes.tolist()],
         color=_AFFINE,
-        label=f"affine: {affine.slope:.4g} b {affine.intercept:+.4g} {unit}, within {affine.max_relative_error:.1%}",
+        label=f"affine: {affine.slope:.4g} b {sign} {abs(affine.intercept):.4g} {unit}, within {affine.max_relative_error:.1%}",
     )
     axes.plot(
         sizes,

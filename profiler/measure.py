@@ -126,6 +126,7 @@ class Measurement:
 
     def _note(self) -> str:
         repeats = [e.repeats for e in self.estimates]
+        least, most = min(repeats), max(repeats)
         outliers = sum(e.outliers for e in self.estimates)
         widest = max(self.estimates, key=lambda e: e.half_width)
         gaps = len(self.estimates) < self.estimates[-1].batch_size
@@ -135,8 +136,8 @@ class Measurement:
             else f"95 % half-width of the mean at most {widest.half_width:.1%} (size {widest.batch_size})"
         )
         return (
-            f"service time through the executor, {min(repeats)} to {max(repeats)} repeats of each of {len(repeats)} "
-            f"sizes in random order{', linear between them' if gaps else ''}; {precision}; "
+            f"service time through the executor, {least}{f' to {most}' if most > least else ''} repeats of each of "
+            f"{len(repeats)} sizes in random order{', linear between them' if gaps else ''}; {precision}; "
             f"{outliers} outliers of {sum(repeats) + outliers} repeats dropped"
         )
 

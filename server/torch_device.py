@@ -71,17 +71,21 @@ def torch_device(
     models: Iterable[tuple[ServedModel, PixelNet]], device: torch.device, precision: Precision = "auto"
 ) -> TorchDevice:
     """Put the models on the device and set the process up for it; `precision` auto is fp32 on the CPU, else bf16."""
-    on_cuda = device.type == "cuda"
-    if precision == "auto":
-        precision = "bf16" if on_cuda else "fp32"
-    places = {model.name: _place(model, net, device, _DTYPES[precision]) for model, net in models}
-    if not on_cuda:
+    dtype = _DTYPES[_resolved(precision, device)]
+    places = {model.name: _place(model, net, device, dtype) for model, net in models}
+    if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
         _keep_freed_memory()
         return TorchDevice(places, _run_on_cpu)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # the weights came on another stream than the batches will
     return TorchDevice(places, _CudaRun(device))
+
+
+def settings(device: torch.device, precision: Precision = "auto") -> str:
+    """What of a device's set-up changes service times, for a profile's note and its place in the cache."""
+    threads = f", {cpu_threads()} threads" if device.type == "cpu" else ""
+    return f"{_resolved(precision, device)}{threads}"
 
 
 def resolve_device(spec: str) -> tuple[torch.device, str]:
@@ -129,6 +133,12 @@ class _CudaRun:
 def _run_on_cpu(net: PixelNet, pixels: Tensor) -> Tensor:
     logits: Tensor = net(pixels)
     return logits.float()
+
+
+def _resolved(precision: Precision, device: torch.device) -> Precision:
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" else "fp32"
 
 
 def _place(model: ServedModel, net: PixelNet, device: torch.device, dtype: torch.dtype) -> _Place:

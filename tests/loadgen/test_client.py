@@ -95,7 +95,7 @@ def test_a_request_in_flight_when_the_run_is_cancelled_counts_as_interrupted() -
         await asyncio.sleep(10.0)
         task.cancel()
         await asyncio.wait([task])
-        return records
+        return sorted(records, key=lambda record: record.scheduled)
 
     loop = virtual_loop()
     records = loop.run_until_complete(main())
