@@ -220,10 +220,10 @@ def table(content: Report) -> Table:
 
 def comparison(rows: Mapping[str, Report]) -> Table:
     """One row a policy, by its spec, for people: the same arrivals under each."""
-    grid = Table()
-    grid.add_column("policy", overflow="fold", min_width=12)
+    grid = Table(box=None, pad_edge=False)  # 80 columns have to do
+    grid.add_column("policy", overflow="fold")
     for words in _COLUMNS.values():
-        grid.add_column(words, justify="right")
+        grid.add_column(words, justify="right", no_wrap=True)
     for spec, content in rows.items():
         values: Mapping[str, Any] = {**content}
         grid.add_row(spec, *(_text(values[key]) for key in _COLUMNS))

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.simulated import Simulation
+from loadgen import simulated
 from policies.catalog import Chosen, action_table, choose, solved
 from policies.command import run
 from policies.profile import Profile, load_profile
@@ -23,6 +23,10 @@ from policies.smdp.table import save_table, solve_table
 from policies.types import SpecError
 
 app = typer.Typer(add_completion=False)
+_EXACT = (
+    *("average_cost", "mean_response_time_ms", "mean_power_w", "energy_per_request_mj", "mean_batch_size"),
+    *("batch_size", "iterations"),
+)
 
 
 @dataclass(frozen=True)
@@ -128,23 +132,25 @@ def _describe(problem: Problem, profile: Profile, solution: Solution | None) -> 
         "method": "exact" if solution else "simulation",
     }
     if solution is None:
-        return answer
-    return answer | {
-        "average_cost": solution.gain,
-        "mean_response_time_ms": 1e3 * solution.mean_response_time,
-        "mean_power_w": solution.mean_power,
-        "energy_per_request_mj": None if solution.energy_per_request is None else 1e3 * solution.energy_per_request,
-        "mean_batch_size": solution.mean_batch_size,
-        "batch_size": list(solution.batch_size),
-        "iterations": solution.iterations,
-    }
+        return answer | dict.fromkeys(_EXACT)
+    energy = solution.energy_per_request
+    averages = (
+        solution.gain,
+        1e3 * solution.mean_response_time,
+        solution.mean_power,
+        None if energy is None else 1e3 * energy,
+        solution.mean_batch_size,
+        list(solution.batch_size),
+        solution.iterations,
+    )
+    return answer | dict(zip(_EXACT, averages, strict=True))
 
 
 def _simulate(chosen: Chosen, question: _Question) -> dict[str, Any]:
     rate, n = question.problem.arrival_rate, question.simulate
     rng = np.random.default_rng(question.seed)
     instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, rng)[:n]
-    result = Simulation(chosen.profile, chosen.spec).run(instants)
+    result = simulated.simulate(chosen, instants)
     quantiles = dict(zip(("p50_ms", "p90_ms", "p95_ms", "p99_ms"), (50, 90, 95, 99), strict=True))
     return {
         "requests": n,

@@ -41,7 +41,7 @@ def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float]
     y = 1e3 * np.asarray(values)
     errors = None if cvs is None else y * np.asarray(cvs)
     affine, isotonic = fit_affine(sizes.tolist(), y.tolist()), fit_isotonic(y.tolist())
-    sign = "+-"[affine.intercept < 0]
+    line = f"{affine.slope:.4g} b {'+-'[affine.intercept < 0]} {abs(affine.intercept):.4g} {unit}"
     axes.errorbar(
         sizes, y, errors, fmt="o", ms=4, color=_MEASURED, elinewidth=1, label="profile" + (" ± 1 sd" if cvs else "")
     )
@@ -49,7 +49,7 @@ def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float]
         sizes,
         [affine.at(b) for b in sizes.tolist()],
         color=_AFFINE,
-        label=f"affine: {affine.slope:.4g} b {sign} {abs(affine.intercept):.4g} {unit}, within {affine.max_relative_error:.1%}",
+        label=f"affine: {line}, within {affine.max_relative_error:.1%}",
     )
     axes.plot(
         sizes,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +41,19 @@ class _Bench:
     device: str
     about: str
     max_batch_size: int
-    key: cache.Key | None
+    tunes_by_size: bool = False
+    key: cache.Key | None = None
+
+    def quick_plan(self) -> Plan:
+        """A few sizes, seldom repeated."""
+        return quick_plan(self.max_batch_size, self.tunes_by_size)
 
 
 @app.command()
 def profile_model(
-    model: Annotated[str, typer.Argument(help="a torchvision classification model; any name on an emulated device")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a torchvision classification model; any name on an emulated device")
+    ],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE")] = "auto",
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, max=4096, help="largest batch; 32, or the emulated profile's largest")
@@ -61,14 +68,14 @@ def profile_model(
     logging.basicConfig(format="profile-model: %(message)s")
     _check_files(output, plot)
     bench = _bench(model, device, weights, max_batch_size)
-    plan = (quick_plan if quick else full_plan)(bench.max_batch_size)
+    plan = bench.quick_plan() if quick else full_plan(bench.max_batch_size)
     measurement = _measure(bench, plan)
     profile = measurement.profile(bench.name, model, bench.device, bench.about)
     _write(bench, profile, output, plot)
     if as_json:
         print(profile.to_json(), end="")
     else:
-        _report(profile, plan)
+        _report(profile, bench.quick_plan().sizes)
         _say_where(output, bench.key)
 
 
@@ -93,7 +100,7 @@ def _emulated(model: str, played: Profile) -> _Bench:
     executor = ThreadExecutor(EmulatedDevice({model: played}, meter))
     subject = Subject(executor, model, [np.zeros(8, np.uint8)], meter)
     name, device = f"{model}-emulated-{played.name}", f"emulated:{played.name}"
-    return _Bench(executor, subject, name, device, _versions(), played.max_batch_size, None)
+    return _Bench(executor, subject, name, device, _versions(), played.max_batch_size)
 
 
 def _real(model: str, device: str, weights: str, max_batch_size: int) -> _Bench:
@@ -108,7 +115,8 @@ def _real(model: str, device: str, weights: str, max_batch_size: int) -> _Bench:
     about = f"{settings(place)}, weights {served.weights}, {_versions()}"
     key = cache.Key(model, device_name, max_batch_size, settings(place))
     name = f"{model}-{cache.slug(device_name)}"
-    return _Bench(executor, Subject(executor, model, samples, NoMeter()), name, device_name, about, max_batch_size, key)
+    subject = Subject(executor, model, samples, NoMeter())
+    return _Bench(executor, subject, name, device_name, about, max_batch_size, place.type == "cuda", key)
 
 
 def _versions() -> str:
@@ -145,16 +153,16 @@ def _write(bench: _Bench, profile: Profile, output: Path | None, plot: Path | No
         raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
 
 
-def _report(profile: Profile, plan: Plan) -> None:
-    shown = [b for b in plan.sizes if b in quick_plan(profile.max_batch_size).sizes]
-    table = Table("b", "l(b), ms", "requests/s", "cv", "ζ(b), mJ", title=f"{profile.model} on {profile.device}")
+def _report(profile: Profile, shown: Sequence[int]) -> None:
+    columns = ["b", "l(b), ms", "requests/s", "cv"] + ["ζ(b), mJ"] * (profile.energies is not None)
+    table = Table(*columns, title=f"{profile.model} on {profile.device}")
     for column in table.columns:
         column.justify = "right"
     for b in shown:
         seconds, joules = profile.service_time(b), profile.energy(b)
         cv = "" if profile.cvs is None else f"{profile.cvs[b - 1]:.1%}"
-        energy = "" if joules is None else f"{1e3 * joules:.4g}"
-        table.add_row(str(b), f"{1e3 * seconds:.4g}", f"{b / seconds:.4g}", cv, energy)
+        energy = [] if joules is None else [f"{1e3 * joules:.4g}"]
+        table.add_row(str(b), f"{1e3 * seconds:.4g}", f"{b / seconds:.4g}", cv, *energy)
     console = Console()
     console.print(table)
     console.print("\n".join(_fits(profile)), highlight=False)
@@ -168,7 +176,8 @@ def _say_where(output: Path | None, key: cache.Key | None) -> None:
 def _fits(profile: Profile) -> Iterator[str]:
     milliseconds = [1e3 * seconds for seconds in profile.service_times]
     affine = fit_affine(range(1, len(milliseconds) + 1), milliseconds)
-    yield f"affine    l(b) = {affine.slope:.4g} b {'+-'[affine.intercept < 0]} {abs(affine.intercept):.4g} ms, within {affine.max_relative_error:.1%}"
+    sign, intercept = "+-"[affine.intercept < 0], abs(affine.intercept)
+    yield f"affine    l(b) = {affine.slope:.4g} b {sign} {intercept:.4g} ms, within {affine.max_relative_error:.1%}"
     yield f"isotonic  within {fit_isotonic(milliseconds).max_relative_error:.1%}"
 
 

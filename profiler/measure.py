@@ -50,19 +50,25 @@ class Plan:
 
     Attributes:
         sizes: batch sizes, ascending from 1 to the largest.
-        warm_ups: batches of each size before anything counts.
+        warm_ups: sizes of the batches that run, in this order, before anything counts.
         min_repeats: batches of each size that count, at least.
-        max_repeats: at most.
+        min_samples: samples in the batches of each size that count, at least: more repeats for small batches.
+        max_repeats: batches of each size that count, at most.
         half_width: the 95 % confidence interval of the mean at which a size is done, half its width over the mean.
-        max_time: no further repeat beyond the least ones is begun that would end after so long, s.
+        max_time: no repeat beyond the least is begun that would end later than this after the start, s.
     """
 
     sizes: tuple[int, ...]
-    warm_ups: int = 1
+    warm_ups: tuple[int, ...]
     min_repeats: int = 5
+    min_samples: int = 0
     max_repeats: int = 50
     half_width: float = 0.02
     max_time: float = 600.0
+
+    def owed(self, size: int) -> int:
+        """The least number of repeats of a size."""
+        return max(self.min_repeats, -(-self.min_samples // size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +150,33 @@ class Measurement:
 
 def full_plan(max_batch_size: int) -> Plan:
     """Every batch size, to 2 %."""
-    return Plan(tuple(range(1, max_batch_size + 1)), warm_ups=2)
+    sizes = tuple(range(1, max_batch_size + 1))
+    return Plan(sizes, warm_ups=2 * sizes[::-1])
 
 
-def quick_plan(max_batch_size: int) -> Plan:
-    """About two sizes an octave and about ten seconds: GoogLeNet on one core of a CPU runs each size once or twice."""
-    sizes = {b for b in _QUICK_SIZES if b < max_batch_size}
+def quick_plan(max_batch_size: int, tunes_by_size: bool) -> Plan:
+    """About two sizes an octave, in about ten seconds where GoogLeNet takes 50 ms a picture (one core of a CPU).
+
+    Args:
+        max_batch_size: the largest size.
+        tunes_by_size: whether the device's first batch of any size is slow, as cuDNN's is; else, as on the CPU, only
+            memory has to be warm, which the largest batch sees to, and what little else there is shows in small ones.
+    """
+    sizes = {b for b in _QUICK_SIZES if b < max_batch_size} | {max_batch_size}
     octave = 32
     while octave < max_batch_size:
         sizes |= {b for b in (octave, octave * 3 // 2) if b < max_batch_size}
         octave *= 2
-    return Plan(tuple(sorted(sizes | {max_batch_size})), min_repeats=1, max_repeats=20, max_time=10.0)
+    descending = sorted(sizes, reverse=True)
+    warm_ups = tuple(b for b in descending if tunes_by_size or b <= 4 or b == max_batch_size)
+    return Plan(tuple(descending[::-1]), warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
 
 
 async def measure(subject: Subject, plan: Plan, rng: np.random.Generator, on_progress: OnProgress) -> Measurement:
     """Run the plan; the order of the sizes is drawn from `rng`."""
     start = time.monotonic()
     runs = _Runs(subject, plan)
-    for size in sorted(plan.sizes * plan.warm_ups, reverse=True):  # the largest first: its memory serves all others
+    for size in plan.warm_ups:
         await runs.warm_up(size)
         on_progress(runs.progress(time.monotonic() - start))
     while todo := runs.unfinished(time.monotonic() - start):
@@ -211,20 +226,20 @@ class _Runs:
     def fits(self, size: int, elapsed: float) -> bool:
         """Whether a repeat is owed, or ends in time."""
         times = self._times[size]
-        return len(times) < self._plan.min_repeats or elapsed + max(times) <= self._plan.max_time
+        return len(times) < self._plan.owed(size) or elapsed + max(times) <= self._plan.max_time
 
     def _enough(self, size: int) -> bool:
         count, plan = len(self._times[size]), self._plan
-        if count >= plan.max_repeats or count < max(2, plan.min_repeats):
+        if count >= plan.max_repeats or count < max(2, plan.owed(size)):
             return count >= plan.max_repeats
         return self.estimate(size).half_width <= plan.half_width
 
     def progress(self, elapsed: float) -> float:
         """The share of the samples owed that were run; then of the sizes done, or of the time spent."""
-        owed = sum(self._plan.sizes) * (self._plan.warm_ups + self._plan.min_repeats)
-        run = self._warm + sum(b * min(len(t), self._plan.min_repeats) for b, t in self._times.items())
-        spent = min(1.0, elapsed / self._plan.max_time)
-        return run / owed if run < owed else max(spent, len(self._done) / len(self._plan.sizes))
+        plan = self._plan
+        owed = sum(plan.warm_ups) + sum(b * plan.owed(b) for b in plan.sizes)
+        run = self._warm + sum(b * min(len(times), plan.owed(b)) for b, times in self._times.items())
+        return run / owed if run < owed else max(min(1.0, elapsed / plan.max_time), len(self._done) / len(plan.sizes))
 
     def estimate(self, size: int) -> Estimate:
         kept = _without_outliers(np.asarray(self._times[size]))

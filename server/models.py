@@ -1,6 +1,7 @@
 """A model as the gateway knows it: its codec (bytes -> pixels), its labels, where its weights came from. No torch."""
 
 import struct
+import zlib
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Literal
@@ -150,17 +151,22 @@ class _Jpeg(JpegImageFile):
 
 
 def _critical_chunks(data: bytes) -> bytes:
-    """The PNG without its ancillary chunks: they hold what Pillow warns about, and text that unpacks to megabytes."""
+    """The PNG without its ancillary chunks: they hold what Pillow warns about, and text that unpacks to megabytes.
+
+    Checksums are compared here, since Pillow skips those of the pixels.
+    """
     parts, start = [_PNG], len(_PNG)
     while start + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, start)
         stop = start + 12 + length
         if kind in _PNG_CRITICAL:
+            if data[stop - 4 : stop] != zlib.crc32(data[start + 4 : stop - 4]).to_bytes(4, "big"):
+                break
             parts.append(data[start:stop])
         if kind == b"IEND":
             return b"".join(parts)
         start = stop
-    raise BadInputError(f"the PNG is cut off after {len(data)} bytes; {_REMEDY}")
+    raise BadInputError(f"the PNG of {len(data)} bytes is damaged or cut off at byte {start}; {_REMEDY}")
 
 
 def _check_size(width: int, height: int) -> None:

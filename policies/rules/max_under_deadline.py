@@ -29,5 +29,6 @@ class MaxUnderDeadline:
 
     def _still_on_time(self, state: State, size: int) -> int:
         """An arrival may make the batch too long: leave so many out that the oldest is on time, if that helps."""
-        slack = state.waiting[0].deadline - state.now
-        return next((b for b in range(size, 0, -1) if self.service_times[b - 1] <= slack), size)
+        deadline = state.waiting[0].deadline
+        # Instants are compared as `decide` computed them: a span would be an ulp short at the very instant waited for.
+        return next((b for b in range(size, 0, -1) if state.now <= deadline - self.service_times[b - 1]), size)

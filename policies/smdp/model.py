@@ -162,7 +162,7 @@ class Model:
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
         """The action space: 0 and B_min..B_max."""
-        return (self.actions == 0) | (self.actions >= self.min_batch_size)
+        return np.asarray((self.actions == 0) | (self.actions >= self.min_batch_size))
 
     @property
     def capacity(self) -> float:
@@ -171,7 +171,7 @@ class Model:
 
     @property
     def load(self) -> float:
-        """rho."""
+        """The load rho: arrival rate over capacity."""
         return self.arrival_rate / self.capacity
 
     def arrival_probabilities(self, counts: int) -> Floats:

@@ -6,7 +6,7 @@ known beforehand: the closure's error falls geometrically with s_max - B_max, th
 that nearly tie for the highest throughput change places at queue lengths far above B_max.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
 
@@ -24,7 +24,7 @@ from policies.smdp.model import (
     check_actions,
     objective_weights,
 )
-from policies.smdp.tail import Closure, ShortModel, best_tail, close
+from policies.smdp.tail import Closure, Measured, ShortModel, best_tail, close
 from policies.types import SpecError
 
 _SETTLED = 1e-10  # relative change from one s_max to the next
@@ -76,15 +76,18 @@ def solve(problem: Problem) -> Solution:
     model = build_model(problem)
     _check_solvable(problem, model)
     weights = objective_weights(problem)
-    tail = best_tail(model, weights)
-    policy, gain, iterations = _greedy(model, tail), inf, 0
-    for short in _ever_longer(close(model, tail), model.max_batch_size):
-        policy, average, steps = _policy_iteration(short, policy, weights)
-        before, gain, iterations = gain, float(average @ weights), iterations + steps
-        run = _Run(_trimmed(policy, tail), average, _change(gain, before), iterations)
-        if run.change <= _SETTLED and _ends_like_tail(short, policy):
-            break
-    return _solution(problem, model, run)
+    closure = close(model, best_tail(model, weights))
+    policy, gain, iterations = _greedy(model, closure.action), inf, 0
+    short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
+    while True:
+        policy, measured, steps = _policy_iteration(short, policy, weights)
+        before, gain, iterations = gain, float(measured.average @ weights), iterations + steps
+        run = _Run(_trimmed(policy, closure.action), measured.average, _change(gain, before), iterations)
+        settled = run.change <= _SETTLED and _ends_like_tail(short, policy)
+        if settled or short.length >= model.max_batch_size + _REACH:
+            return _solution(problem, model, run)
+        short = ShortModel(closure, _next_length(short, closure.holds_from(gain, weights)))
+        policy = short.resume(policy, measured, weights)
 
 
 def evaluate(problem: Problem, batch_size: Sequence[int]) -> Solution:
@@ -102,13 +105,15 @@ def evaluate(problem: Problem, batch_size: Sequence[int]) -> Solution:
     tail = batch_size[-1]
     _check_keeps_up(model, tail)
     policy = _trimmed(np.array(batch_size, dtype=np.intp), tail)
-    average = np.full(3, inf)
-    for iterations, short in enumerate(_ever_longer(close(model, tail), len(policy)), start=1):
+    closure = close(model, tail)
+    average, reach, iterations = np.full(3, inf), _first_reach(closure), 0
+    while True:
+        short = ShortModel(closure, len(policy) + reach)
         before, average = average, short.measure(short.extend(policy)).average
+        reach, iterations = 2 * reach, iterations + 1
         run = _Run(policy, average, _change(average, before), iterations)
-        if run.change <= _SETTLED:
-            break
-    return _solution(problem, model, run)
+        if run.change <= _SETTLED or reach > _REACH:
+            return _solution(problem, model, run)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +133,8 @@ class _Run:
     iterations: int
 
 
-def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, Floats, int]:
-    """The best policy at one length, its averages, and the linear systems that took.
+def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, Measured, int]:
+    """The best policy at one length, what it measures, and how many linear systems that took.
 
     Should the iteration not end, its last policy stands, with that policy's own averages.
     """
@@ -140,15 +145,19 @@ def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple
         if np.array_equal(better, policy):
             break
         policy, measured, steps = better, short.measure(better), steps + 1
-    return policy, measured.average, steps
+    return policy, measured, steps
 
 
-def _ever_longer(closure: Closure, start: int) -> Iterator[ShortModel]:
-    """Reach 6 sqrt(B_max) states beyond `start`, which gives about ten digits; then twice as far, and so on."""
-    reach = ceil(6.0 * sqrt(closure.model.max_batch_size))
-    while reach <= _REACH:
-        yield ShortModel(closure, start + reach)
-        reach *= 2
+def _first_reach(closure: Closure) -> int:
+    """How many states the closure's error takes to vanish: 6 sqrt(b) leave about ten digits at any load."""
+    return ceil(6.0 * sqrt(closure.action))
+
+
+def _next_length(short: ShortModel, tail_holds_from: float) -> int:
+    """Twice as far beyond B_max, or at once as far as the policy is expected to differ from the tail's."""
+    largest = short.closure.model.max_batch_size
+    expected = min(tail_holds_from + largest + 1.0, _PATIENCE + 1.0)
+    return min(max(2 * short.length - largest, ceil(expected)), largest + _REACH)
 
 
 def _ends_like_tail(short: ShortModel, policy: Ints) -> bool:

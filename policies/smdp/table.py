@@ -212,7 +212,14 @@ def _row_to(row: TableRow) -> dict[str, Any]:
 
 
 def save_table(table: PolicyTable, path: Path) -> None:
-    """Write the file in one step, so that no reader ever sees half of it."""
+    """Write the file in one step, so that no reader ever sees half of it.
+
+    Raises:
+        SpecError: it cannot be written there.
+    """
     part = path.with_name(path.name + ".part")
-    part.write_text(to_json(table))
-    os.replace(part, path)
+    try:
+        part.write_text(to_json(table))
+        os.replace(part, path)
+    except OSError as error:
+        raise SpecError(f"cannot write {str(path)!r}: {error.strerror}; give a path that can be written") from error

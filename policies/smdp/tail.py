@@ -53,6 +53,19 @@ class Closure:
     lost_time: Floats
     charges: Floats
 
+    def holds_from(self, gain: float, weights: Floats) -> float:
+        """From which queue length on the tail's action is the best one, were e(s) = 0 there already.
+
+        Each other action costs (w s / lambda - g) kappa + f more, which grows with s; the last to cross 0 decides.
+
+        Args:
+            gain: g.
+            weights: of the counted quantities, (3,), that of RESPONSE positive.
+        """
+        slower = self.model.allowed & (self.lost_time > _TIE * self.lost_time[0])
+        crossings = gain - (self.charges @ weights)[slower] / self.lost_time[slower]
+        return float(crossings.max()) * self.model.arrival_rate / float(HOLDING @ weights)
+
 
 def close(model: Model, action: int) -> Closure:
     """The closure with tail action `action`; its drain must be positive."""
@@ -129,6 +142,11 @@ class ShortModel:
         missing = max(len(self.states) - len(policy), 0)
         return np.pad(policy, (0, missing), constant_values=self.closure.action)[: len(self.states)]
 
+    def resume(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
+        """The policy of a shorter model, extended and improved once on these queue lengths."""
+        bias = np.pad(measured.bias, ((0, self.length - len(measured.bias)), (0, 0)))
+        return self.improve(self.extend(policy), Measured(bias, measured.average), weights)
+
     def measure(self, policy: Ints) -> Measured:
         """Bias and average of every counted quantity under a policy: one linear solve.
 
@@ -193,14 +211,14 @@ class ShortModel:
 
     @cached_property
     def _holding(self) -> Floats:
-        """w s / lambda for each state and counted quantity."""
+        """What holding costs, w s / lambda, for each state and counted quantity; (length + 1, 3)."""
         return np.outer(self.states / self.closure.model.arrival_rate, HOLDING)
 
     @cached_property
     def _left(self) -> Ints:
         """Flat index of (action, queue length just after the launch)."""
         actions = self.closure.model.actions[:, None]
-        return np.maximum(self.states - actions, 0) + (self.length + 1) * actions
+        return np.asarray(np.maximum(self.states - actions, 0) + (self.length + 1) * actions)
 
     @cached_property
     def _barred(self) -> Floats:

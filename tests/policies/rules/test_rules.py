@@ -56,6 +56,7 @@ def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
         (MaxUnderDeadline(L), state(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, slo=0.1), (4, "full")),
         (MaxUnderDeadline(L), state(1.085, 1.0, 1.085, 1.085, slo=0.1), (2, "slo")),  # three would take too long
         (MaxUnderDeadline(L), state(2.0, 1.0, 1.5, slo=0.1), (2, "slo")),  # late already: no use in sparing anybody
+        (MaxUnderDeadline((0.005, 0.006, 0.007)), state(0.03 - 0.006, 0.0, 0.01, slo=0.03), (2, "slo")),
         (MaxUnderDeadline(L), state(1.0, 1.0), Wait(inf)),
         (TABLE, state(1.0, 0.9, rate=4.9), (1, "policy")),  # below half the lowest rate
         (TABLE, state(1.0, 0.9, rate=5.1), (1, "policy")),

@@ -1,0 +1,163 @@
+import json
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from policies.catalog import CATALOG, action_table, choose, combine, memory, parse_spec, solved
+from policies.profile import load_profile
+from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
+from policies.rules.control_limit import ControlLimit, static
+from policies.rules.lookup import Lookup
+from policies.rules.max_under_deadline import MaxUnderDeadline
+from policies.rules.patient import Patient
+from policies.rules.per_kind import PerKind
+from policies.smdp.model import Problem
+from policies.smdp.table import save_table, solve_table
+from policies.types import Kind, SpecError
+
+P4 = load_profile("googlenet-tesla-p4")
+B = P4.max_batch_size
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("greedy", ControlLimit(1, B)),
+        ("serial", ControlLimit(1, 1)),
+        ("static:8", ControlLimit(8, 8)),
+        ("timeout:2.5", ControlLimit(B, B, 0.0025)),
+        ("timeout: 2.5 , max_wait_ms=1000", ControlLimit(B, B, 0.0025)),
+        ("max-under-deadline:slo_ms=100", MaxUnderDeadline(P4.service_times)),
+    ],
+)
+def test_a_spec_becomes_its_policy_with_its_waiting_bounded(text: str, inner: object) -> None:
+    assert choose(text, P4).policy == Patient(inner, B, 1.0)  # type: ignore[arg-type]
+
+
+def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
+    assert choose("static:8,max_wait_ms=inf", P4).policy == static(8)
+    assert choose("static:8", P4, max_wait=inf).policy == static(8)
+    assert choose("greedy,max_wait_ms=5", P4).policy == Patient(ControlLimit(1, B), B, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("clever", "unknown policy 'clever'"),
+        ("", "unknown policy ''"),
+        ("static", "static:VALUE"),
+        ("static:0", "below 1"),
+        ("static:33", r"within 1\.\.32"),
+        ("static:2.5", "not a whole number"),
+        ("static:eight", "'eight' is not a number"),
+        ("static:nan", "below 1"),
+        ("timeout:-1", "below 0"),
+        ("greedy:3", "takes no argument '3'"),
+        ("greedy:limit=3", "unknown key 'limit'"),
+        ("smdp:w2=-1", "below 0"),
+        ("smdp:w2=x", "'x' is not a number"),
+        ("max-under-deadline", "slo_ms=VALUE"),
+        ("greedy:max_wait_ms=soon", "'soon' is not a number"),
+        ("nowhere.json", "no policy file"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        choose(text, P4)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_profile_without_energies_cannot_weigh_power() -> None:
+    from dataclasses import replace
+
+    with pytest.raises(SpecError, match="no energies"):
+        choose("smdp:w2=1", replace(P4, energies=None))
+
+
+def test_flags_fill_what_the_spec_leaves_open_and_a_conflict_is_an_error() -> None:
+    assert choose("smdp", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
+    assert choose("greedy", P4, {"w2": "1.6"}).name == "greedy"
+    assert choose("smdp:w2=1.6", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
+    with pytest.raises(SpecError, match="give one"):
+        choose("smdp:w2=2", P4, {"w2": "1.6"})
+
+
+def test_only_a_spec_that_names_an_slo_has_one() -> None:
+    assert choose("greedy", P4).slo == inf
+    assert choose("max-under-deadline:slo_ms=100", P4).slo == pytest.approx(0.1)
+
+
+def test_the_literal_algorithm_counts_in_tumbling_seconds_and_the_others_forget() -> None:
+    assert isinstance(choose("rate-matching-literal", P4).monitor, TumblingMonitor)
+    for spec in ("greedy", "smdp", "rate-matching"):
+        assert isinstance(choose(spec, P4).monitor, ForgettingMonitor)
+
+
+def test_auto_and_smdp_are_tables_over_49_loads() -> None:
+    chosen = choose("auto", P4)
+    assert chosen.table is not None
+    assert [row.load for row in chosen.table.rows] == pytest.approx([0.02 * n for n in range(1, 50)])
+
+
+def test_a_lone_arrival_after_silence_is_below_half_the_lowest_row() -> None:
+    # its measured rate is one in the monitor's time constant; every shipped size of profile must see it as load < 0.01
+    for largest in (1, 4, 8, 32):
+        profile = P4.truncated(largest)
+        assert profile.load(1 / memory(profile)) < 0.01
+
+
+def test_a_policy_file_serves_and_one_for_larger_batches_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
+    chosen = choose(f"{path},max_wait_ms=inf", P4)
+    assert isinstance(chosen.policy, Lookup)
+    assert chosen.name == "file"
+    with pytest.raises(SpecError, match="above the maximum 8"):
+        choose(str(path), P4.truncated(8))
+    path.write_text(json.dumps({"schema": "other"}))
+    with pytest.raises(SpecError, match="malformed"):
+        choose(str(path), P4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "table"),
+    [
+        ("greedy", (0, *range(1, 33))),
+        ("static:2", (0, 0, 2)),
+        ("serial", (0, 1)),
+        ("rate-matching", (0, 0, 2, 3, 4, 5, *range(6, 33))),
+    ],
+)
+def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[int, ...]) -> None:
+    rate = 1.5 / P4.service_time(1) if spec == "rate-matching" else 100.0  # needs l(2) <= 2 / rate: 1.25 <= 1.81 ms
+    found = action_table(choose(spec, P4, max_wait=inf), rate)
+    assert found is not None
+    assert found[: len(table)] == table
+
+
+@pytest.mark.parametrize("spec", ["timeout:5", "max-under-deadline:slo_ms=9", "rate-matching-literal", "static:2"])
+def test_a_policy_that_looks_at_a_clock_has_none(spec: str) -> None:
+    assert action_table(choose(spec, P4, max_wait=1.0), 100.0) is None
+
+
+def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
+    chosen = choose("smdp:w2=1.6", P4, max_wait=inf)
+    assert chosen.table is not None
+    assert action_table(chosen, 0.7 * P4.capacity) == chosen.table.rows[34].batch_size
+    assert action_table(chosen, 0.001 * P4.capacity) == (0, *range(1, 33))
+    again = solved(chosen.table.rows[34].batch_size, P4)
+    assert action_table(again, 123.0) == chosen.table.rows[34].batch_size
+
+
+def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
+    policy, monitor = combine({"a": choose("greedy", P4), "b": choose("rate-matching-literal", P4)})
+    assert isinstance(policy, PerKind)
+    monitor.arrive(Kind("a"), 0.5)
+    monitor.arrive(Kind("b"), 0.5)
+    assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling one has no whole second yet"
+
+
+def test_every_name_in_the_catalog_parses_alone_or_says_what_it_needs() -> None:
+    for name in CATALOG:
+        assert parse_spec(name).name == name
