@@ -27,8 +27,8 @@ def _files(folder: Path) -> tuple[Path, Path]:
     sizes = {"batch_size": [1, 32], "service_time_s": [1e-6, 1e-6]}
     profile.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "instant", **sizes}))
     pixels = bytes(range(256)) * 588
-    entry = {"name": "image", "shape": [1, 224, 224, 3], "datatype": "UINT8"}
-    entry["parameters"] = {"binary_data_size": len(pixels)}
+    size = {"binary_data_size": len(pixels)}
+    entry = {"name": "image", "shape": [1, 224, 224, 3], "datatype": "UINT8", "parameters": size}
     outputs = [{"name": "logits", "parameters": {"classification": 1}}]
     document = json.dumps({"inputs": [entry], "outputs": outputs}).encode()
     (folder / "body").write_bytes(document + pixels)

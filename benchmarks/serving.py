@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 RECORDS = Path(__file__).parent / "records"
-BIN = Path(sys.executable).parent
+_MODULES = {"serve-model": "server.cli", "generate-load": "loadgen.cli", "profile-model": "profiler.cli"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Server:
 def serving(*arguments: str, ready_within: float = 120.0) -> Iterator[Server]:
     """Run serve-model with these arguments on a free port; end it by SIGTERM if it is still there."""
     port = _free_port()
-    command = [str(BIN / "serve-model"), *arguments, "--port", str(port)]
+    command = [*command_line("serve-model"), *arguments, "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stderr=log)
         try:
@@ -76,13 +76,22 @@ def _await_ready(process: "subprocess.Popen[bytes]", url: str, ready_within: flo
     raise RuntimeError(f"the server did not become ready: {log.read()}")
 
 
-def run_json(command: str, *arguments: str) -> dict[str, Any]:
-    """Run one of the project's commands with --json and read what it printed."""
-    done = subprocess.run([str(BIN / command), *arguments, "--json"], capture_output=True, text=True, check=False)
+def command_line(command: str) -> list[str]:
+    """How to run one of the project's commands, installed or not."""
+    return [sys.executable, "-m", _MODULES[command]]
+
+
+def run_json(command: str, *arguments: str, within: float | None = None) -> Any:
+    """Run one of the project's commands with --json, at most `within` s, and read what it printed.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    line = [*command_line(command), *arguments, "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=within)
     if done.returncode:
-        sys.exit(f"{command} {' '.join(arguments)}: {done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+        raise RuntimeError(f"{command} {' '.join(arguments)}: {done.stderr}")
+    return json.loads(done.stdout)
 
 
 def median_of_histogram(samples: dict[str, float]) -> float | None:

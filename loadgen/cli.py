@@ -219,4 +219,8 @@ def _print_json(content: Any) -> None:
 
 def main() -> None:
     """The console command generate-load."""
-    run(app)
+    run(app, "generate-load")
+
+
+if __name__ == "__main__":
+    main()

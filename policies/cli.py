@@ -188,4 +188,8 @@ def _print(answer: dict[str, Any], as_json: bool) -> None:
 
 def main() -> None:
     """The console entry point."""
-    run(app)
+    run(app, "solve-policy")
+
+
+if __name__ == "__main__":
+    main()

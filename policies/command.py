@@ -7,14 +7,13 @@ import typer
 from policies.types import SpecError
 
 
-def run(app: typer.Typer) -> None:
-    """Run a command to its exit code: 0, 2 for what the caller got wrong, 130 for Ctrl-C.
+def run(app: typer.Typer, name: str) -> None:
+    """Run the command called `name` to its exit code: 0, 2 for what the caller got wrong, 130 for Ctrl-C.
 
     Raises:
         SystemExit: always.
     """
     command = typer.main.get_command(app)
-    name = sys.argv[0].rpartition("/")[2]
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -183,4 +183,8 @@ def _fits(profile: Profile) -> Iterator[str]:
 
 def main() -> None:
     """The console entry point."""
-    run(app)
+    run(app, "profile-model")
+
+
+if __name__ == "__main__":
+    main()

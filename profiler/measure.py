@@ -184,6 +184,7 @@ async def measure(subject: Subject, plan: Plan, rng: np.random.Generator, on_pro
             if runs.fits(size, time.monotonic() - start):
                 await runs.repeat(size)
             on_progress(runs.progress(time.monotonic() - start))
+    on_progress(1.0)
     return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source)
 
 
@@ -235,11 +236,12 @@ class _Runs:
         return self.estimate(size).half_width <= plan.half_width
 
     def progress(self, elapsed: float) -> float:
-        """The share of the samples owed that were run; then of the sizes done, or of the time spent."""
+        """Half of it when the samples owed were run, all of it when every size is done or the time is up."""
         plan = self._plan
         owed = sum(plan.warm_ups) + sum(b * plan.owed(b) for b in plan.sizes)
         run = self._warm + sum(b * min(len(times), plan.owed(b)) for b, times in self._times.items())
-        return run / owed if run < owed else max(min(1.0, elapsed / plan.max_time), len(self._done) / len(plan.sizes))
+        spent = 1.0 if elapsed >= plan.max_time else elapsed / plan.max_time
+        return run / owed * (0.5 + 0.5 * max(spent, len(self._done) / len(plan.sizes)))
 
     def estimate(self, size: int) -> Estimate:
         kept = _without_outliers(np.asarray(self._times[size]))

@@ -1,10 +1,11 @@
 """serve-model: the composition root of the server."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -15,10 +16,12 @@ from prometheus_client import disable_created_metrics
 from policies.catalog import Chosen, choose
 from policies.command import run
 from policies.profile import Profile, load_profile
+from profiler import cache
+from profiler.first import first_profile
 from server.config import Settings, by_model, load_settings
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
-from server.energy import CountingMeter, EnergyMeter
+from server.energy import CountingMeter, EnergyMeter, NoMeter
 from server.executor import ThreadExecutor
 from server.gateway import create_app
 from server.inference import Inference
@@ -27,6 +30,8 @@ from server.metrics import Metrics
 from server.models import ServedModel, emulated_model
 
 _log = logging.getLogger("batchwright")
+_MEASURED_UP_TO = 32  # largest batch where neither a flag nor a profile says
+
 app = typer.Typer(add_completion=False)
 
 
@@ -50,40 +55,72 @@ def serve_model(
     settings = load_settings(flags, config)
     with bind(settings.host, settings.port) as bound:
         began = monotonic()
-        served, executor, meter, profiles = _prepare(settings)
-        chosen = _choose(settings, profiles)
-        metrics = Metrics({model: profile.energy_source for model, profile in profiles.items()})
-        dispatcher = Dispatcher(executor, chosen, metrics, monotonic, settings.queue_capacity)
-        inference = Inference(served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity)
-        _watch(metrics, dispatcher, executor.name, meter)
+        backend = _backend(settings)
+        chosen = _choose(settings, backend.profiles)
+        metrics = Metrics({model: profile.energy_source for model, profile in backend.profiles.items()})
+        dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, settings.queue_capacity)
+        inference = Inference(backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity)
+        _watch(metrics, dispatcher, backend)
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        serve(create_app(inference, version("batchwright")), dispatcher, bound)
+        serve(create_app(inference, cache.versions()["batchwright"]), dispatcher, bound)
 
 
-def _prepare(
-    settings: Settings,
-) -> tuple[dict[str, ServedModel], ThreadExecutor, EnergyMeter, dict[str, Profile]]:
+@dataclass(frozen=True)
+class _Backend:
+    """What runs the models.
+
+    Attributes:
+        served: the models by name.
+        executor: in front of their device.
+        meter: of the device.
+        profiles: by model; its largest size is the largest batch.
+    """
+
+    served: Mapping[str, ServedModel]
+    executor: ThreadExecutor
+    meter: EnergyMeter
+    profiles: Mapping[str, Profile]
+
+
+def _backend(settings: Settings) -> _Backend:
     given = {model: load_profile(name) for model, name in by_model(settings.profile, settings.models).items()}
-    if settings.device.startswith("emulated:"):
-        return _emulated(settings, given)
-    return _real(settings, given)
+    return (_emulated if settings.device.startswith("emulated:") else _real)(settings, given)
 
 
-def _emulated(
-    settings: Settings, given: Mapping[str, Profile]
-) -> tuple[dict[str, ServedModel], ThreadExecutor, EnergyMeter, dict[str, Profile]]:
+def _emulated(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
     played = load_profile(settings.device.removeprefix("emulated:")).truncated(settings.max_batch_size)
     meter = CountingMeter()
     device = EmulatedDevice(dict.fromkeys(settings.models, played), meter)
     served = {model: emulated_model(model, played.max_batch_size) for model in settings.models}
     profiles = {model: _fitting(given.get(model, played), played.max_batch_size) for model in settings.models}
-    return served, ThreadExecutor(device, settings.device), meter, profiles
+    return _Backend(served, ThreadExecutor(device, settings.device), meter, profiles)
 
 
-def _real(
-    settings: Settings, given: Mapping[str, Profile]
-) -> tuple[dict[str, ServedModel], ThreadExecutor, EnergyMeter, dict[str, Profile]]:
-    raise NotImplementedError
+def _real(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
+    # torch takes seconds to import, which an emulated device should not cost
+    from server import torch_device, torch_models
+
+    place, device_name = torch_device.resolve_device(settings.device)
+    largest = {model: _largest(settings, given.get(model)) for model in settings.models}
+    loaded = [torch_models.load(model, settings.weights, largest[model]) for model in settings.models]
+    executor = ThreadExecutor(torch_device.torch_device(loaded, place), device_name)
+    meter, tunes = NoMeter(), place.type == "cuda"
+    profiles = {}
+    for model, _ in loaded:
+        if model.name in given:
+            profiles[model.name] = _fitting(given[model.name], model.max_batch_size)
+        else:
+            key = cache.Key(model.name, device_name, model.max_batch_size, torch_device.settings(place))
+            profiles[model.name] = first_profile(executor, model, meter, key, tunes)
+        sizes = range(1, model.max_batch_size + 1) if tunes else (1, 2, model.max_batch_size)
+        asyncio.run(torch_device.warm_up(executor, model, sizes))
+    return _Backend({model.name: model for model, _ in loaded}, executor, meter, profiles)
+
+
+def _largest(settings: Settings, given: Profile | None) -> int:
+    if settings.max_batch_size is not None:
+        return settings.max_batch_size
+    return _MEASURED_UP_TO if given is None else given.max_batch_size
 
 
 def _fitting(profile: Profile, max_batch_size: int) -> Profile:
@@ -100,14 +137,18 @@ def _choose(settings: Settings, profiles: Mapping[str, Profile]) -> dict[str, Ch
     return chosen
 
 
-def _watch(metrics: Metrics, dispatcher: Dispatcher, device: str, meter: EnergyMeter) -> None:
+def _watch(metrics: Metrics, dispatcher: Dispatcher, backend: _Backend) -> None:
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, choice.name, choice.spec)
         metrics.watch(model, partial(dispatcher.queue_length, model), partial(dispatcher.arrival_rate, model))
-    metrics.watch_meter(device, meter)
+    metrics.watch_meter(backend.executor.name, backend.meter)
 
 
 def main() -> None:
     """The console entry point."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    run(app)
+    run(app, "serve-model")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """Settings of serve-model: command line over environment over file over defaults."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -44,9 +45,12 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
 
     @model_validator(mode="after")
-    def _models_are_distinct(self) -> Self:
+    def _models_are_names(self) -> Self:
         if len(set(self.models)) < len(self.models):
             raise ValueError(f"a model is named twice: {' '.join(self.models)}")
+        strange = [name for name in self.models if not re.fullmatch(r"[\w.-]+", name, re.ASCII)]
+        if strange:
+            raise ValueError(f"{strange[0]!r} is no torchvision model's name")
         return self
 
     @classmethod

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
     assert [entry[2] for entry in played[: len(before)]] == [entry[2] for entry in before]
     # both add the same instants; the virtual loop adds relative delays, so the last bits may differ
     np.testing.assert_allclose([e[:2] for e in played[: len(before)]], [e[:2] for e in before], rtol=0, atol=1e-9)
-    assert sorted(sum((entry[2] for entry in played), [])) == list(range(len(instants)))
+    assert sorted(chain(*(entry[2] for entry in played))) == list(range(len(instants)))
 
 
 def test_an_answer_tells_what_happened() -> None:

@@ -53,7 +53,8 @@ def test_a_small_batch_after_a_large_one_sees_none_of_it(device: TorchDevice, sa
 
 def test_rows_are_float32_and_each_owns_its_memory(device: TorchDevice, samples: list[Pixels]) -> None:
     first, second = device.serve(Batch("resnet18", samples[:2]))
-    assert (first.dtype, first.shape) == (np.float32, (1000,))
+    assert first.dtype == np.float32
+    assert first.shape == (1000,)
     assert first.base is None
     assert second.base is None
     assert not np.shares_memory(first, second)

@@ -31,7 +31,7 @@ def few_threads() -> Iterator[None]:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty hub cache, and no way to the network."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch_models, "cached_or_downloaded", lambda url, folder: _cached(url, folder))
+    monkeypatch.setattr(torch_models, "cached_or_downloaded", _cached)
     return tmp_path / "hub" / "checkpoints"
 
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ def pixels(seed: int = 0, n: int = 1) -> bytes:
 
 
 def infer(url: str, data: bytes, n: int = 1, **fields: Any) -> Reply:
-    entry = {"name": "image", "shape": [n, 224, 224, 3], "datatype": "UINT8"}
-    entry["parameters"] = {"binary_data_size": len(data)}
+    size = {"binary_data_size": len(data)}
+    entry = {"name": "image", "shape": [n, 224, 224, 3], "datatype": "UINT8", "parameters": size}
     document = json.dumps({"inputs": [entry], **fields}).encode()
     headers = {"Inference-Header-Content-Length": str(len(document))}
     return ask(url, "/v2/models/googlenet/infer", document + data, headers=headers)
@@ -90,7 +91,7 @@ def test_many_samples_in_one_call_are_answered_each_for_itself(server: Server) -
     alone = [infer(server.url, pixels(seed)).json["outputs"][0]["data"] for seed in range(3)]
     together = infer(server.url, b"".join(pixels(seed) for seed in range(3)), 3).json
     assert together["outputs"][0]["shape"] == [3, 1000]
-    assert together["outputs"][0]["data"] == sum(alone, [])
+    assert together["outputs"][0]["data"] == list(chain(*alone))
     assert set(together["parameters"]) == {"batch_size", "waiting_ms", "service_ms", "energy_mj", "energy_source"}
 
 

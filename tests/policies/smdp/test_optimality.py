@@ -42,7 +42,7 @@ def keeps_up(problem: Problem, table: Sequence[int]) -> bool:
     return problem.arrival_rate < table[-1] / problem.profile.service_time(table[-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -> None:
     least = solve(problem).gain * (1.0 - TOLERANCE)
@@ -51,7 +51,7 @@ def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -
             assert least <= evaluate(problem, table).gain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.data())
 def test_no_table_drawn_at_random_costs_less(problem: Problem, data: st.DataObject) -> None:
     largest = problem.profile.max_batch_size
@@ -61,7 +61,7 @@ def test_no_table_drawn_at_random_costs_less(problem: Problem, data: st.DataObje
     assert solution.gain * (1.0 - TOLERANCE) <= evaluate(problem, table).gain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_the_solved_table_is_worth_what_the_solver_says(problem: Problem) -> None:
     solution = solve(problem)
@@ -102,10 +102,14 @@ def transitions(problem: Problem, action: int, length: int) -> Floats:
 
 
 def costs(problem: Problem, action: int, length: int) -> Floats:
-    """Equation (11); infinite where fewer wait than the action launches."""
+    """Equation (11); infinite where fewer wait than the action launches, and for waiting at a full queue.
+
+    Were that allowed, turning everybody away for ever would be the best policy of the truncated queue. For the same
+    reason the weight of power must be small here: a queue that is always nearly full turns some away, and saves power.
+    """
     states = np.arange(length + 1)
     if action == 0:
-        return np.asarray(1e3 * problem.w1 * states / problem.arrival_rate**2)
+        return np.where(states == length, np.inf, 1e3 * problem.w1 * states / problem.arrival_rate**2)
     time, joules = problem.profile.service_time(action), problem.profile.energy(action)
     assert joules is not None
     held = states / problem.arrival_rate * time + time**2 / 2.0
@@ -129,12 +133,12 @@ def gain_by_value_iteration(problem: Problem, length: int) -> float:
 
 @pytest.mark.parametrize(
     ("load", "w2"),
-    [(0.1, 0.0), (0.3, 2.0), (0.6, 0.0), (0.6, 2.0), (0.6, 50.0), (0.75, 2.0)],
+    [(0.1, 0.0), (0.3, 2.0), (0.6, 0.0), (0.6, 2.0), (0.6, 10.0), (0.75, 2.0)],
 )
 def test_value_iteration_on_a_long_queue_agrees(load: float, w2: float) -> None:
     # neither throughput nor service time is monotone
     profile = Profile("uneven", (1.0e-3, 1.3e-3, 1.9e-3, 1.8e-3), energies=(0.03, 0.05, 0.06, 0.09))
     problem = Problem(profile, load * profile.capacity, 1.0, w2)
     # 2e-9: the gain lies within the span of 1e-9 at which the iteration stops. The truncation adds nothing: at load
-    # 0.75 the queue exceeds 100 with a probability near (1 + 2 x 0.25)^-100 / ..., far below 1e-12
+    # 0.75 the tail of the queue falls by a factor near 1 + 2 d / Var(N) = 1.7 a state, and 1.7^-100 is 1e-23
     assert solve(problem).gain == pytest.approx(gain_by_value_iteration(problem, 100), rel=2e-9)

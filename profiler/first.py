@@ -1,0 +1,60 @@
+"""The first profile: the cached one, or a quick measurement when there is none, so that a server can start at once."""
+
+import asyncio
+import logging
+from time import monotonic
+
+import numpy as np
+
+from policies.profile import Profile
+from profiler import cache
+from profiler.measure import Subject, measure, quick_plan
+from server.energy import EnergyMeter
+from server.executor import Executor
+from server.models import ServedModel, smooth_pictures
+
+_log = logging.getLogger("batchwright.profiler")
+
+
+def first_profile(
+    executor: Executor, model: ServedModel, meter: EnergyMeter, key: cache.Key, tunes_by_size: bool
+) -> Profile:
+    """The profile kept under `key`, else one measured now and kept.
+
+    Args:
+        executor: runs the model; nothing else uses it meanwhile.
+        model: what is measured.
+        meter: of its device.
+        key: where the profile is kept.
+        tunes_by_size: whether the device's first batch of any size is slow (cuDNN).
+    """
+    kept = cache.load(key)
+    if kept is not None:
+        _log.info("%s: profile from %s", model.name, key.path)
+        return kept
+    _log.info("%s: measuring a quick profile up to %d on %s", model.name, model.max_batch_size, key.device)
+    began = monotonic()
+    samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
+    plan = quick_plan(model.max_batch_size, tunes_by_size)
+    progress = _Progress(model.name)
+    measurement = asyncio.run(
+        measure(Subject(executor, model.name, samples, meter), plan, np.random.default_rng(0), progress)
+    )
+    about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.versions().items())])
+    profile = measurement.profile(f"{model.name}-{cache.slug(key.device)}", model.name, key.device, about)
+    cache.store(key, profile)
+    _log.info("%s: profiled in %.1f s, kept in %s", model.name, monotonic() - began, key.path)
+    return profile
+
+
+class _Progress:
+    """A log line at every quarter: a start-up has no terminal to draw a bar on."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._next = 0.25
+
+    def __call__(self, share: float) -> None:
+        if share >= self._next:
+            _log.info("%s: profile %d per cent done", self._model, round(100 * share))
+            self._next = share + 0.25

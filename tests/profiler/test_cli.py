@@ -1,0 +1,130 @@
+"""profile-model, from its command line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from policies.profile import load_profile
+from profiler import cache
+from profiler.cli import main
+
+P4 = "emulated:googlenet-tesla-p4"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Run":
+    return Run(monkeypatch, capsys)
+
+
+class Run:
+    """Calls main() as a shell would: exit code, stdout, stderr."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["/somewhere/profile-model", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, out, err
+
+
+def test_json_is_all_that_is_printed(run: Run) -> None:
+    code, out, err = run("net", "--device", P4, "--max-batch-size", "4", "--json")
+    profile = json.loads(out)
+    assert (code, err) == (0, "")
+    assert profile["schema"] == "batchwright.profile/1"
+    assert profile["batch_size"] == [1, 2, 3, 4]
+    assert profile["model"] == "net"
+    assert profile["device"] == P4
+    assert profile["source"] == "measured"
+
+
+def test_an_emulated_device_gives_its_own_profile_back(run: Run) -> None:
+    played = load_profile("googlenet-tesla-p4").truncated(6)
+    _, out, _ = run("net", "--device", P4, "--max-batch-size", "6", "--json")
+    profile = json.loads(out)
+    assert profile["energy_j"] == pytest.approx(played.energies, rel=1e-9)
+    assert profile["energy_source"] == "modelled"
+    # the device never ends early; how late it ends is the machine's affair
+    assert all(t >= played.service_time(b + 1) for b, t in enumerate(profile["service_time_s"]))
+
+
+def test_people_get_a_table_the_fits_and_the_place_of_the_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    code, out, err = run("net", "--device", P4, "--max-batch-size", "5", "--quick", "--output", str(path))
+    assert (code, err) == (0, "")
+    assert all(text in out for text in ("requests/s", "affine", "isotonic", f"written to {path}"))
+    assert load_profile(str(path)).max_batch_size == 5
+
+
+def test_a_plot_is_drawn(run: Run, tmp_path: Path) -> None:
+    run("net", "--device", P4, "--max-batch-size", "3", "--plot", str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_real_model_is_measured_and_kept_for_serve_model(run: Run, tmp_path: Path) -> None:
+    arguments = ("squeezenet1_1", "--device", "cpu", "--weights", "random", "--max-batch-size", "2", "--quick")
+    code, out, _ = run(*arguments, "--json")
+    profile = json.loads(out)
+    assert code == 0
+    assert profile["energy_source"] == "none"
+    assert "energy_j" not in profile
+    assert "weights random, torch " in profile["note"]
+    assert "threads" in profile["note"]
+    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(kept.read_text()) == profile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "MODEL"),
+        (("net", "--nonsense"), "--nonsense"),
+        (("net", "--max-batch-size", "0"), "--max-batch-size"),
+        (("net", "--device", "emulated:nothing"), "'nothing'"),
+        (("net", "--device", P4, "--max-batch-size", "33"), "outside 1..32"),
+        (("net", "--device", "tpu"), "'tpu'"),
+        (("net", "--device", "cuda:77"), "77"),
+        (("no-such-net", "--device", "cpu"), "'no-such-net'"),
+        (("squeezenet1_1", "--device", "cpu", "--weights", "nowhere.pt"), "nowhere.pt"),
+        (("net", "--device", P4, "--output", "/nowhere/p.json"), "/nowhere/p.json"),
+        (("net", "--device", P4, "--plot", "p.bmp"), ".bmp"),
+        (("net", "--device", P4, "--plot", "/"), "cannot write"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("profile-model: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_file_that_cannot_be_written_after_all_is_a_mistake_too(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(cache, "write_atomically", full)
+    code, _, err = run("net", "--device", P4, "--max-batch-size", "1", "--output", str(tmp_path / "p.json"))
+    assert code == 2
+    assert "No space left on device" in err
+
+
+def test_an_emulated_devices_profile_is_not_kept(run: Run, tmp_path: Path) -> None:
+    assert run("net", "--device", P4, "--max-batch-size", "1")[0] == 0
+    assert not (tmp_path / "cache").exists()

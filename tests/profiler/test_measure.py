@@ -1,0 +1,206 @@
+"""Measuring, against an executor whose service times are known to the last digit."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from math import isinf
+
+import numpy as np
+import pytest
+
+from policies.profile import parse_profile
+from profiler.measure import Measurement, Plan, Subject, full_plan, measure, quick_plan
+from server.energy import CountingMeter, NoMeter
+from server.executor import Batch, Completion
+
+ServiceTime = Callable[[int, int], float]  # batch size, how many of that size came before -> s
+
+
+class KnownExecutor:
+    """Completes every batch at once and reports the service time it is told."""
+
+    name = "known"
+
+    def __init__(self, service_time: ServiceTime, meter: CountingMeter | None = None) -> None:
+        self.sizes: list[int] = []
+        self.inputs: list[object] = []
+        self._service_time = service_time
+        self._meter = meter
+
+    def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+        size = len(batch.inputs)
+        seconds = self._service_time(size, self.sizes.count(size))
+        self.sizes.append(size)
+        self.inputs = list(batch.inputs)
+        if self._meter is not None:
+            self._meter.add(0.5 + 0.25 * size)
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        done.set_result(Completion([None] * size, 0.0, seconds))
+        return done
+
+
+def run(executor: KnownExecutor, plan: Plan, seed: int = 0, meter: CountingMeter | None = None) -> Measurement:
+    subject = Subject(executor, "net", ["a", "b", "c"], meter or NoMeter())
+    return asyncio.run(measure(subject, plan, np.random.default_rng(seed), lambda share: None))
+
+
+def affine(size: int, _: int) -> float:
+    return 0.25 * size + 0.5  # exact in binary: means are exact, too
+
+
+def test_known_service_times_are_recovered_exactly() -> None:
+    profile = run(KnownExecutor(affine), full_plan(6)).profile("n", "net", "here", "about")
+    assert profile.service_times == tuple(affine(b, 0) for b in range(1, 7))
+    assert profile.cvs == (0.0,) * 6
+    assert (profile.name, profile.model, profile.device, profile.source) == ("n", "net", "here", "measured")
+    assert profile.note.endswith("; about")
+    assert parse_profile(profile.to_json(), "written") == profile
+
+
+def test_a_quick_profile_has_every_size_by_linear_interpolation() -> None:
+    plan = quick_plan(20, tunes_by_size=False)
+    profile = run(KnownExecutor(affine), plan).profile("n", "net", "here")
+    assert plan.sizes == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    assert profile.service_times == pytest.approx([affine(b, 0) for b in range(1, 21)], rel=1e-12)
+    assert "linear between them" in profile.note
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "sizes"),
+    [
+        (1, (1,)),
+        (5, (1, 2, 3, 4, 5)),
+        (32, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)),
+        (128, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)),
+        (100, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100)),
+    ],
+)
+def test_the_quick_plan_takes_two_sizes_an_octave(max_batch_size: int, sizes: tuple[int, ...]) -> None:
+    assert quick_plan(max_batch_size, tunes_by_size=True).sizes == sizes
+    assert quick_plan(max_batch_size, tunes_by_size=True).warm_ups == sizes[::-1]
+
+
+def test_the_full_plan_takes_every_size() -> None:
+    assert full_plan(40).sizes == tuple(range(1, 41))
+
+
+def test_warm_ups_come_first_the_largest_before_all_and_do_not_count() -> None:
+    executor = KnownExecutor(lambda size, earlier: 100.0 if size in (1, 8) and earlier == 0 else affine(size, 0))
+    profile = run(executor, quick_plan(8, tunes_by_size=False)).profile("n", "net", "here")
+    assert executor.sizes[:5] == [8, 4, 3, 2, 1]
+    assert profile.service_times[0] == affine(1, 0)
+    assert profile.service_times[7] == affine(8, 0)
+
+
+def test_small_batches_are_repeated_more_often() -> None:
+    plan = quick_plan(16, tunes_by_size=False)
+    assert [plan.owed(b) for b in (1, 2, 3, 8, 16)] == [8, 4, 3, 1, 1]
+
+
+def test_the_order_is_random_but_reproducible() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        executor = KnownExecutor(affine)
+        run(executor, full_plan(8), seed)
+        orders.append(executor.sizes[16:24])  # after two warm-ups of each size
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(1, 9))
+    assert orders[0] != sorted(orders[0])
+
+
+def test_samples_are_taken_in_turn() -> None:
+    executor = KnownExecutor(affine)
+    run(executor, Plan((5,), ()))
+    assert executor.inputs == ["a", "b", "c", "a", "b"]
+
+
+def test_a_noisy_size_is_repeated_until_its_mean_is_known() -> None:
+    noise = np.random.default_rng(4).normal(1.0, 0.05, 1000)
+    executor = KnownExecutor(lambda size, earlier: 1.0 if size == 1 else 2.0 * float(noise[earlier]))
+    plan = Plan((1, 2), (), min_repeats=5, max_repeats=500)
+    calm, noisy = run(executor, plan).estimates
+    assert calm.repeats == 5
+    # (1.96 x 0.05 / 0.02)^2 = 24 repeats for 2 %; a small sample's own spread makes it a few less or more
+    assert 10 < noisy.repeats + noisy.outliers < 60
+    assert noisy.half_width <= 0.02
+    assert noisy.mean == pytest.approx(2.0, rel=0.04)
+    assert noisy.cv == pytest.approx(0.05, rel=0.5)
+
+
+def test_repeats_end_at_their_maximum() -> None:
+    noise = np.random.default_rng(4).uniform(0.5, 1.5, 100)
+    (estimate,) = run(KnownExecutor(lambda size, k: float(noise[k])), Plan((1,), (), max_repeats=12)).estimates
+    assert estimate.repeats + estimate.outliers == 12
+
+
+def test_only_what_is_owed_is_run_when_time_is_up() -> None:
+    executor = KnownExecutor(lambda size, k: 1.0 + k % 2)
+    (estimate,) = run(executor, Plan((1,), (), min_repeats=3, max_time=0.0)).estimates
+    assert estimate.repeats == 3
+
+
+def test_a_disturbed_repeat_is_dropped_and_said_so() -> None:
+    executor = KnownExecutor(lambda size, k: 9.0 if k == 2 else 1.0)
+    measurement = run(executor, Plan((1,), (), min_repeats=5))
+    (estimate,) = measurement.estimates
+    assert (estimate.mean, estimate.repeats, estimate.outliers) == (1.0, 4, 1)
+    assert "1 outliers of 5 repeats dropped" in measurement.profile("n", "net", "here").note
+
+
+def test_a_spread_that_is_the_devices_own_is_kept() -> None:
+    executor = KnownExecutor(lambda size, k: 1.0 if k % 2 else 2.0)
+    (estimate,) = run(executor, Plan((1,), (), min_repeats=10, max_repeats=10)).estimates
+    assert (estimate.mean, estimate.outliers) == (1.5, 0)
+
+
+def test_fewer_than_five_repeats_are_all_kept() -> None:
+    executor = KnownExecutor(lambda size, k: 7.0 if k == 0 else 1.0)
+    (estimate,) = run(executor, Plan((1,), (), min_repeats=3, max_repeats=3)).estimates
+    assert (estimate.mean, estimate.repeats) == (3.0, 3)
+
+
+def test_a_single_repeat_borrows_its_spread_from_its_neighbours() -> None:
+    plan = Plan((1, 2, 3), (), min_repeats=1, max_repeats=2, half_width=0.0)
+    estimates = run(KnownExecutor(lambda size, k: size * (1.0 + k)), plan).estimates
+    middle = replace(estimates[1], cv=None, half_width=float("inf"), repeats=1)
+    profile = Measurement((estimates[0], middle, estimates[2]), "none").profile("n", "net", "here")
+    assert profile.cvs is not None
+    assert profile.cvs[1] == pytest.approx(profile.cvs[0])
+    assert "single repeats have no confidence interval" in profile.note
+
+
+def test_single_repeats_alone_have_no_spread() -> None:
+    measurement = run(KnownExecutor(affine), Plan((1, 2), (), min_repeats=1, max_repeats=1))
+    assert isinf(measurement.estimates[0].half_width)
+    assert measurement.profile("n", "net", "here").cvs is None
+
+
+def test_metered_energy_is_the_batches_own_and_called_modelled() -> None:
+    meter = CountingMeter()
+    profile = run(KnownExecutor(affine, meter), full_plan(4), meter=meter).profile("n", "net", "here")
+    assert profile.energies == (0.75, 1.0, 1.25, 1.5)
+    assert profile.energy_source == "modelled"
+
+
+@pytest.mark.parametrize("meter", [None, CountingMeter()])
+def test_without_energy_the_profile_has_none(meter: CountingMeter | None) -> None:
+    profile = run(KnownExecutor(affine), full_plan(3), meter=meter).profile("n", "net", "here")
+    assert profile.energies is None
+    assert profile.energy_source == "none"
+
+
+def test_a_failing_device_fails_the_measurement() -> None:
+    def broken(size: int, earlier: int) -> float:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(KnownExecutor(broken), full_plan(2))
+
+
+def test_progress_only_grows_and_ends_at_one() -> None:
+    shares: list[float] = []
+    noise = np.random.default_rng(4).normal(1.0, 0.05, 1000)
+    subject = Subject(KnownExecutor(lambda size, k: float(noise[k])), "net", ["a"], NoMeter())
+    asyncio.run(measure(subject, full_plan(5), np.random.default_rng(0), shares.append))
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < shares[-1] == 1.0
