@@ -246,13 +246,11 @@ class Dispatcher:
         service = completion.finished - completion.started
         energy = self.chosen[model].profile.energy(size)
         self._metrics.batch(self._executor.name, self.chosen[model].name, done.launch, service, energy)
+        self._metrics.answered(self._executor.name, done.finished, self._clock())
+        share = None if energy is None else energy / size
         outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
-        now = self._clock()
         for request in done.finished:
-            waiting = request.started - request.arrival
-            self._metrics.answered(self._executor.name, request, waiting, now)
-            share = None if energy is None else energy / size
-            answer = Answer(outputs[request.id], size, waiting, service, share)
+            answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
             request.payload.call.answer(request.payload.index, answer)
 
     def _leave(self, call: _Call) -> None:

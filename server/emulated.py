@@ -1,6 +1,7 @@
 """An emulated device: a profile played in real time, with outputs by which a mixed-up answer is noticed."""
 
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,9 +38,6 @@ class EmulatedDevice:
 
     def _logits(self, sample: Any) -> Logits:
         """Noise turned and scaled by a checksum of the sample: nearly every other sample gives other logits."""
-        data = np.ascontiguousarray(sample).reshape(-1)
-        whole = data[: data.size // 8 * 8].view(np.uint64)
-        checksum = int(whole.sum()) + int(data[whole.size * 8 :].sum())
-        turn = checksum % CLASSES
-        scale = 1.0 + checksum // CLASSES % 997 / 997
+        checksum = zlib.adler32(sample)
+        turn, scale = checksum % CLASSES, 1.0 + checksum // CLASSES % 997 / 997
         return self._wheel[turn : turn + CLASSES] * np.float32(scale)

@@ -14,16 +14,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.catalog import Chosen, choose
 from policies.types import SpecError
 from server.dispatcher import Answer
 from server.encoding import decompress
 from server.errors import BadInputError, ServerError
-from server.http import ClientGoneError, facts, milliseconds, read_body
+from server.http import ClientGoneError, facts, headers_of, milliseconds, read_body
 from server.inference import MAX_BODY_BYTES, Inference
 from server.models import ServedModel
-from server.open_inference import open_inference_routes
+from server.open_inference import Documents, Infer, open_inference_routes
 from server.page import render_page
 
 _NO_ANSWER = Response(status_code=499)  # never sent: the client has gone
@@ -37,8 +38,22 @@ class PolicyChange(BaseModel):
     policy: str
 
 
-def create_app(inference: Inference, version: str) -> FastAPI:
-    """The whole HTTP surface over one dispatcher, which runs as long as the app does."""
+def create_app(inference: Inference, version: str) -> ASGIApp:
+    """The whole HTTP surface: the one hot route in front, FastAPI for all others.
+
+    FastAPI's layers cost more than the call itself where it is measured in microseconds.
+    """
+    infer = Infer(inference)
+    others = _create_others(inference, infer, version)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (infer if infer.matches(scope) else others)(scope, receive, send)
+
+    return app
+
+
+def _create_others(inference: Inference, infer: Infer, version: str) -> FastAPI:
+    """Every route, over one dispatcher that runs as long as the app does."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +64,7 @@ def create_app(inference: Inference, version: str) -> FastAPI:
             await app.state.loop
 
     app = FastAPI(title="Batchwright", version=version, lifespan=lifespan, redoc_url=None)
-    app.router.routes[:0] = open_inference_routes(inference, version)
+    app.router.routes[:0] = open_inference_routes(infer, Documents(inference, version))
     _add_error_handlers(app)
     _add_prediction(app, inference)
     _add_health(app, inference)
@@ -108,7 +123,7 @@ def _add_prediction(app: FastAPI, inference: Inference) -> None:
 
 
 async def _picture(request: Request, inference: Inference) -> bytes:
-    body = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
+    body = await read_body(headers_of(request.scope), request.receive, MAX_BODY_BYTES)
     encoding = request.headers.get("content-encoding")
     if encoding is not None:
         body = await inference.off_the_loop(decompress, body, encoding, MAX_BODY_BYTES)
@@ -179,7 +194,7 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
 
     @app.put("/admin/models/{model}/policy", openapi_extra=body, summary="Decide by another policy from now on")
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
-        change = _policy_change(await read_body(request.scope, request.receive, MAX_BODY_BYTES))
+        change = _policy_change(await read_body(headers_of(request.scope), request.receive, MAX_BODY_BYTES))
         return await swap(model, lambda _: change.policy)
 
     @app.post("/admin/models/{model}/solve", summary="Solve again for the profile at hand")

@@ -1,6 +1,6 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -15,25 +15,23 @@ class ClientGoneError(Exception):
     """The client closed the connection: there is nobody to answer."""
 
 
-def header(scope: Scope, name: bytes) -> str | None:
-    """A request header by its lower-case name; None when absent."""
-    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    for key, value in headers:
-        if key == name:
-            return value.decode("latin-1")
-    return None
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The request's headers by lower-case name; the last of equal ones counts."""
+    return dict(scope["headers"])
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
     """The whole request body.
 
     Raises:
         TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
         ClientGoneError: the client left in the middle.
     """
-    announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > max_bytes:
-        raise TooLargeError(f"the body has {announced} bytes, the limit is {max_bytes}; send fewer samples per call")
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise TooLargeError(
+            f"the body has {int(announced)} bytes, the limit is {max_bytes}; send fewer samples per call"
+        )
     chunks: list[bytes] = []
     size = 0
     while True:

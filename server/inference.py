@@ -87,8 +87,7 @@ class Inference:
         except ServerError as error:
             self._refused(model.name, error, n, began)
             raise
-        watcher = asyncio.ensure_future(disconnected(receive))
-        watcher.add_done_callback(lambda _: future.cancel())
+        watch = _Watch(receive, future)
         try:
             answers = await future
         except ServerError as error:
@@ -96,11 +95,11 @@ class Inference:
             raise
         except asyncio.CancelledError:
             self.metrics.outcome(model.name, "cancelled", n)
-            if watcher.done() and not watcher.cancelled():
+            if watch.client_gone:
                 raise ClientGoneError from None
             raise
         finally:
-            watcher.cancel()
+            watch.end()
         self._count(model.name, answers, asked - began, monotonic() - began)
         return answers
 
@@ -129,3 +128,33 @@ class Inference:
             energy_mj=1e3 * sum(energies) if energies else None,
             energy_source=self.dispatcher.chosen[model].profile.energy_source if energies else "none",
         )
+
+
+class _Watch:
+    """Cancels a call when its client closes the connection.
+
+    It begins to listen only after a while: most calls are answered before, and a task for each of them would cost
+    more than everything else that a call needs.
+    """
+
+    _AFTER = 0.02  # s
+
+    def __init__(self, receive: Receive, future: "asyncio.Future[Any]") -> None:
+        self._receive = receive
+        self._future = future
+        self._listener: asyncio.Task[None] | None = None
+        self._start = asyncio.get_running_loop().call_later(self._AFTER, self._listen)
+        self.client_gone = False
+
+    def end(self) -> None:
+        self._start.cancel()
+        if self._listener is not None:
+            self._listener.cancel()
+
+    def _listen(self) -> None:
+        self._listener = asyncio.ensure_future(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        await disconnected(self._receive)
+        self.client_gone = True
+        self._future.cancel()

@@ -1,6 +1,6 @@
 """Prometheus instruments, in base units, on a registry of their own."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -79,13 +79,18 @@ class Metrics:
         if energy is not None:
             self._energy.labels(model, device, self._energy_sources[model]).inc(energy)
 
-    def answered(self, device: str, request: Request, waiting: float, now: float) -> None:
-        """A request is served: waiting time and instant of the answer, s."""
-        model = request.kind.model
-        self._waiting.labels(model, device).observe(waiting)
-        self._response.labels(model, device).observe(now - request.arrival)
-        if now > request.deadline:
-            self._missed.labels(model).inc()
+    def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
+        """Requests of one model are served; `now` is the instant of their answers, s."""
+        if not requests:
+            return
+        model = requests[0].kind.model
+        waiting, response = self._waiting.labels(model, device), self._response.labels(model, device)
+        for request in requests:
+            waiting.observe(request.started - request.arrival)
+            response.observe(now - request.arrival)
+        late = sum(now > request.deadline for request in requests)
+        if late:
+            self._missed.labels(model).inc(late)
 
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
         """What came of `n` requests: ok, bad_input, rejected, expired, cancelled or failed."""

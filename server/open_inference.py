@@ -1,5 +1,8 @@
 """The routes of the Open Inference Protocol v2."""
 
+import logging
+import re
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -23,12 +26,13 @@ from server.documents import (
 )
 from server.encoding import compress, decompress
 from server.errors import NotFoundError, ServerError
-from server.http import ClientGoneError, Headers, header, read_body, respond, respond_error
+from server.http import ClientGoneError, Headers, headers_of, read_body, respond, respond_error
 from server.inference import MAX_BODY_BYTES, Inference
 from server.models import ServedModel
 from server.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.tensors import RAW, TensorSpec
 
+_log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
 _LONG_JSON = 65536  # bytes; reading more takes milliseconds
 
@@ -46,42 +50,54 @@ def model_facts(model: ServedModel) -> ModelFacts:
 
 
 class Infer:
-    """POST /v2/models/{m}/infer on bare ASGI: this is the route that has to be fast."""
+    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI: this is the route that has to be fast."""
+
+    _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
         self._facts = {name: model_facts(model) for name, model in inference.models.items()}
 
+    def matches(self, scope: Scope) -> bool:
+        """Whether the request is one of ours."""
+        return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call."""
+        """Answer one call; whatever goes wrong is answered too."""
         began = monotonic()
-        name = scope["path_params"]["model"]
+        path = self._PATH.fullmatch(scope["path"])
+        name, version = path.groups() if path else ("", None)
         try:
+            _check_version(version)
             await self._answer(name, scope, receive, send, began)
         except ServerError as error:
             self._inference.bad_input(name, error, began)
             await respond_error(send, error)
         except ClientGoneError:
             return
+        except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
+            _log.exception("a call failed")
+            await respond_error(send, ServerError("internal error; the server's log has the details"))
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send, began: float) -> None:
-        _check_version(scope["path_params"])
         model = self._inference.model(name)
-        call = await self._read(model, scope, receive)
+        headers = headers_of(scope)
+        call = await self._read(model, headers, receive)
         inputs = await self._samples(model, call)
         answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
         logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
         parameters = self._inference.describe(name, answers)
         body, length = render_infer(call, name, {"logits": logits}, model.labels, parameters)
-        await _send(scope, send, body, length)
+        await _send(send, body, length, headers.get(b"accept-encoding"))
 
-    async def _read(self, model: ServedModel, scope: Scope, receive: Receive) -> InferCall:
-        length = parse_header_length(header(scope, b"inference-header-content-length"))
-        body = await read_body(scope, receive, MAX_BODY_BYTES)
-        encoding = header(scope, b"content-encoding")
+    async def _read(self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive) -> InferCall:
+        announced = headers.get(b"inference-header-content-length")
+        length = parse_header_length(None if announced is None else announced.decode("latin-1"))
+        body = await read_body(headers, receive, MAX_BODY_BYTES)
+        encoding = headers.get(b"content-encoding")
         if encoding is not None:
-            body = await self._inference.off_the_loop(decompress, body, encoding, MAX_BODY_BYTES)
+            body = await self._inference.off_the_loop(decompress, body, encoding.decode("latin-1"), MAX_BODY_BYTES)
         facts = self._facts[model.name]
         parse = partial(parse_infer, body, length, facts.input, ["logits"], self._inference.capacity)
         document = len(body) if length is None else length
@@ -95,20 +111,20 @@ class Infer:
         return await self._inference.decode(read, tensor.data)
 
 
-async def _send(scope: Scope, send: Send, body: bytes, length: int | None) -> None:
+async def _send(send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
     headers: Headers = []
     if length is not None:
         headers.append((b"inference-header-content-length", str(length).encode()))
-    if len(body) > _SMALL:
-        body, encoding = compress(body, header(scope, b"accept-encoding"))
+    if accepted is not None and len(body) > _SMALL:
+        body, encoding = compress(body, accepted.decode("latin-1"))
         if encoding is not None:
             headers.append((b"content-encoding", encoding.encode()))
     await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
 
 
-def _check_version(path_params: dict[str, Any]) -> None:
-    if path_params.get("version", VERSION) != VERSION:
-        raise NotFoundError(f"no version {path_params['version'][:20]!r} of the model; there is {VERSION}")
+def _check_version(version: str | None) -> None:
+    if version not in (None, VERSION):
+        raise NotFoundError(f"no version {version[:20]!r} of the model; there is {VERSION}")
 
 
 class Documents:
@@ -120,7 +136,7 @@ class Documents:
         self._version = version
 
     def _model(self, request: Request) -> ServedModel:
-        _check_version(request.path_params)
+        _check_version(request.path_params.get("version"))
         return self._inference.model(request.path_params["model"])
 
     async def server(self, _: Request) -> Response:
@@ -159,20 +175,18 @@ class Documents:
         return Response(orjson.dumps(entries), media_type="application/json")
 
 
-def open_inference_routes(inference: Inference, version: str) -> list[BaseRoute]:
-    """All routes of the protocol, the hot one first."""
-    infer, documents = Infer(inference), Documents(inference, version)
+def open_inference_routes(infer: Infer, documents: Documents) -> list[BaseRoute]:
+    """All routes of the protocol."""
     of_model = [("/ready", documents.ready), ("/config", documents.config), ("/stats", documents.model_statistics)]
     routes: list[BaseRoute] = []
     for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes.append(Route(f"{base}/infer", infer, methods=["POST"]))
         routes += [Route(base + path, handler, methods=["GET"]) for path, handler in of_model]
     return [
-        routes[0],
         Route("/v2", documents.server, methods=["GET"]),
         Route("/v2/models/stats", documents.all_statistics, methods=["GET"]),
         Route("/v2/repository/index", documents.index, methods=["POST"]),
-        *routes[1:],
+        *routes,
         Route("/v2/models/{model}", documents.metadata, methods=["GET"]),
         Route("/v2/models/{model}/versions/{version}", documents.metadata, methods=["GET"]),
     ]

@@ -247,7 +247,7 @@ def _best_classes(values: NDArray[np.float32], most: int, labels: Sequence[str] 
     first = count - min(most, count)
     texts: list[str] = []
     for row in values:
-        best = row.argpartition(first)[first:]
+        best = row.argpartition(first)[first:] if most > 1 else row.argmax(keepdims=True)
         ranked = sorted(zip((-row[best]).tolist(), best.tolist(), strict=True))
         texts += [f"{-value:f}:{index}{_suffix(labels, index)}" for value, index in ranked]
     return texts

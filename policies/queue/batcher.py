@@ -64,7 +64,7 @@ class Batcher:
             if request in place:
                 place.remove(request)
                 return True
-        if request in self._in_service:
+        if request in self._in_service and request.id not in self._left:
             self._left.add(request.id)
             return True
         return False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.smdp.model import Problem
+from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution, solve
 from policies.types import SpecError
 
@@ -79,10 +79,10 @@ def solve_table(problem: Problem, loads: Sequence[float]) -> PolicyTable:
     Raises:
         SpecError: a load is outside (0, 1), or the problem is malformed.
     """
-    profile = problem.profile.truncated(problem.max_batch_size)
-    solutions = (solve(replace(problem, arrival_rate=load * profile.capacity)) for load in loads)
+    model = build_model(problem)
+    solutions = (solve(replace(problem, arrival_rate=load * model.capacity)) for load in loads)
     rows = tuple(_row(solution) for solution in solutions)
-    return PolicyTable(profile.name, problem.w1, problem.w2, profile.max_batch_size, rows)
+    return PolicyTable(problem.profile.name, problem.w1, problem.w2, model.max_batch_size, rows)
 
 
 def _row(solution: Solution) -> TableRow:
