@@ -1,6 +1,7 @@
 """The gateway's ceiling: one server process, an emulated device of a microsecond, wrk with 32 kept-alive connections.
 
-Open Inference Protocol, one 150,528-byte picture a call, classification output. Needs Debian's wrk.
+Open Inference Protocol, one 150,528-byte picture a call, classification output; beside it, in turn, the yardstick of
+benchmarks/bare.py, which reads the same body and answers trivially. Needs Debian's wrk.
 """
 
 import json
@@ -9,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from statistics import median
 
-from benchmarks.serving import save, serving
+from benchmarks.serving import bare, save, serving
 
 _LUA = """
 local file = io.open("{body}", "rb")
@@ -37,23 +40,35 @@ def _files(folder: Path) -> tuple[Path, Path]:
     return profile, script
 
 
+def _wrk(url: str, script: Path) -> dict[str, float]:
+    command = ["wrk", "-t1", "-c32", "-d10s", "--latency", "-s", str(script), f"{url}/v2/models/googlenet/infer"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    bad = re.findall(r"Non-2xx or 3xx responses: (\d+)", text)
+    rate = float(re.findall(r"Requests/sec:\s+([\d.]+)", text)[0])
+    return {"requests_per_s": rate, "not_200": int(bad[0]) if bad else 0}
+
+
 def main() -> None:
-    """Print and record requests a second, and the CPU time of an idle server."""
+    """Print and record requests a second, ours and the yardstick's in turn, and the CPU time of an idle server."""
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed: apt-get install wrk")
     with tempfile.TemporaryDirectory() as name:
         profile, script = _files(Path(name))
-        with serving("googlenet", "--device", f"emulated:{profile}", "--policy", "greedy") as server:
+        ours, yardstick = [], []
+        with (
+            serving("googlenet", "--device", f"emulated:{profile}", "--policy", "greedy") as server,
+            bare(str(profile)) as other,
+        ):
             idle = server.cpu_seconds()
-            subprocess.run(["sleep", "10"], check=True)
+            time.sleep(10)
             idle = (server.cpu_seconds() - idle) / 10
-            url = f"{server.url}/v2/models/googlenet/infer"
-            command = ["wrk", "-t1", "-c32", "-d15s", "--latency", "-s", str(script), url]
-            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rate = float(re.findall(r"Requests/sec:\s+([\d.]+)", text)[0])
-    bad = re.findall(r"Non-2xx or 3xx responses: (\d+)", text)
-    save("ceiling", {"requests_per_s": rate, "not_200": int(bad[0]) if bad else 0, "idle_cpu_share": idle})
-    print(text, f"idle CPU: {100 * idle:.2f} per cent of a core", sep="\n")
+            for _ in range(3):
+                yardstick.append(_wrk(other.url, script))
+                ours.append(_wrk(server.url, script))
+    ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, yardstick, strict=True))
+    record = {"ours": ours, "bare": yardstick, "median_ratio": ratio, "idle_cpu_share": idle}
+    save("ceiling", record)
+    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

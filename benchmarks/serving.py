@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,12 +41,11 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, ready_within: float = 120.0) -> Iterator[Server]:
-    """Run serve-model with these arguments on a free port; end it by SIGTERM if it is still there."""
+def running(*command: str, ready_within: float = 120.0) -> Iterator[Server]:
+    """Run a server's command line on a free port until it is ready; end it by SIGTERM if it is still there."""
     port = _free_port()
-    command = [*command_line("serve-model"), *arguments, "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stderr=log)
+        process = subprocess.Popen([*command, "--port", str(port)], stderr=log)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}", ready_within, log)
             yield Server(f"http://127.0.0.1:{port}", process)
@@ -54,6 +53,16 @@ def serving(*arguments: str, ready_within: float = 120.0) -> Iterator[Server]:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+def serving(*arguments: str, ready_within: float = 120.0) -> AbstractContextManager[Server]:
+    """Run serve-model with these arguments."""
+    return running(*command_line("serve-model"), *arguments, ready_within=ready_within)
+
+
+def bare(profile: str) -> AbstractContextManager[Server]:
+    """Run the yardstick, benchmarks/bare.py, on a profile."""
+    return running(sys.executable, "-W", "ignore", "-m", "benchmarks.bare", "--profile", profile)
 
 
 def _free_port() -> int:

@@ -37,7 +37,10 @@ class EmulatedDevice:
         return outputs
 
     def _logits(self, sample: Any) -> Logits:
-        """Noise turned and scaled by a checksum of the sample: nearly every other sample gives other logits."""
-        checksum = zlib.adler32(sample)
+        """Noise turned and scaled by a checksum of every 61st byte: nearly every other sample gives other logits.
+
+        So few bytes, because this thread shares the interpreter with the gateway, which is answering just then.
+        """
+        checksum = zlib.crc32(sample.reshape(-1)[::61].tobytes())
         turn, scale = checksum % CLASSES, 1.0 + checksum // CLASSES % 997 / 997
         return self._wheel[turn : turn + CLASSES] * np.float32(scale)

@@ -29,11 +29,10 @@ def test_outputs_depend_on_each_input_alone_and_differ_between_inputs() -> None:
     assert all(not np.array_equal(alone[i], alone[j]) for i in range(3) for j in range(i))
 
 
-def test_one_changed_pixel_changes_the_answer() -> None:
-    changed = sample(0)
-    changed[100, 100, 1] ^= 1
-    first, second = device().serve(Batch("m", [sample(0)])), device().serve(Batch("m", [changed]))
-    assert not np.array_equal(first[0], second[0])
+def test_a_thousand_pictures_have_a_thousand_answers() -> None:
+    emulated = device()
+    answers = {emulated.serve(Batch("m", [sample(n)]))[0].tobytes() for n in range(1000)}
+    assert len(answers) >= 999  # a million checksums are told apart: one pair in two thousand tries may meet
 
 
 def test_the_meter_counts_what_the_profile_charges() -> None:

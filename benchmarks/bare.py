@@ -1,0 +1,68 @@
+"""The yardstick: FastAPI and the shortest greedy batcher that works, on the same emulated device and the same bodies.
+
+What it takes beyond the simulated response time is what HTTP and the interpreter cost on the machine of the day.
+"""
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+
+from policies.profile import Profile, load_profile
+
+
+def create(profile: Profile) -> FastAPI:
+    """An app that batches greedily: whoever waits goes when the device is free."""
+    app = FastAPI()
+    waiting: list[asyncio.Future[int]] = []
+    arrived = asyncio.Event()
+
+    async def serve() -> None:
+        while True:
+            await arrived.wait()
+            batch, waiting[:] = waiting[: profile.max_batch_size], waiting[profile.max_batch_size :]
+            if not waiting:
+                arrived.clear()
+            await asyncio.to_thread(time.sleep, profile.service_time(len(batch)))
+            for future in batch:
+                future.set_result(len(batch))
+
+    @app.on_event("startup")
+    async def start() -> None:
+        app.state.loop = asyncio.create_task(serve())
+
+    @app.get("/v2/health/ready")
+    async def ready() -> dict[str, bool]:
+        return {"ready": True}
+
+    @app.post("/v2/models/{model}/infer")
+    async def infer(model: str, request: Request) -> dict[str, Any]:
+        await request.body()
+        waiting.append(asyncio.get_running_loop().create_future())
+        arrived.set()
+        size = await waiting[-1]
+        return {"model_name": model, "parameters": {"batch_size": size}, "outputs": []}
+
+    @app.get("/v2/models/{model}")
+    async def metadata(model: str) -> dict[str, Any]:
+        image = {"name": "image", "datatype": "UINT8", "shape": [-1, 224, 224, 3]}
+        logits = {"name": "logits", "datatype": "FP32", "shape": [-1, 1000]}
+        return {"name": model, "inputs": [image], "outputs": [logits]}
+
+    return app
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    chosen = parser.parse_args()
+    uvicorn.run(create(load_profile(chosen.profile)), port=chosen.port, log_level="error", access_log=False)
+
+
+if __name__ == "__main__":
+    main()
