@@ -6,6 +6,8 @@ What it takes beyond the simulated response time is what HTTP and the interprete
 import argparse
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -14,25 +16,30 @@ from fastapi import FastAPI, Request
 from policies.profile import Profile, load_profile
 
 
+async def serve(profile: Profile, waiting: list["asyncio.Future[int]"], arrived: asyncio.Event) -> None:
+    """Whoever waits goes when the device is free."""
+    while True:
+        await arrived.wait()
+        batch, waiting[:] = waiting[: profile.max_batch_size], waiting[profile.max_batch_size :]
+        if not waiting:
+            arrived.clear()
+        await asyncio.to_thread(time.sleep, profile.service_time(len(batch)))
+        for future in batch:
+            future.set_result(len(batch))
+
+
 def create(profile: Profile) -> FastAPI:
-    """An app that batches greedily: whoever waits goes when the device is free."""
-    app = FastAPI()
+    """An app in front of that loop."""
     waiting: list[asyncio.Future[int]] = []
     arrived = asyncio.Event()
 
-    async def serve() -> None:
-        while True:
-            await arrived.wait()
-            batch, waiting[:] = waiting[: profile.max_batch_size], waiting[profile.max_batch_size :]
-            if not waiting:
-                arrived.clear()
-            await asyncio.to_thread(time.sleep, profile.service_time(len(batch)))
-            for future in batch:
-                future.set_result(len(batch))
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.create_task(serve(profile, waiting, arrived))
+        yield
+        loop.cancel()
 
-    @app.on_event("startup")
-    async def start() -> None:
-        app.state.loop = asyncio.create_task(serve())
+    app = FastAPI(lifespan=lifespan)
 
     @app.get("/v2/health/ready")
     async def ready() -> dict[str, bool]:

@@ -62,7 +62,7 @@ def serving(*arguments: str, ready_within: float = 120.0) -> AbstractContextMana
 
 def bare(profile: str) -> AbstractContextManager[Server]:
     """Run the yardstick, benchmarks/bare.py, on a profile."""
-    return running(sys.executable, "-W", "ignore", "-m", "benchmarks.bare", "--profile", profile)
+    return running(sys.executable, "-m", "benchmarks.bare", "--profile", profile)
 
 
 def _free_port() -> int:
