@@ -39,6 +39,7 @@ format: $(STAMP)  ## rewrite the code in the house style
 bench: $(STAMP)  ## measure live against simulated on an emulated device (about 15 minutes, can be resumed)
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.ceiling
+	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
 
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/

@@ -21,7 +21,7 @@ from policies.types import SpecError
 from server.dispatcher import Answer
 from server.encoding import decompress
 from server.errors import BadInputError, ServerError
-from server.http import ClientGoneError, facts, headers_of, milliseconds, read_body
+from server.http import ClientGoneError, headers_of, milliseconds, read_body
 from server.inference import MAX_BODY_BYTES, Inference
 from server.models import ServedModel
 from server.open_inference import Documents, Infer, open_inference_routes
@@ -215,12 +215,12 @@ def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
     rows = [] if chosen.table is None else chosen.table.rows
     row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate), default=None)
     response = None if row is None else row.mean_response_time
-    return facts(
-        name=chosen.name,
-        spec=chosen.spec,
-        parameters=dict(chosen.parameters),
-        rows=[{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
-        expected_response_time_ms=None if response is None else 1e3 * response,
-        expected_power_w=None if row is None else row.mean_power,
-        arrival_rate_hz=arrival_rate,
-    )
+    return {
+        "name": chosen.name,
+        "spec": chosen.spec,
+        "parameters": dict(chosen.parameters),
+        "rows": [{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
+        "expected_response_time_ms": None if response is None else 1e3 * response,
+        "expected_power_w": None if row is None else row.mean_power,
+        "arrival_rate_hz": arrival_rate,
+    }

@@ -1,7 +1,6 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -86,8 +85,3 @@ def milliseconds(text: str | None) -> float | None:
     if not 0.0 < value < 1e9:
         raise BadInputError(f"X-Timeout-Ms is {text[:20]!r}; send the milliseconds that the client will wait, above 0")
     return value / 1e3
-
-
-def facts(**values: Any) -> dict[str, Any]:
-    """Rounded numbers for people: what is not a float passes through."""
-    return {key: round(value, 3) if isinstance(value, float) else value for key, value in values.items()}

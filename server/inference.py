@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from server.dispatcher import Answer, Dispatcher
 from server.errors import BadInputError, NotFoundError, ServerError
-from server.http import ClientGoneError, disconnected, facts
+from server.http import ClientGoneError, disconnected
 from server.metrics import Metrics
 from server.models import ServedModel
 
@@ -121,13 +121,13 @@ class Inference:
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """What happened to a call: the largest batch, the longest times, the energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
-        return facts(
-            batch_size=max(answer.batch_size for answer in answers),
-            waiting_ms=1e3 * max(answer.waiting for answer in answers),
-            service_ms=1e3 * max(answer.service for answer in answers),
-            energy_mj=1e3 * sum(energies) if energies else None,
-            energy_source=self.dispatcher.chosen[model].profile.energy_source if energies else "none",
-        )
+        return {
+            "batch_size": max(answer.batch_size for answer in answers),
+            "waiting_ms": round(1e3 * max(answer.waiting for answer in answers), 3),
+            "service_ms": round(1e3 * max(answer.service for answer in answers), 3),
+            "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
+            "energy_source": self.dispatcher.chosen[model].profile.energy_source if energies else "none",
+        }
 
 
 class _Watch:

@@ -1,6 +1,7 @@
 """From a bound socket to exit code 0: uvicorn on uvloop, and what SIGTERM means here."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -85,6 +86,8 @@ def serve(app: ASGIApp, dispatcher: Dispatcher, bound: socket.socket) -> None:
 
     A second signal does not wait for the answers.
     """
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: no collection need walk through it again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(app, dispatcher, bound))
 

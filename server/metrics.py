@@ -39,6 +39,7 @@ class Metrics:
 
         served = ("model", "device")
         self._requests = counter("requests", "Requests by what came of them", "model", "outcome")
+        self._outcomes: dict[tuple[str, str], Counter] = {}
         self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
         self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
@@ -94,7 +95,10 @@ class Metrics:
 
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
         """What came of `n` requests: ok, bad_input, rejected, expired, cancelled or failed."""
-        self._requests.labels(model, outcome).inc(n)
+        child = self._outcomes.get((model, outcome))
+        if child is None:  # finding a child costs more than counting, and this is once a call
+            child = self._outcomes[model, outcome] = self._requests.labels(model, outcome)
+        child.inc(n)
 
     def rejected(self, model: str, reason: str, n: int) -> None:
         """`n` requests were not admitted."""
