@@ -4,7 +4,8 @@ FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 RUN apt-get update \
     && apt-get install -y --no-install-recommends make python3 python3-venv \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 10001 batchwright
+    && useradd --create-home --uid 10001 batchwright \
+    && mkdir /home/batchwright/.cache && chown batchwright: /home/batchwright/.cache
 
 WORKDIR /opt/batchwright
 COPY . .

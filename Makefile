@@ -43,6 +43,6 @@ bench: $(STAMP)  ## measure live against simulated on an emulated device (about 
 	$(BIN)/python -m benchmarks.live_against_simulated
 
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
-	$(PYTHON) -m benchmarks.gpu
+	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
 .PHONY: help install serve test check format bench gpu

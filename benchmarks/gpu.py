@@ -43,10 +43,11 @@ def versions() -> dict[str, str]:
 
 def run_tests() -> str:
     """The last line of the tests marked gpu."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "tests/gpu", "-p", "no:cacheprovider"]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    print(done.stdout[-2000:], flush=True)
-    return done.stdout.strip().rpartition("\n")[2]
+    print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
+    return done.stdout.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}"
 
 
 def profile(model: str) -> dict[str, Any]:
@@ -78,7 +79,8 @@ def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [f"# {record['device']}, {record['date']}", "", f"{record['versions']}", "", f"tests: {record['tests']}"]
     for model, part in record["models"].items():
-        times = part["profile"]["service_time_s"]
+        lines += [f"failed: {part['failed']}"] if "failed" in part else []
+        times = part.get("profile", {"service_time_s": []})["service_time_s"]
         lines += ["", f"## {model}", "", "| b | l(b), ms | requests/s |", "|---|---|---|"]
         sizes = [b for b in (1, 2, 4, 8, 16, 32, 64) if b <= len(times)]
         lines += [f"| {b} | {1e3 * times[b - 1]:.3f} | {b / times[b - 1]:.0f} |" for b in sizes]
@@ -86,7 +88,7 @@ def table(record: dict[str, Any]) -> str:
         lines += [
             f"| {r['offered_hz']} | {r['throughput_hz']:.0f} | {r['mean_ms']:.2f} | {r['p99_ms']:.2f} "
             f"| {r['mean_batch_size']:.1f} |"
-            for r in part["throughput"]
+            for r in part.get("throughput", [])
         ]
     return "\n".join(lines) + "\n"
 
@@ -96,17 +98,25 @@ def main() -> None:
     began = time.monotonic()
     gpu = find_gpu()
     if gpu is None:
-        print("no CUDA device here: nothing to measure")
+        print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure")
         return
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     record: dict[str, Any] = {"device": gpu, "date": today, "versions": versions(), "tests": run_tests(), "models": {}}
     name = f"gpu-{gpu.lower().replace(' ', '-')}"
     for number, model in enumerate(MODELS, 1):
         until = began + BUDGET * (0.1 + 0.4 * number)
-        record["models"][model] = {"profile": profile(model), "throughput": throughput(model, until)}
+        part: dict[str, Any] = {}
+        record["models"][model] = part
+        try:
+            part["profile"] = profile(model)
+            part["throughput"] = throughput(model, until)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            part["failed"] = str(error)  # what there is, is kept
         save(name, record)
     (RECORDS / f"{name}.md").write_text(table(record))
     print(table(record))
+    failed = any("failed" in part for part in record["models"].values()) or "passed" not in record["tests"]
+    sys.exit(1 if failed or "failed" in record["tests"] else 0)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ async def _compare(base: str, model: str, pictures: list[bytes], corrupt: int) -
         sent = [*((n, p) for n, p in enumerate(pictures)), *((-1, p[: len(p) // 2]) for p in pictures[:corrupt])]
         shuffled = [sent[i] for i in rng.permutation(len(sent))]
         answers = await asyncio.gather(*(_ask(session, infer, picture) for _, picture in shuffled))
+        if swapping.done():
+            swapping.result()  # a failed swap would leave batch sizes to chance
         swapping.cancel()
         async with session.get(f"{base}/v2/models/{model}/stats") as response:
             stats = (await response.json())["model_stats"][0]

@@ -4,7 +4,7 @@ A new policy is one file in rules/ and one line in `CATALOG`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -61,7 +61,7 @@ class Spec:
     def whole(self, key: str, low: int, high: int) -> int:
         """The parameter `key` (or "ARG") as a whole number within low..high."""
         value = self.number(key, low=low)
-        if value != int(value) or value > high:
+        if value > high or value != int(value):
             raise SpecError(f"policy {self.text!r}: {value:g} is not a whole number within {low}..{high}")
         return int(value)
 
@@ -82,6 +82,7 @@ class Chosen:
         monitor: measures the arrival rate in the way the policy wants it.
         slo: promised response time, s; inf where the spec names none.
         table: the solved table, where there is one.
+        defaults: what filled the keys that the spec leaves open; choosing again must use the same.
     """
 
     spec: str
@@ -92,6 +93,7 @@ class Chosen:
     monitor: Monitor
     slo: float = inf
     table: PolicyTable | None = None
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def parse_spec(text: str) -> Spec:
     arg = words.pop(0) if words and "=" not in words[0] else None
     pairs = [word.partition("=") for word in words]
     spec = Spec(text, name, arg, {key.strip(): value.strip() for key, _, value in pairs})
+    if len(spec.parameters) < len(pairs):
+        raise SpecError(f"policy {text!r} gives a key twice; give it once")
     _check(spec)
     return spec
 
@@ -168,6 +172,7 @@ def choose(
         monitor=TumblingMonitor() if isinstance(inner, RateMatchingLiteral) else ForgettingMonitor(memory(profile)),
         slo=spec.number("slo_ms", inf) / 1e3,
         table=table,
+        defaults=defaults or {},
     )
 
 
@@ -226,7 +231,8 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     Raises:
         SpecError: the table launches more than the profile knows.
     """
-    largest = max(max(row.batch_size) for row in table.rows)
+    tables = [t for row in table.rows for t in (row.batch_size, row.mix.batch_size if row.mix else (0,))]
+    largest = max(map(max, tables))
     if largest > profile.max_batch_size:
         raise SpecError(
             f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
@@ -266,7 +272,7 @@ def _with_defaults(spec: Spec, defaults: Mapping[str, str]) -> Spec:
     keys = CATALOG[spec.name].keys if spec.name in CATALOG else frozenset()
     filling = {key: value for key, value in defaults.items() if key in keys}
     for key, value in filling.items():
-        if spec.parameters.get(key, value) != value:
+        if key in spec.parameters and spec.number(key) != float(value):
             raise SpecError(f"policy {spec.text!r} says {key}={spec.parameters[key]}, the flag {value}; give one")
     return Spec(spec.text, spec.name, spec.arg, {**filling, **spec.parameters})
 

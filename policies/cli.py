@@ -17,9 +17,9 @@ from policies.catalog import Chosen, action_table, choose, solved
 from policies.command import run
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
-from policies.smdp.model import Problem
+from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution, evaluate, solve
-from policies.smdp.table import save_table, solve_table
+from policies.smdp.table import save_table, table_of
 from policies.types import SpecError
 
 app = typer.Typer(add_completion=False)
@@ -64,18 +64,19 @@ def solve_policy(
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
     device = load_profile(profile)
+    _refuse(simulate < 0, f"--simulate {simulate} is no number of requests; give 1 or more")
+    _refuse(seed < 0, f"--seed {seed} is below 0; give 0 or more")
+    problem = Problem(device, 1.0, w1, w2, min_batch_size, max_batch_size)
     if rates is not None:
         _refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
         _refuse(evaluate_ is not None or simulate > 0, "--rates solves only: leave --evaluate and --simulate out")
-        _solve_many(Problem(device, 1.0, w1, w2, min_batch_size, max_batch_size), _loads(rates), output, as_json)
+        _solve_many(problem, _loads(rates), output, as_json)
         return
-    rate = _rate(device.truncated(max_batch_size), arrival_rate, load)
-    problem = Problem(device, rate, w1, w2, min_batch_size, max_batch_size)
-    _refuse(simulate < 0, f"--simulate {simulate} is no number of requests; give 1 or more")
     _refuse(output is not None and evaluate_ is not None, "--output writes a solved policy: leave --evaluate out")
-    answer = _answer(_Question(problem, evaluate_, simulate, seed))
-    if output is not None:
-        save_table(solve_table(problem, [rate / device.truncated(max_batch_size).capacity]), output)
+    problem = replace(problem, arrival_rate=_rate(build_model(problem).capacity, arrival_rate, load))
+    answer, solution = _answer(_Question(problem, evaluate_, simulate, seed))
+    if output is not None and solution is not None:
+        save_table(table_of(problem, [solution]), output)
     _print(answer, as_json)
 
 
@@ -84,10 +85,10 @@ def _refuse(wrong: bool, message: str) -> None:
         raise SpecError(message)
 
 
-def _rate(profile: Profile, arrival_rate: float | None, load: float | None) -> float:
+def _rate(capacity: float, arrival_rate: float | None, load: float | None) -> float:
     if (arrival_rate is None) == (load is None):
         raise SpecError("give either --arrival-rate PER_SECOND or --load RHO")
-    rate = arrival_rate if arrival_rate is not None else (load or 0.0) * profile.capacity
+    rate = arrival_rate if arrival_rate is not None else (load or 0.0) * capacity
     if not 0.0 < rate < inf:
         raise SpecError(f"an arrival rate of {rate:g} per second cannot be: give a positive rate or load")
     return rate
@@ -104,7 +105,7 @@ def _loads(text: str) -> list[float]:
     return loads
 
 
-def _answer(question: _Question) -> dict[str, Any]:
+def _answer(question: _Question) -> tuple[dict[str, Any], Solution | None]:
     """One load: solve or evaluate, and simulate if asked to."""
     problem = question.problem
     profile = problem.profile.truncated(problem.max_batch_size)
@@ -119,14 +120,14 @@ def _answer(question: _Question) -> dict[str, Any]:
     if question.simulate:
         subject = chosen or solved(solution.batch_size if solution else (), profile)
         answer["simulated"] = _simulate(subject, question)
-    return answer
+    return answer, solution
 
 
 def _describe(problem: Problem, profile: Profile, solution: Solution | None) -> dict[str, Any]:
     answer = {
         "profile": profile.name,
         "arrival_rate_hz": problem.arrival_rate,
-        "load": profile.load(problem.arrival_rate),
+        "load": problem.arrival_rate / build_model(problem).capacity,
         "w1": problem.w1,
         "w2": problem.w2,
         "method": "exact" if solution else "simulation",
@@ -161,10 +162,11 @@ def _simulate(chosen: Chosen, question: _Question) -> dict[str, Any]:
 
 
 def _solve_many(problem: Problem, loads: list[float], output: Path | None, as_json: bool) -> None:
+    capacity = build_model(problem).capacity
+    answers = [_answer(_Question(replace(problem, arrival_rate=load * capacity), None, 0, 0)) for load in loads]
     if output is not None:
-        save_table(solve_table(problem, loads), output)
-    capacity = problem.profile.truncated(problem.max_batch_size).capacity
-    rows = [_answer(_Question(replace(problem, arrival_rate=load * capacity), None, 0, 0)) for load in loads]
+        save_table(table_of(problem, [solution for _, solution in answers if solution is not None]), output)
+    rows = [answer for answer, _ in answers]
     if as_json:
         print(json.dumps({"rows": rows}))
         return

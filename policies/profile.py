@@ -170,11 +170,11 @@ def load_profile(name_or_path: str) -> Profile:
     shipped = resources.files("policies") / "profiles" / f"{name_or_path}.json"
     if name_or_path in shipped_profiles():
         return parse_profile(shipped.read_text(), name_or_path)
-    path = Path(name_or_path)
-    if not path.is_file():
+    try:
+        return parse_profile(Path(name_or_path).read_text(errors="replace"), name_or_path)
+    except OSError as error:
         known = ", ".join(shipped_profiles())
-        raise SpecError(f"no profile {name_or_path!r}: give a file, or one of {known}")
-    return parse_profile(path.read_text(errors="replace"), name_or_path)
+        raise SpecError(f"no profile {name_or_path!r} ({error.strerror}): give a file, or one of {known}") from error
 
 
 def parse_profile(text: str, origin: str) -> Profile:

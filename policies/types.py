@@ -27,7 +27,7 @@ class Kind(NamedTuple):
     bin: int = 0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """One sample from a client. `stage` and `started` are written by the Batcher alone.
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +68,8 @@ def profile_model(
     logging.basicConfig(format="profile-model: %(message)s")
     _check_files(output, plot)
     bench = _bench(model, device, weights, max_batch_size)
+    if quick and bench.key is not None and cache.load(bench.key) is not None:
+        bench = replace(bench, key=None)  # what is kept may be a full profile: a quick one must not take its place
     plan = bench.quick_plan() if quick else full_plan(bench.max_batch_size)
     measurement = _measure(bench, plan)
     profile = measurement.profile(bench.name, model, bench.device, bench.about)

@@ -118,9 +118,9 @@ def _real(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
 
 
 def _largest(settings: Settings, given: Profile | None) -> int:
-    if settings.max_batch_size is not None:
-        return settings.max_batch_size
-    return _MEASURED_UP_TO if given is None else given.max_batch_size
+    if given is not None:
+        return given.truncated(settings.max_batch_size).max_batch_size
+    return settings.max_batch_size or _MEASURED_UP_TO
 
 
 def _fitting(profile: Profile, max_batch_size: int) -> Profile:
@@ -130,7 +130,7 @@ def _fitting(profile: Profile, max_batch_size: int) -> Profile:
 
 def _choose(settings: Settings, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
     specs = by_model(settings.policy, settings.models)
-    defaults: dict[str, str] = {} if settings.w2 is None else {"w2": f"{settings.w2:g}"}
+    defaults: dict[str, str] = {} if settings.w2 is None else {"w2": repr(settings.w2)}
     chosen = {model: choose(specs.get(model, "auto"), profile, defaults) for model, profile in profiles.items()}
     for model, choice in chosen.items():
         _log.info("%s: policy %s on profile %s", model, choice.spec, choice.profile.name)

@@ -3,15 +3,29 @@
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
 from yaml import YAMLError
 
 from policies.types import SpecError
 
 _PREFIX = "BATCHWRIGHT_"
+
+
+def _split(value: object) -> object:
+    """One text stands for its words: BATCHWRIGHT_MODELS="googlenet resnet50"."""
+    return value.split() if isinstance(value, str) else value
+
+
+_Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -33,9 +47,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid")
     file: ClassVar[Path | None] = None
 
-    models: list[str] = Field(min_length=1)
-    policy: list[str] = []
-    profile: list[str] = []
+    models: _Words = Field(min_length=1)
+    policy: _Words = []
+    profile: _Words = []
     device: str = "auto"
     max_batch_size: int | None = Field(None, ge=1, le=4096)
     weights: str = "auto"

@@ -7,7 +7,7 @@ an instant; decide again. It is the only writer of the queue, and everything her
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil, inf
 from typing import Any
@@ -76,6 +76,7 @@ class _Sample:
 class _Done:
     """A finished batch whose answers are still to be given."""
 
+    policy: str
     launch: Launch
     finished: Sequence[Request]
     completion: Completion
@@ -107,9 +108,10 @@ class Dispatcher:
         self._batcher = Batcher(policy, largest, monitor)
         self._ids = count()
         self._wake = asyncio.Event()
-        self._open = 0  # calls not answered yet
         self._all_answered = asyncio.Event()
+        self._calls: set[_Call] = set()
         self._draining = False
+        self._broken = False
         self._undelivered: _Done | None = None
         self._last_finish: float | None = None  # of the batch before, while nobody has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -142,14 +144,16 @@ class Dispatcher:
         call.missing = len(inputs)
         call.answers = [None] * len(inputs)
         call.future.add_done_callback(lambda _: self._leave(call))
-        self._open += 1
+        self._calls.add(call)
         self._wake.set()
         self._arm_expiry()
         return call.future
 
     def use(self, model: str, chosen: Chosen) -> None:
-        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost."""
-        self.chosen[model] = chosen
+        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate."""
+        monitor = self.chosen[model].monitor
+        same = type(monitor) is type(chosen.monitor) and self.chosen[model].profile == chosen.profile
+        self.chosen[model] = replace(chosen, monitor=monitor) if same else chosen
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
         self._wake.set()
@@ -166,37 +170,50 @@ class Dispatcher:
     @property
     def open_calls(self) -> int:
         """Calls accepted and not answered yet."""
-        return self._open
+        return len(self._calls)
 
     @property
-    def draining(self) -> bool:
-        """Whether new calls are refused."""
-        return self._draining
+    def ready(self) -> bool:
+        """Whether new calls are admitted."""
+        return not (self._draining or self._broken)
 
     async def drain(self) -> None:
         """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
         self._draining = True
         self._batcher.drain()
         self._wake.set()
-        while self._open:
+        while self._calls:
             self._all_answered.clear()
             await self._all_answered.wait()
 
     # the loop
 
     async def run(self) -> None:
-        """Decide and serve until cancelled."""
-        while True:
-            self._wake.clear()
-            match self._decide():
-                case Launch() as launch:
-                    running = self._executor.run(_batch(launch))
-                    self._deliver()  # the batch before, while the device works on this one
-                    await self._serve(launch, running)
-                case Wait(until):
-                    self._last_finish = None
-                    self._deliver()
-                    await self._sleep(until)
+        """Decide and serve until cancelled.
+
+        Should this loop itself break, everybody gets an error, nobody new is admitted, and it ends with the exception.
+        """
+        try:
+            while True:
+                await self._turn()
+        except Exception as error:
+            self._broken = True
+            _log.exception("the dispatcher broke; the server has to be restarted")
+            for call in list(self._calls):
+                call.fail(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
+            raise
+
+    async def _turn(self) -> None:
+        self._wake.clear()
+        match self._decide():
+            case Launch() as launch:
+                running = self._executor.run(_batch(launch))
+                self._deliver()  # the batch before, while the device works on this one
+                await self._serve(launch, running)
+            case Wait(until):
+                self._last_finish = None
+                self._deliver()
+                await self._sleep(until)
 
     def _decide(self) -> Action:
         now = self._clock()
@@ -209,6 +226,7 @@ class Dispatcher:
             return self._batcher.decide(now)
 
     async def _serve(self, launch: Launch, running: "asyncio.Future[Completion]") -> None:
+        policy = self.chosen[launch.requests[0].kind.model].name  # another one may be set during the service
         try:
             completion = await running
             if len(completion.outputs) != len(launch.requests):
@@ -218,14 +236,17 @@ class Dispatcher:
             return
         if self._last_finish is not None:
             self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-        self._undelivered = _Done(launch, self._batcher.complete(launch), completion)
+        self._undelivered = _Done(policy, launch, self._batcher.complete(launch), completion)
         self._last_finish = completion.finished if len(self._batcher) else None
 
     def _fail(self, launch: Launch, error: Exception) -> None:
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._last_finish = None
         for request in self._batcher.fail(launch):
-            request.payload.call.fail(ExecutionError(f"the device failed: {type(error).__name__}"))
+            call = request.payload.call
+            call.fail(ExecutionError(f"the device failed: {type(error).__name__}"))
+            for other in call.requests:  # nobody waits for them any more
+                self._batcher.cancel(other)
 
     async def _sleep(self, until: float) -> None:
         if until == inf:
@@ -245,7 +266,7 @@ class Dispatcher:
         model, size = batch[0].kind.model, len(batch)
         service = completion.finished - completion.started
         energy = self.chosen[model].profile.energy(size)
-        self._metrics.batch(self._executor.name, self.chosen[model].name, done.launch, service, energy)
+        self._metrics.batch(self._executor.name, done.policy, done.launch, service, energy)
         self._metrics.answered(self._executor.name, done.finished, self._clock())
         share = None if energy is None else energy / size
         outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
@@ -259,13 +280,13 @@ class Dispatcher:
             for request in call.requests:
                 self._batcher.cancel(request)
         call.requests.clear()
-        self._open -= 1
-        if not self._open:
+        self._calls.discard(call)
+        if not self._calls:
             self._all_answered.set()
 
     def _admit(self, model: str, n: int) -> None:
-        if self._draining:
-            self._metrics.rejected(model, "draining", n)
+        if not self.ready:
+            self._metrics.rejected(model, "draining" if self._draining else "broken", n)
             raise DrainingError("the server is stopping; send the request to another one", 1)
         waiting = self._batcher.queue_length
         if waiting + n > self._capacity:

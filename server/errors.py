@@ -7,7 +7,7 @@ ServerError
 ├── UnsupportedError    415  an encoding or media type that is not spoken here
 ├── QueueFullError      503  no room to wait; Retry-After says when to come again
 ├── DrainingError       503  the server is stopping
-├── ExpiredError        504  the client's time-out passed before the launch
+├── ExpiredError        504  the client's time-out passed before the answer
 └── ExecutionError      500  the device failed
 """
 
@@ -63,7 +63,7 @@ class DrainingError(QueueFullError):
 
 
 class ExpiredError(ServerError):
-    """The client's time-out passed while the request waited; it was not run."""
+    """The client's time-out passed before its answer; if it still waited, it is never run."""
 
     status = 504
     outcome = "expired"

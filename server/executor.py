@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,7 +101,8 @@ class ThreadExecutor:
                 result = Completion(outputs, started, time.monotonic())
             except Exception as error:  # noqa: BLE001  (whatever the device raises is the answer to this batch)
                 result = error
-            done.get_loop().call_soon_threadsafe(_resolve, done, result)
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+                done.get_loop().call_soon_threadsafe(_resolve, done, result)
 
 
 def _resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:

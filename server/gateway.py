@@ -115,7 +115,9 @@ def _add_prediction(app: FastAPI, inference: Inference) -> None:
             timeout = milliseconds(request.headers.get("x-timeout-ms"))
             samples = await inference.decode(model.codec.decode, [await _picture(request, inference)])
         except ServerError as error:
-            inference.bad_input(name or next(iter(inference.models)), error, began)
+            inference.bad_input(
+                name or (next(iter(inference.models)) if len(inference.models) == 1 else None), error, began
+            )
             raise
         answers = await inference.ask(model, samples, timeout, request.receive, began)
         document = {"model": model.name, "predictions": _best_five(model, answers[0])}
@@ -161,8 +163,7 @@ def _add_health(app: FastAPI, inference: Inference) -> None:
 
     @app.get("/v2/health/ready", summary="200 while new calls are admitted")
     async def ready() -> Response:
-        admits = not (app.state.loop.done() or inference.dispatcher.draining)
-        return JSONResponse({"ready": admits}, 200 if admits else 503)
+        return JSONResponse({"ready": inference.dispatcher.ready}, 200 if inference.dispatcher.ready else 503)
 
     @app.get("/metrics", summary="For Prometheus")
     async def metrics() -> Response:
@@ -179,7 +180,7 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
     async def swap(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
         name = inference.model(model).name
         now = dispatcher.chosen[name]
-        chosen = await inference.off_the_loop(choose, spec(now), now.profile)
+        chosen = await inference.off_the_loop(choose, spec(now), now.profile, now.defaults)
         dispatcher.use(name, chosen)
         inference.metrics.policy(name, chosen.name, chosen.spec)
         return describe_policy(chosen, dispatcher.arrival_rate(name))
@@ -213,14 +214,25 @@ def _policy_change(body: bytes) -> PolicyChange:
 def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
     """The policy as the admin pages show it; expectations are those of the row that serves at this rate (1/s)."""
     rows = [] if chosen.table is None else chosen.table.rows
-    row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate), default=None)
-    response = None if row is None else row.mean_response_time
+    response, power = _expected(chosen, arrival_rate)
     return {
         "name": chosen.name,
         "spec": chosen.spec,
         "parameters": dict(chosen.parameters),
         "rows": [{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
         "expected_response_time_ms": None if response is None else 1e3 * response,
-        "expected_power_w": None if row is None else row.mean_power,
+        "expected_power_w": power,
         "arrival_rate_hz": arrival_rate,
     }
+
+
+def _expected(chosen: Chosen, arrival_rate: float) -> tuple[float | None, float | None]:
+    """Mean response time, s, and mean power, W, of a solved table at this rate; None where nobody has solved."""
+    if chosen.table is None:
+        return None, None
+    rows = chosen.table.rows
+    if arrival_rate < rows[0].arrival_rate / 2:  # everybody is launched, nearly always alone
+        energy = chosen.profile.energy(1)
+        return chosen.profile.service_time(1), None if energy is None else arrival_rate * energy
+    row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate))
+    return row.mean_response_time, row.mean_power

@@ -72,7 +72,7 @@ class Inference:
         Args:
             model: which one.
             inputs: decoded samples.
-            expires_in: the client's time-out, s from now; None: it has none.
+            expires_in: the client's time-out, s from the beginning of the call; None: it has none.
             receive: of the connection, its body read.
             began: when the call began, s of time.monotonic.
 
@@ -83,7 +83,8 @@ class Inference:
         asked = monotonic()
         n = len(inputs)
         try:
-            future = self.dispatcher.submit(model.name, inputs, inf if expires_in is None else expires_in)
+            left = inf if expires_in is None else began + expires_in - monotonic()
+            future = self.dispatcher.submit(model.name, inputs, left)
         except ServerError as error:
             self._refused(model.name, error, n, began)
             raise

@@ -39,6 +39,7 @@ class Metrics:
 
         served = ("model", "device")
         self._requests = counter("requests", "Requests by what came of them", "model", "outcome")
+        self._policies: dict[str, tuple[str, str]] = {}
         self._outcomes: dict[tuple[str, str], Counter] = {}
         self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
         self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
@@ -66,8 +67,9 @@ class Metrics:
 
     def policy(self, model: str, policy: str, spec: str) -> None:
         """Another policy decides for `model`."""
-        for labels in [labels for labels in self._policy_info._metrics if labels[0] == model]:
-            self._policy_info.remove(*labels)
+        if model in self._policies:
+            self._policy_info.remove(model, *self._policies[model])
+        self._policies[model] = policy, spec
         self._policy_info.labels(model, policy, spec).set(1)
 
     def batch(self, device: str, policy: str, launch: Launch, service: float, energy: float | None) -> None:

@@ -34,6 +34,7 @@ from server.tensors import RAW, TensorSpec
 
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
+_MANY_LOGITS = 20_000  # writing more takes a millisecond
 _LONG_JSON = 65536  # bytes; reading more takes milliseconds
 
 
@@ -88,8 +89,9 @@ class Infer:
         answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
         logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
         parameters = self._inference.describe(name, answers)
-        body, length = render_infer(call, name, {"logits": logits}, model.labels, parameters)
-        await _send(send, body, length, headers.get(b"accept-encoding"))
+        render = partial(render_infer, call, name, {"logits": logits}, model.labels, parameters)
+        body, length = await self._inference.off_the_loop(render) if logits.size > _MANY_LOGITS else render()
+        await self._send(send, body, length, headers.get(b"accept-encoding"))
 
     async def _read(self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive) -> InferCall:
         announced = headers.get(b"inference-header-content-length")
@@ -110,16 +112,15 @@ class Infer:
         read = model.codec.read if tensor.datatype == RAW else model.codec.decode
         return await self._inference.decode(read, tensor.data)
 
-
-async def _send(send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
-    headers: Headers = []
-    if length is not None:
-        headers.append((b"inference-header-content-length", str(length).encode()))
-    if accepted is not None and len(body) > _SMALL:
-        body, encoding = compress(body, accepted.decode("latin-1"))
-        if encoding is not None:
-            headers.append((b"content-encoding", encoding.encode()))
-    await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
+    async def _send(self, send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
+        headers: Headers = []
+        if length is not None:
+            headers.append((b"inference-header-content-length", str(length).encode()))
+        if accepted is not None and len(body) > _SMALL:
+            body, encoding = await self._inference.off_the_loop(compress, body, accepted.decode("latin-1"))
+            if encoding is not None:
+                headers.append((b"content-encoding", encoding.encode()))
+        await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
 
 
 def _check_version(version: str | None) -> None:
@@ -155,7 +156,7 @@ class Documents:
     async def ready(self, request: Request) -> Response:
         """GET /v2/models/{m}/ready."""
         model = self._model(request)
-        ready = not self._inference.dispatcher.draining
+        ready = self._inference.dispatcher.ready
         return JSONResponse({"name": model.name, "ready": ready}, 200 if ready else 503)
 
     async def model_statistics(self, request: Request) -> Response:
@@ -169,8 +170,9 @@ class Documents:
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index: a bare array."""
-        ready_only = wants_ready_only(await request.body())
-        state = "UNAVAILABLE" if self._inference.dispatcher.draining else "READY"
+        body = await read_body(headers_of(request.scope), request.receive, MAX_BODY_BYTES)
+        ready_only = wants_ready_only(body)
+        state = "READY" if self._inference.dispatcher.ready else "UNAVAILABLE"
         entries = repository_index([(name, state) for name in self._inference.models], ready_only)
         return Response(orjson.dumps(entries), media_type="application/json")
 

@@ -53,15 +53,9 @@ class TorchDevice:
             logits: Logits = self._run(place.net, place.pixels[:count]).numpy()
         return [row.copy() for row in logits]
 
-    def warm(self, model: str, batch_sizes: Iterable[int]) -> None:
-        """Serve blank batches, largest first, on the calling thread: cuDNN keeps its tuned plans by thread."""
-        blank = np.zeros_like(self._places[model].rows[0])
-        for size in sorted(batch_sizes, reverse=True):
-            self.serve(Batch(model, [blank] * size))
-
 
 async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
-    """`TorchDevice.warm` on the executor's own thread, where it counts; any Device will do."""
+    """Serve blank batches, largest first, on the executor's own thread: cuDNN keeps its tuned plans by thread."""
     blank = np.zeros(model.codec.shape, np.uint8)
     for size in sorted(batch_sizes, reverse=True):
         await executor.run(Batch(model.name, [blank] * size))

@@ -30,7 +30,8 @@ class Batcher:
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
         self._left: set[int] = set()  # ids that left while in service
-        self._expiries: list[tuple[float, int, Request]] = []  # heap; entries of requests that left are stale
+        self._expiring: dict[int, Request] = {}  # by id, those here who have a time-out
+        self._expiries: list[tuple[float, int]] = []  # heap of (instant, id); ids that left are stale
 
     def __len__(self) -> int:
         """How many wait or are suspended."""
@@ -56,10 +57,12 @@ class Batcher:
         self._waiting.append(request)
         self.monitor.arrive(request.kind, request.arrival)
         if request.expires < inf:
-            heapq.heappush(self._expiries, (request.expires, request.id, request))
+            self._expiring[request.id] = request
+            heapq.heappush(self._expiries, (request.expires, request.id))
 
     def cancel(self, request: Request) -> bool:
         """Let a request leave at whatever point of its life; False if it is not (or no longer) here."""
+        self._forget(request)
         for place in (self._waiting, self._suspended):
             if request in place:
                 place.remove(request)
@@ -72,14 +75,16 @@ class Batcher:
     def expire(self, now: float) -> list[Request]:
         """Let those leave whose client has given up by `now`, at whatever point of their life; return them."""
         gone = []
-        while self._expiries and self._expiries[0][0] <= now:
-            request = heapq.heappop(self._expiries)[2]
+        while self.next_expiry() <= now:
+            request = self._expiring[heapq.heappop(self._expiries)[1]]
             if self.cancel(request):
                 gone.append(request)
         return gone
 
     def next_expiry(self) -> float:
-        """The earliest instant at which `expire` may have something to do, s; inf if none."""
+        """The earliest instant at which somebody here expires, s; inf if nobody does."""
+        while self._expiries and self._expiries[0][1] not in self._expiring:
+            heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else inf
 
     def drain(self) -> None:
@@ -88,7 +93,7 @@ class Batcher:
 
     def state(self, now: float) -> State:
         """What a policy would see now."""
-        return State(now, self._waiting, self._suspended, self.monitor.rates(now))
+        return State(now, tuple(self._waiting), tuple(self._suspended), self.monitor.rates(now))
 
     def decide(self, now: float) -> Action:
         """Ask the policy; a batch that it launches leaves the queue for the device.
@@ -118,13 +123,23 @@ class Batcher:
             request.stage = request.stages if launch.stages is None else request.stage + launch.stages
             (finished if request.stage >= request.stages else self._suspended).append(request)
         self._release()
+        for request in finished:
+            self._forget(request)
         return finished
 
     def fail(self, launch: Launch) -> list[Request]:
         """The device failed on `launch`: everybody in it leaves; return who had not left before."""
         gone = [r for r in launch.requests if r.id not in self._left]
         self._release()
+        for request in gone:
+            self._forget(request)
         return gone
+
+    def _forget(self, request: Request) -> None:
+        """Its time-out concerns nobody any more; nothing may keep it, or its pixels, until then."""
+        if self._expiring.pop(request.id, None) is not None and len(self._expiries) > 2 * len(self._expiring) + 64:
+            self._expiries = [(r.expires, r.id) for r in self._expiring.values()]
+            heapq.heapify(self._expiries)
 
     def _release(self) -> None:
         self._in_service = ()
@@ -133,7 +148,7 @@ class Batcher:
     def _take(self, launch: Launch, now: float) -> None:
         batch = launch.requests
         self._check(launch)
-        if self._waiting[: len(batch)] == batch:  # the oldest ones, as nearly always: no search
+        if self._waiting[: len(batch)] == list(batch):  # the oldest ones, as nearly always: no search
             del self._waiting[: len(batch)]
         else:
             self._take_scattered(batch)

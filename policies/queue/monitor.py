@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, expm1, floor
+from math import exp, floor
 from typing import Protocol
 
 from policies.types import Kind
@@ -22,7 +22,6 @@ class Monitor(Protocol):
 
 @dataclass(slots=True)
 class _Trail:
-    first: float
     last: float
     weight: float  # sum over arrivals of exp(-(last - arrival) / time constant)
 
@@ -30,9 +29,8 @@ class _Trail:
 class ForgettingMonitor:
     """Counts arrivals with exponentially fading weight, so that the rate decays while nobody comes.
 
-    An arrival of age x counts exp(-x / T) / T. The sum is divided by 1 - exp(-age / T), the weight that a stream as
-    old as this one could have gathered, so that the estimate is right from the start instead of rising to it; that
-    age is taken as at least one `T` / 4, or one early arrival would pass for a flood.
+    An arrival of age x counts exp(-x / T) / T. A stream that has just begun measures low for a few T: it is taken for
+    what it may well be, a lone request.
     """
 
     def __init__(self, time_constant: float) -> None:
@@ -44,19 +42,15 @@ class ForgettingMonitor:
         """Fade what was counted so far and count one more."""
         trail = self._trails.get(kind)
         if trail is None:
-            self._trails[kind] = _Trail(at, at, 1.0)
+            self._trails[kind] = _Trail(at, 1.0)
             return
         trail.weight = trail.weight * exp((trail.last - at) / self._time_constant) + 1.0
         trail.last = at
 
     def rates(self, now: float) -> Mapping[Kind, float]:
         """The faded counts as rates, 1/s."""
-        return {kind: self._rate(trail, now) for kind, trail in self._trails.items()}
-
-    def _rate(self, trail: _Trail, now: float) -> float:
         span = self._time_constant
-        age = max(now - trail.first, span / 4)
-        return trail.weight * exp((trail.last - now) / span) / (-span * expm1(-age / span))
+        return {kind: t.weight * exp((t.last - now) / span) / span for kind, t in self._trails.items()}
 
 
 class TumblingMonitor:

@@ -19,16 +19,16 @@ class MaxUnderDeadline:
     def decide(self, state: State, /) -> Action:
         """Wait as long as the oldest request's deadline allows for a batch of those who wait."""
         full = len(self.service_times)
-        size = min(len(state.waiting), full)
-        latest = state.waiting[0].deadline - self.service_times[size - 1]
-        if size < full and state.now < latest:
-            return Wait(latest)
-        if size == full and state.now <= latest:
+        size = len(state.waiting)
+        if size >= full:
             return launch_oldest(state, full, full)
-        return Launch(state.waiting[: self._still_on_time(state, size)], reason="slo")
+        deadline = min(r.deadline for r in state.waiting)  # the oldest one's, unless the objective has changed
+        latest = deadline - self.service_times[size - 1]
+        if state.now < latest:
+            return Wait(latest)
+        return Launch(state.waiting[: self._still_on_time(state.now, deadline, size)], reason="slo")
 
-    def _still_on_time(self, state: State, size: int) -> int:
+    def _still_on_time(self, now: float, deadline: float, size: int) -> int:
         """An arrival may make the batch too long: leave so many out that the oldest is on time, if that helps."""
-        deadline = state.waiting[0].deadline
         # Instants are compared as `decide` computed them: a span would be an ulp short at the very instant waited for.
-        return next((b for b in range(size, 0, -1) if state.now <= deadline - self.service_times[b - 1]), size)
+        return next((b for b in range(size, 0, -1) if now <= deadline - self.service_times[b - 1]), size)

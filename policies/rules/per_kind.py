@@ -18,15 +18,20 @@ class PerKind:
     policies: Mapping[str, Policy]
 
     def decide(self, state: State, /) -> Action:
-        """A batch is formed when its last member has arrived."""
+        """A batch is formed when its last member has arrived; one that waited to the limit goes before."""
         kinds = dict.fromkeys(r.kind for r in (*state.suspended, *state.waiting))
         best: Launch | None = None
         until = inf
         for kind in kinds:
             match self.policies[kind.model].decide(state.of(kind)):
                 case Launch() as launch:
-                    if best is None or launch.requests[-1].arrival < best.requests[-1].arrival:
+                    if best is None or _rank(launch) < _rank(best):
                         best = launch
                 case Wait(end):
                     until = min(until, end)
         return Wait(until) if best is None else best
+
+
+def _rank(launch: Launch) -> tuple[bool, float]:
+    # A batch that still grows is formed anew with each arrival: without the limit it might never have its turn.
+    return launch.reason != "max_wait", launch.requests[-1].arrival

@@ -66,5 +66,6 @@ class RateMatchingLiteral:
         """Wait for that many, at the longest until the next count; launch just so many."""
         size = self.preferred_size(state)
         if len(state.waiting) < size:
-            return Wait(self.window * (floor(state.now / self.window) + 1))
+            # No later count asks for fewer than two: nothing but an arrival can end that wait.
+            return Wait(self.window * (floor(state.now / self.window) + 1)) if size > 2 else Wait()
         return Launch(state.waiting[:size], reason="full" if size == len(self.service_times) else "policy")

@@ -34,7 +34,7 @@ Times are seconds and energies joules throughout; only the weights know that the
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +80,7 @@ class Deterministic:
 
 
 DETERMINISTIC = Deterministic()
+_HEAVIEST = 1e9  # beyond, the other term of the objective is lost in rounding
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,8 @@ def _check(problem: Problem) -> None:
     if not 0.0 < problem.arrival_rate < inf:
         raise SpecError(f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second")
     for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
-        if not (isfinite(weight) and weight >= 0.0):
-            raise SpecError(f"{name} = {weight:g} is not a weight; give a finite number, 0 or more")
+        if not 0.0 <= weight <= _HEAVIEST:
+            raise SpecError(f"{name} = {weight:g} is not a weight; give a number from 0 to {_HEAVIEST:g}")
     if problem.w2 > 0.0 and problem.profile.energies is None:
         raise SpecError(
             f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.smdp.model import Problem, build_model
+from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
 from policies.types import SpecError
 
@@ -81,8 +81,14 @@ def solve_table(problem: Problem, loads: Sequence[float]) -> PolicyTable:
     """
     model = build_model(problem)
     solutions = (solve(replace(problem, arrival_rate=load * model.capacity)) for load in loads)
+    return table_of(problem, tuple(solutions))
+
+
+def table_of(problem: Problem, solutions: Sequence[Solution]) -> PolicyTable:
+    """The table of these solutions of a problem, ascending in arrival rate."""
     rows = tuple(_row(solution) for solution in solutions)
-    return PolicyTable(problem.profile.name, problem.w1, problem.w2, model.max_batch_size, rows)
+    largest = problem.max_batch_size or problem.profile.max_batch_size
+    return PolicyTable(problem.profile.name, problem.w1, problem.w2, largest, rows)
 
 
 def _row(solution: Solution) -> TableRow:
@@ -131,16 +137,8 @@ class _PolicyFile(BaseModel):
             raise ValueError("rows must ascend in arrival_rate_hz")
         for row in self.rows:
             for actions in [row.batch_size] if row.mix is None else [row.batch_size, row.mix.batch_size]:
-                _check_actions(actions, self.max_batch_size)
+                check_actions(actions, 1, self.max_batch_size)
         return self
-
-
-def _check_actions(actions: Sequence[int], largest: int) -> None:
-    for length, action in enumerate(actions):
-        if action > min(length, largest):
-            raise ValueError(f"action {action} at queue length {length} is above {min(length, largest)}")
-    if actions[-1] == 0:
-        raise ValueError("the last action, which repeats, is 0: long queues would wait for ever")
 
 
 def parse_table(text: str, origin: str) -> PolicyTable:
@@ -177,9 +175,10 @@ def load_table(path: str) -> PolicyTable:
     Raises:
         SpecError: there is none, or it is malformed.
     """
-    if not Path(path).is_file():
-        raise SpecError(f"no policy file {path!r}: write one with solve-policy --output")
-    return parse_table(Path(path).read_text(errors="replace"), path)
+    try:
+        return parse_table(Path(path).read_text(errors="replace"), path)
+    except OSError as error:
+        raise SpecError(f"no policy file {path!r} ({error.strerror}): write one with solve-policy --output") from error
 
 
 def to_json(table: PolicyTable) -> str:

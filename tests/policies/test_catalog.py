@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalog import CATALOG, action_table, choose, combine, memory, parse_spec, solved
+from policies.catalog import action_table, choose, combine, solved
 from policies.profile import load_profile
+from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.lookup import Lookup
@@ -14,7 +15,7 @@ from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.smdp.model import Problem
 from policies.smdp.table import save_table, solve_table
-from policies.types import Kind, SpecError
+from policies.types import Kind, Launch, Request, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
@@ -52,6 +53,9 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("static:2.5", "not a whole number"),
         ("static:eight", "'eight' is not a number"),
         ("static:nan", "below 1"),
+        ("static:inf", r"within 1\.\.32"),
+        ("smdp:w2=1,w2=2", "twice"),
+        ("smdp:w2=1e308", "0 to 1e"),
         ("timeout:-1", "below 0"),
         ("greedy:3", "takes no argument '3'"),
         ("greedy:limit=3", "unknown key 'limit'"),
@@ -78,7 +82,7 @@ def test_a_profile_without_energies_cannot_weigh_power() -> None:
 def test_flags_fill_what_the_spec_leaves_open_and_a_conflict_is_an_error() -> None:
     assert choose("smdp", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
     assert choose("greedy", P4, {"w2": "1.6"}).name == "greedy"
-    assert choose("smdp:w2=1.6", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
+    assert choose("smdp:w2=1.60", P4, {"w2": "1.6"}).parameters["w2"] == "1.60", "as numbers, not as text"
     with pytest.raises(SpecError, match="give one"):
         choose("smdp:w2=2", P4, {"w2": "1.6"})
 
@@ -100,11 +104,21 @@ def test_auto_and_smdp_are_tables_over_49_loads() -> None:
     assert [row.load for row in chosen.table.rows] == pytest.approx([0.02 * n for n in range(1, 50)])
 
 
-def test_a_lone_arrival_after_silence_is_below_half_the_lowest_row() -> None:
-    # its measured rate is one in the monitor's time constant; every shipped size of profile must see it as load < 0.01
-    for largest in (1, 4, 8, 32):
-        profile = P4.truncated(largest)
-        assert profile.load(1 / memory(profile)) < 0.01
+@pytest.mark.parametrize("spec", ["smdp", "smdp:w2=50", "auto"])
+@pytest.mark.parametrize("largest", [1, 4, 8, 32])
+@pytest.mark.parametrize("silence", [None, 3600.0])
+def test_a_lone_request_is_launched_at_once_the_first_of_all_and_after_silence(
+    spec: str, largest: int, silence: float | None
+) -> None:
+    profile = P4.truncated(largest)
+    chosen = choose(spec, profile)
+    if silence is not None:
+        for n in range(100):
+            chosen.monitor.arrive(Kind("m"), 1e-3 * n)
+    now = 10.0 + (silence or 0.0)
+    batcher = Batcher(chosen.policy, {"m": largest}, chosen.monitor)
+    batcher.arrive(Request(0, now, Kind("m")))
+    assert isinstance(batcher.decide(now), Launch)
 
 
 def test_a_policy_file_serves_and_one_for_larger_batches_is_refused(tmp_path: Path) -> None:
@@ -156,8 +170,3 @@ def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
     monitor.arrive(Kind("a"), 0.5)
     monitor.arrive(Kind("b"), 0.5)
     assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling one has no whole second yet"
-
-
-def test_every_name_in_the_catalog_parses_alone_or_says_what_it_needs() -> None:
-    for name in CATALOG:
-        assert parse_spec(name).name == name

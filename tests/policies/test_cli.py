@@ -90,6 +90,7 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.5", "--evaluate", "timeout:5"], "--simulate"),
         (["googlenet-tesla-p4", "--load", "0.5", "--evaluate", "clever"], "clever"),
         (["googlenet-tesla-p4", "--load", "0.5", "--simulate", "-5"], "-5"),
+        (["googlenet-tesla-p4", "--load", "0.5", "--simulate", "5", "--seed", "-1"], "--seed -1"),
         (["googlenet-tesla-p4", "--rates", "0.1:0.9"], "LO:HI:N"),
         (["googlenet-tesla-p4", "--rates", "0.1:1.9:4"], "ascend within"),
         (["googlenet-tesla-p4", "--rates", "0.1:0.9:3", "--load", "0.5"], "--load"),

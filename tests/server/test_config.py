@@ -13,10 +13,12 @@ def test_flags_stand_over_the_environment_over_the_file_over_defaults(
     file.write_text("models: [resnet18]\nport: 1111\nhost: 127.0.0.2\nqueue_capacity: 7\n")
     monkeypatch.setenv("BATCHWRIGHT_PORT", "2222")
     monkeypatch.setenv("BATCHWRIGHT_HOST", "127.0.0.3")
+    monkeypatch.setenv("BATCHWRIGHT_POLICY", "greedy resnet18=static:2")
     settings = load_settings({"port": 3333}, file)
     assert (settings.port, settings.host, settings.queue_capacity) == (3333, "127.0.0.3", 7)
     assert settings.models == ["resnet18"]
     assert settings.weights == "auto"
+    assert settings.policy == ["greedy", "resnet18=static:2"]
 
 
 @pytest.mark.parametrize(

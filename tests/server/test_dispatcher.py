@@ -19,6 +19,7 @@ from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.types import Action, Kind, Launch, Policy, Request, State
 from server.dispatcher import Answer, Dispatcher
 from server.errors import DrainingError, ExecutionError, ExpiredError, QueueFullError
+from server.executor import Batch, Completion
 from server.metrics import Metrics
 from tests.server.doubles import STEPS, FakeExecutor, chosen
 from tests.virtual import virtual_loop
@@ -69,14 +70,14 @@ def test_the_table_of_specs_covers_the_catalog() -> None:
     assert SPECS.keys() == CATALOG.keys()
 
 
-@pytest.mark.parametrize("max_wait_ms", ["inf", "1000"])
+@pytest.mark.parametrize("max_wait_ms", ["inf", "25"])
 @pytest.mark.parametrize("load", [0.1, 0.7, 1.2])
 @pytest.mark.parametrize("name", SPECS)
 def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, load: float, max_wait_ms: str) -> None:
-    profile = load_profile("googlenet-tesla-p4").truncated(16)
+    profile = load_profile("googlenet-tesla-p4-x10").truncated(16)
     spec = f"{SPECS[name]}{',' if ':' in SPECS[name] else ':'}max_wait_ms={max_wait_ms}"
     rate = load * profile.capacity
-    instants = poisson(rate, 300 / rate, np.random.default_rng(7)).tolist()
+    instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 300 / rate, np.random.default_rng(7)).tolist()
 
     async def live(dispatcher: Dispatcher, executor: FakeExecutor) -> list[tuple[float, float, list[Any]]]:
         calls = []
@@ -99,6 +100,8 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
     until = instants[-1]  # after the last arrival the live one drains at once, the simulated one asks on
     before = [entry for entry in simulated if entry[0] < until]
     assert len(before) > 8
+    if name == "rate-matching-literal" and max_wait_ms == "inf":
+        assert len({len(entry[2]) for entry in before}) > 1, "several windows, several sizes"
     assert [entry[2] for entry in played[: len(before)]] == [entry[2] for entry in before]
     # both add the same instants; the virtual loop adds relative delays, so the last bits may differ
     np.testing.assert_allclose([e[:2] for e in played[: len(before)]], [e[:2] for e in before], rtol=0, atol=1e-9)
@@ -207,6 +210,51 @@ def test_a_failing_batch_fails_its_requests_and_the_loop_goes_on(fault: Callable
 class Broken:
     def decide(self, state: State, /) -> Action:
         raise ZeroDivisionError
+
+
+class Dead:
+    """An executor that cannot even be asked."""
+
+    name = "dead"
+
+    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+        raise RuntimeError("no device")
+
+
+def test_a_broken_loop_answers_everybody_admits_nobody_and_does_not_hang_the_draining() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        with pytest.raises(ExecutionError, match="the dispatcher broke"):
+            await dispatcher.submit("m", [1.0])
+        assert not dispatcher.ready
+        with pytest.raises(DrainingError):
+            dispatcher.submit("m", [2.0])
+        await dispatcher.drain()
+
+    play(scenario, parts(greedy(8)), Dead())  # type: ignore[arg-type]
+
+
+def test_after_a_failed_batch_the_rest_of_its_call_is_not_run_for_nobody() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        executor.fault = fail
+        with pytest.raises(ExecutionError):
+            await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0, 5.0])
+        await asyncio.sleep(1.0)
+        assert [entry[2] for entry in executor.log] == [[1.0, 2.0]]
+
+    play(scenario, parts(greedy(2)))
+
+
+def test_a_swap_keeps_the_measured_rate() -> None:
+    first, second = (choose("greedy", STEPS), choose("rate-matching", STEPS))
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
+        await dispatcher.submit("m", [1.0, 2.0])
+        before = dispatcher.arrival_rate("m")
+        dispatcher.use("m", second)
+        return before, dispatcher.arrival_rate("m")
+
+    before, after = play(scenario, {"m": first})
+    assert before == after > 0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,14 +228,30 @@ def test_a_swap_while_requests_wait_loses_nobody() -> None:
         assert [future.result().status for future in waiting] == [200] * 5
 
 
-def test_sigterm_answers_what_was_accepted_refuses_what_is_new_and_exits_0() -> None:
-    slow = ("googlenet", "--device", "emulated:googlenet-tesla-p4-x10", "--policy", NEVER)
-    with serving(*slow) as server, ThreadPoolExecutor(16) as pool:
+def test_sigterm_answers_what_was_accepted_refuses_what_is_new_and_exits_0(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.json"
+    sizes = {"batch_size": [1, 32], "service_time_s": [1.0, 1.0]}
+    slow.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "slow", **sizes}))
+    arguments = ("googlenet", "--device", f"emulated:{slow}", "--policy", NEVER)
+    with serving(*arguments) as server, ThreadPoolExecutor(16) as pool:
         waiting = [pool.submit(infer, server.url, pixels(n)) for n in range(10)]
         until(lambda: queue_length(server) == 10)
         server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, "/v2/health/ready").status == 503)
+        refused = infer(server.url, pixels())
+        assert refused.status == 503
+        assert refused.headers["retry-after"]
+        assert ask(server.url, "/v2/models/googlenet/ready").status == 503
         assert [future.result().status for future in waiting] == [200] * 10
         assert server.process.wait(timeout=30) == 0
+
+
+def test_solving_again_keeps_the_weight_that_a_flag_gave() -> None:
+    with serving(*EMULATED, "--w2", "1.6") as server:
+        before = ask(server.url, "/admin/models/googlenet/policy").json
+        after = ask(server.url, "/admin/models/googlenet/solve", b"").json
+        assert before["parameters"]["w2"] == after["parameters"]["w2"] == "1.6"
+        assert before["rows"] == after["rows"]
 
 
 def test_two_models_share_a_device() -> None:

@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -22,6 +23,14 @@ class Says:
 
     def decide(self, state: State, /) -> Action:
         return self.action
+
+
+@dataclass(frozen=True)
+class Everybody:
+    """Launches the whole queue, as it was shown."""
+
+    def decide(self, state: State, /) -> Action:
+        return Launch(state.waiting)
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,29 @@ def test_expired_leave_on_the_instant_and_not_before() -> None:
     assert queue.expire(5.0) == [early]
     assert queue.next_expiry() == inf
     assert queue.queue_length == 1
+
+
+def test_whoever_left_is_not_kept_until_a_time_out_of_long_ago() -> None:
+    queue = batcher(greedy(1), largest=1)
+    kept = []
+    for n in range(500):
+        request = Request(n, float(n), M, expires=1e9)
+        kept.append(weakref.ref(request))
+        queue.arrive(request)
+        launch = queue.decide(float(n))
+        assert isinstance(launch, Launch)
+        queue.complete(launch)
+        del request, launch
+    assert queue.next_expiry() == inf
+    assert sum(ref() is not None for ref in kept) == 0
+
+
+def test_a_policy_may_launch_the_very_sequence_it_was_shown() -> None:
+    queue = batcher(Everybody(), *three())
+    launch = queue.decide(1.0)
+    assert isinstance(launch, Launch)
+    assert [r.id for r in launch.requests] == [0, 1, 2]
+    assert queue.queue_length == 0
 
 
 def test_an_expiry_of_somebody_who_left_before_is_nobodys() -> None:

@@ -9,12 +9,18 @@ from policies.types import Kind
 A, B = Kind("a"), Kind("b")
 
 
-def test_a_steady_stream_measures_as_its_rate_from_early_on() -> None:
+def test_a_steady_stream_measures_as_its_rate_after_a_few_time_constants() -> None:
     monitor = ForgettingMonitor(1.0)
-    for n in range(100):
+    for n in range(1000):
         monitor.arrive(A, n * 0.01)
-        if n >= 50:  # half a time constant: the first arrival counts 1/50 too much, no more
-            assert monitor.rates(n * 0.01)[A] == pytest.approx(100.0, rel=0.03)
+    # exp(-10) of the weight has yet to come, and an arrival has just been counted in full: half a gap, 0.5 per cent
+    assert monitor.rates(9.99)[A] == pytest.approx(100.0, rel=0.006)
+
+
+def test_the_first_arrival_of_all_measures_as_one_in_a_time_constant() -> None:
+    monitor = ForgettingMonitor(2.0)
+    monitor.arrive(A, 7.0)
+    assert monitor.rates(7.0)[A] == pytest.approx(0.5)
 
 
 def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() -> None:

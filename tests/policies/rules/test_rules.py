@@ -15,7 +15,7 @@ from policies.types import Kind, Launch, Policy, Request, State, Wait
 from tests.policies.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
-TABLE = lookup([Row(10.0, (0, 1)), Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))], 4)
+TABLE = lookup([Row(10.0, (0, 0, 2)), Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))], 4)
 
 
 def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
@@ -45,8 +45,8 @@ def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
         (RateMatching(L), state(1.0, 0.9), (1, "policy")),
         # Algorithm 1: 1 before the first count; then at least 2, strictly, and exactly that many
         (RateMatchingLiteral(L), state(5.25, 5.2), (1, "policy")),
-        (RateMatchingLiteral(L), state(5.25, 5.2, rate=1.0), Wait(6.0)),
-        (RateMatchingLiteral(L), state(6.0, 5.2, rate=1.0), Wait(7.0)),
+        (RateMatchingLiteral(L), state(5.25, 5.2, rate=1.0), Wait(inf)),  # no later count asks for fewer
+        (RateMatchingLiteral(L), state(6.0, 5.2, rate=2 / 0.014), Wait(7.0)),
         (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, 5.2, rate=1.0), (2, "policy")),
         (RateMatchingLiteral(L), state(5.25, 5.1, 5.2, rate=2 / 0.014), Wait(6.0)),
         (RateMatchingLiteral(L), state(5.25, 5.1, 5.1, 5.2, 5.2, 5.2, rate=1e6), (4, "full")),
@@ -55,16 +55,17 @@ def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
         (MaxUnderDeadline(L), state(1.1 - 0.010, 1.0, slo=0.1), (1, "slo")),
         (MaxUnderDeadline(L), state(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, slo=0.1), (4, "full")),
         (MaxUnderDeadline(L), state(1.085, 1.0, 1.085, 1.085, slo=0.1), (2, "slo")),  # three would take too long
+        (MaxUnderDeadline(L), state(1.09, 1.0, 1.0, 1.0, 1.0, slo=0.1), (4, "full")),  # full is full, late or not
         (MaxUnderDeadline(L), state(2.0, 1.0, 1.5, slo=0.1), (2, "slo")),  # late already: no use in sparing anybody
         (MaxUnderDeadline((0.005, 0.006, 0.007)), state(0.03 - 0.006, 0.0, 0.01, slo=0.03), (2, "slo")),
         (MaxUnderDeadline(L), state(1.0, 1.0), Wait(inf)),
         (TABLE, state(1.0, 0.9, rate=4.9), (1, "policy")),  # below half the lowest rate
-        (TABLE, state(1.0, 0.9, rate=5.1), (1, "policy")),
+        (TABLE, state(1.0, 0.9, rate=5.1), Wait(1.0 + 3 / 5.1)),
         (TABLE, state(1.0, 0.9, rate=20.0), Wait(1.0 + 3 / 20)),
         (TABLE, state(1.0, 0.8, 0.9, rate=29.0), (2, "policy")),
         (TABLE, state(1.0, 0.8, 0.9, rate=31.0), Wait(1.0 + 3 / 31)),
         (TABLE, state(1.0, 0.5, 0.6, 0.7, 0.8, 0.9, rate=31.0), (3, "policy")),  # the last action repeats
-        (TABLE, state(1.0, 0.9), (1, "policy")),  # no rate measured: the first row
+        (TABLE, state(1.0, 0.9), Wait(inf)),  # no rate measured: the first row
         (Patient(static(3), 4, 0.5), state(1.0, 0.75), Wait(1.25)),
         (Patient(static(3), 4, 0.5), state(1.25, 0.75), (1, "max_wait")),
         (Patient(static(2), 4, 0.5), state(9.0, 0.75, 0.8, 0.9), (2, "full")),  # a launch is never touched
@@ -83,6 +84,15 @@ def test_per_kind_launches_the_batch_that_was_formed_first() -> None:
     action = PerKind({"a": static(2), "b": static(2)}).decide(State(1.0, queue))
     assert isinstance(action, Launch)
     assert [r.id for r in action.requests] == [1, 2]
+
+
+def test_a_kind_that_waited_to_the_limit_goes_before_a_batch_that_was_formed_earlier() -> None:
+    a, b = Kind("a"), Kind("b")
+    queue = [Request(0, 0.0, b), Request(1, 0.5, a), Request(2, 0.9, b)]
+    policy = PerKind({"a": greedy(4), "b": Patient(static(4), 4, 1.0)})
+    action = policy.decide(State(1.0, queue))
+    assert isinstance(action, Launch)
+    assert [r.id for r in action.requests] == [0, 2]
 
 
 def test_per_kind_asks_each_kind_about_its_own_rate_and_waits_for_the_earliest() -> None:
