@@ -1,9 +1,9 @@
 """Measured against simulated: the same arrivals over HTTP and on the virtual clock, policy by policy.
 
 The emulated device plays googlenet-tesla-p4-x10; one minute of Poisson arrivals a cell, raw pixels by the Open
-Inference Protocol. Beside ours, in the same run, at one load, the yardstick of benchmarks/bare.py: what it takes beyond the
-simulated time is what HTTP costs on the machine of the day. A cell that stands in the record is not measured again:
-delete the record to start over.
+Inference Protocol. Beside ours, in the same run, at one load, the yardstick of benchmarks/bare.py: what it takes
+beyond the simulated time is what HTTP costs on the machine of the day. A cell that stands in the record is not
+measured again: delete the record to start over.
 """
 
 import argparse
