@@ -170,8 +170,8 @@ def _add_health(app: FastAPI, inference: Inference) -> None:
         return Response(inference.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return HTMLResponse(render_page(inference))
+    async def page(request: Request) -> Response:
+        return HTMLResponse(render_page(inference, str(request.base_url)))
 
 
 def _add_admin(app: FastAPI, inference: Inference) -> None:

@@ -13,13 +13,13 @@ td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8886 
 """
 
 
-def render_page(inference: Inference) -> str:
-    """The page as it stands now; it needs no script and nothing from outside."""
+def render_page(inference: Inference, address: str) -> str:
+    """The page as it stands now, for whom the server is at `address`; it needs no script and nothing from outside."""
     rows = "".join(_row(inference, name) for name in inference.models)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Batchwright</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><h1>Batchwright</h1>'
-        f"<p>Send a picture: <code>curl --data-binary @photo.jpg {'{this address}'}/predict</code></p>"
+        f"<p>Send a picture: <code>curl --data-binary @photo.jpg {escape(address)}predict</code></p>"
         f"<table><tr><th>model<th>weights<th>policy<th>waiting<th>arrivals, 1/s</tr>{rows}</table>"
         f'<p><a href="docs">interface</a> · <a href="metrics">metrics</a> · <a href="v2">protocol</a></p></html>'
     )

@@ -150,7 +150,9 @@ def test_the_documents_of_the_protocol_are_there(server: Server) -> None:
     assert len(ask(server.url, "/v2/models/stats").json["model_stats"]) == 1
     assert ask(server.url, "/v2/repository/index", b"").json[0]["state"] == "READY"
     assert ask(server.url, "/openapi.json").status == 200
-    assert b"googlenet" in ask(server.url, "/").body
+    page = ask(server.url, "/").body.decode()
+    assert "googlenet" in page
+    assert f"{server.url}/predict" in page
 
 
 def test_statistics_grow_with_what_was_served(server: Server) -> None:
