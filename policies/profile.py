@@ -193,11 +193,11 @@ def parse_profile(text: str, origin: str) -> Profile:
 
 def _dense(file: ProfileFile) -> Profile:
     def dense(values: Sequence[float] | None) -> tuple[float, ...] | None:
-        return None if values is None else _interpolate(file.batch_size, values)
+        return None if values is None else interpolate(file.batch_size, values)
 
     return Profile(
         name=file.name,
-        service_times=_interpolate(file.batch_size, file.service_time_s),
+        service_times=interpolate(file.batch_size, file.service_time_s),
         model=file.model,
         device=file.device,
         source=file.source,
@@ -214,11 +214,12 @@ def _dense(file: ProfileFile) -> Profile:
 def _dense_stages(file: ProfileFile) -> tuple[tuple[float, ...], ...] | None:
     if file.stage_service_time_s is None:
         return None
-    by_stage = [_interpolate(file.batch_size, row) for row in zip(*file.stage_service_time_s, strict=True)]
+    by_stage = [interpolate(file.batch_size, row) for row in zip(*file.stage_service_time_s, strict=True)]
     return tuple(zip(*by_stage, strict=True))
 
 
-def _interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:
+def interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:
+    """A value for every size 1..sizes[-1], linear between the given ones; `sizes` ascend from 1."""
     if len(sizes) == sizes[-1]:  # dense already: keep the numbers as written
         return tuple(values)
     return tuple(np.interp(np.arange(1, sizes[-1] + 1), sizes, values).tolist())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from policies.profile import EnergySource, Profile
+from policies.profile import EnergySource, Profile, interpolate
 from server.energy import EnergyMeter
 from server.executor import Batch, Executor
 
@@ -107,13 +107,13 @@ class Measurement:
         energies = self._energies()
         return Profile(
             name=name,
-            service_times=_dense(sizes, [e.mean for e in self.estimates]),
+            service_times=interpolate(sizes, [e.mean for e in self.estimates]),
             model=model,
             device=device,
             source="measured",
             note="; ".join(filter(None, (self._note(), about))),
             cvs=self._cvs(),
-            energies=_dense(sizes, energies) if energies else None,
+            energies=interpolate(sizes, energies) if energies else None,
             energy_source=_ENERGY_SOURCE.get(self.meter, "none") if energies else "none",
         )
 
@@ -267,9 +267,3 @@ def _without_outliers(times: NDArray[np.float64]) -> NDArray[np.float64]:
     limit = max(5.0 * 1.4826 * float(np.median(distance)), 0.1 * median)
     furthest = np.argsort(-distance, kind="stable")[: len(times) // 5]
     return np.delete(times, furthest[distance[furthest] > limit])
-
-
-def _dense(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:
-    if len(sizes) == sizes[-1]:
-        return tuple(values)
-    return tuple(np.interp(np.arange(1, sizes[-1] + 1), sizes, values).tolist())
