@@ -35,16 +35,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from policies.profile import Profile
+from policies.smdp.distributions import DETERMINISTIC, Floats, ServiceDistribution
 from policies.types import SpecError
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 # What is counted along the way, one column each: time spent by requests (s), energy (J), batches launched.
@@ -52,34 +50,6 @@ RESPONSE, POWER, LAUNCHES = range(3)
 HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per second, times lambda
 
 
-class ServiceDistribution(Protocol):
-    """All that the SMDP asks of the distribution of service times, given their means l(1..B_max)."""
-
-    def second_moments(self, service_times: Floats) -> Floats:
-        """E[G_b^2], s^2, for each mean l(b), s; (B_max,) to (B_max,)."""
-        ...
-
-    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        """p_k^[b] for k < counts, equation (4); row b - 1, column k."""
-        ...
-
-
-@dataclass(frozen=True)
-class Deterministic:
-    """Service times that do not vary: what the papers assume of neural networks on a GPU."""
-
-    def second_moments(self, service_times: Floats) -> Floats:
-        """E[G_b^2] = l(b)^2."""
-        return np.square(service_times)
-
-    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        """Poisson with mean lambda l(b); in logarithms, because exp(-mean) underflows for large batches."""
-        mean = (arrival_rate * service_times)[:, None]
-        k = np.arange(counts)
-        return np.asarray(np.exp(k * np.log(mean) - mean - gammaln(k + 1.0)))
-
-
-DETERMINISTIC = Deterministic()
 _HEAVIEST = 1e9  # beyond, the other term of the objective is lost in rounding
 
 

@@ -12,11 +12,11 @@ from math import ceil, inf, sqrt
 
 import numpy as np
 
+from policies.smdp.distributions import Floats
 from policies.smdp.model import (
     LAUNCHES,
     POWER,
     RESPONSE,
-    Floats,
     Ints,
     Model,
     Problem,

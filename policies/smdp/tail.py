@@ -30,7 +30,8 @@ from math import inf
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from policies.smdp.model import HOLDING, Floats, Ints, Model
+from policies.smdp.distributions import Floats
+from policies.smdp.model import HOLDING, Ints, Model
 
 _TIE = 1e-12  # throughputs that differ by rounding only are equal
 _NEVER = 1e-20  # probabilities below do not reach the digits of a sum

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
-from policies.smdp.model import Floats, Problem
+from policies.smdp.distributions import Floats
+from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 
 P4 = load_profile("googlenet-tesla-p4")

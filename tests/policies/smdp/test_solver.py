@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from policies.profile import Profile, load_profile
-from policies.smdp.model import Floats, Problem, build_model, objective_weights
+from policies.smdp.distributions import Gamma
+from policies.smdp.model import Problem, build_model, objective_weights
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.tail import ShortModel, best_tail, close
 from policies.types import SpecError
@@ -140,20 +141,9 @@ def test_one_at_a_time_is_the_md1_queue(load: float) -> None:
     assert value.mean_response_time == pytest.approx(single, rel=1e-10)
 
 
-class Exponential:
-    """Exponential service times: what another distribution has to bring."""
-
-    def second_moments(self, service_times: Floats) -> Floats:
-        return 2.0 * service_times**2
-
-    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        none = 1.0 / (1.0 + arrival_rate * service_times[:, None])
-        return np.asarray(none * (1.0 - none) ** np.arange(counts))
-
-
 @pytest.mark.parametrize("load", [0.1, 0.9, 0.99])
 def test_another_distribution_gives_the_mm1_queue(load: float) -> None:
-    problem = Problem(Profile("single", (0.004,)), load / 0.004, service=Exponential())
+    problem = Problem(Profile("single", (0.004,)), load / 0.004, service=Gamma((1.0,)))
     # W = l / (1 - rho). 1e-10: the solver's own tolerance
     assert solve(problem).mean_response_time == pytest.approx(0.004 / (1.0 - load), rel=1e-10)
 

@@ -1,0 +1,169 @@
+"""Distributions of the service time around the profile's mean l(b), and what the SMDP asks of them.
+
+Arrivals during a service of random length G are Poisson given the length (equation 4), so their probabilities are the
+Taylor coefficients of the Laplace transform at lambda (1 - z), equations (5) and (6). For a gamma distribution these
+are the negative binomial probabilities, whose limits are the Poisson (no variation) and the geometric (exponential).
+
+The journal calls 0.5 and 2 the coefficients of variation of its Erlang and hyper-exponential distributions; they are
+the squares: its transforms have 0.707 and 1.414.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from policies.profile import Profile
+from policies.types import SpecError
+
+Floats = NDArray[np.float64]
+_BLOCK = 1024  # service times drawn at once
+NAMES = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measured"
+
+
+class ServiceDistribution(Protocol):
+    """All that the SMDP, and a simulation, ask of the service times, given their means l(1..B_max)."""
+
+    def second_moments(self, service_times: Floats) -> Floats:
+        """E[G_b^2], s^2, for each mean l(b), s; (B_max,) to (B_max,)."""
+        ...
+
+    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
+        """p_k^[b] for k < counts, equation (4); row b - 1, column k."""
+        ...
+
+    def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
+        """Draws a service time, s, of a batch of b at each call."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma distributed service times; deterministic, Erlang-2 and exponential ones are members.
+
+    Attributes:
+        cvs: coefficient of variation (standard deviation over mean): one for all batch sizes, or one each.
+    """
+
+    cvs: tuple[float, ...]
+
+    def second_moments(self, service_times: Floats) -> Floats:
+        """E[G_b^2] = l(b)^2 (1 + cv^2)."""
+        return np.asarray(np.square(service_times) * (1.0 + np.square(self._of(service_times))))
+
+    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
+        """Negative binomial with r = 1 / cv^2; in logarithms, because p_0 underflows for large batches.
+
+        log p_k = k log m - log k! - r log(1 + m / r) + the sum over i < k of log((r + i) / (r + m)), m = lambda l(b):
+        the last two terms, written so, go over into -m and 0 as cv goes to 0, without a loss of digits.
+        """
+        mean = (arrival_rate * service_times)[:, None]
+        k = np.arange(counts)
+        logarithm = k * np.log(mean) - gammaln(k + 1.0)
+        varying = self._of(service_times)[:, None]
+        if not varying.any():
+            return np.asarray(np.exp(logarithm - mean))
+        inverse = np.square(varying)  # 1 / r
+        falling = np.log1p(inverse * (k[:-1] - mean) / (1.0 + inverse * mean))
+        logarithm[:, 1:] += np.cumsum(falling, axis=1)
+        empty = np.where(inverse > 0.0, np.log1p(inverse * mean) / np.where(inverse > 0.0, inverse, 1.0), mean)
+        return np.asarray(np.exp(logarithm - empty))
+
+    def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
+        """Draws in blocks."""
+
+        def block(mean: float, cv: float) -> list[float]:
+            shape = 1.0 / cv**2 if cv > 0.0 else inf
+            drawn = np.ones(_BLOCK) if shape == inf else rng.gamma(shape, 1.0 / shape, _BLOCK)
+            values: list[float] = (mean * drawn).tolist()
+            return values
+
+        return _in_blocks(service_times, self._of(service_times), block)
+
+    def _of(self, service_times: Floats) -> Floats:
+        return (
+            np.resize(self.cvs, len(service_times)) if len(self.cvs) == 1 else np.array(self.cvs[: len(service_times)])
+        )
+
+
+DETERMINISTIC = Gamma((0.0,))
+
+
+@dataclass(frozen=True)
+class Hyperexponential:
+    """The journal's (section VII-C): two in three batches take half the mean, one in three twice; each exponential."""
+
+    def second_moments(self, service_times: Floats) -> Floats:
+        """E[G_b^2] = 3 l(b)^2."""
+        return 3.0 * np.square(service_times)
+
+    def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
+        """Two geometric distributions, mixed."""
+        exponential = Gamma((1.0,))
+        fast = exponential.arrival_probabilities(arrival_rate, 0.5 * service_times, counts)
+        slow = exponential.arrival_probabilities(arrival_rate, 2.0 * service_times, counts)
+        return np.asarray((2.0 * fast + slow) / 3.0)
+
+    def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
+        """Draws in blocks."""
+
+        def block(mean: float, _: float) -> list[float]:
+            scale = np.where(rng.random(_BLOCK) < 2.0 / 3.0, 0.5, 2.0)
+            values: list[float] = (mean * scale * rng.exponential(1.0, _BLOCK)).tolist()
+            return values
+
+        return _in_blocks(service_times, service_times, block)
+
+
+def distribution(text: str, profile: Profile) -> ServiceDistribution:
+    """The distribution of this name: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
+
+    Raises:
+        SpecError: there is none of this name, its CV is no number from 0 to 100, or the profile has measured none.
+    """
+    name, _, parameter = text.partition(":")
+    if name == "gamma":
+        return Gamma((_cv(text, parameter),))
+    if text == "measured":
+        if profile.cvs is None:
+            raise SpecError(f"profile {profile.name!r} has no service_time_cv to take as measured; give gamma:CV")
+        return Gamma(profile.cvs)
+    known: dict[str, ServiceDistribution] = {
+        "deterministic": DETERMINISTIC,
+        "erlang2": Gamma((sqrt(0.5),)),
+        "exponential": Gamma((1.0,)),
+        "hyperexponential": Hyperexponential(),
+    }
+    if text not in known:
+        raise SpecError(f"unknown service distribution {text!r}: choose one of {NAMES}")
+    return known[text]
+
+
+def _cv(text: str, parameter: str) -> float:
+    try:
+        cv = float(parameter)
+    except ValueError:
+        raise SpecError(
+            f"service distribution {text!r} needs gamma:CV, a number; write for example gamma:0.3"
+        ) from None
+    if not 0.0 <= cv <= 100.0:
+        raise SpecError(
+            f"service distribution {text!r}: a coefficient of variation lies within 0..100; write gamma:0.3"
+        )
+    return cv
+
+
+def _in_blocks(means: Floats, spreads: Floats, block: Callable[[float, float], list[float]]) -> Callable[[int], float]:
+    stock: list[list[float]] = [[] for _ in means]
+
+    def draw(batch_size: int) -> float:
+        mine = stock[batch_size - 1]
+        if not mine:
+            mine.extend(block(float(means[batch_size - 1]), float(spreads[batch_size - 1])))
+        return mine.pop()
+
+    return draw
