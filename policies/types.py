@@ -94,6 +94,19 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Mix:
+    """The other half of a randomised policy: at each decision epoch, with `probability`, act by this table instead.
+
+    Attributes:
+        probability: from 0 to 1.
+        batch_size: action for queue length 0, 1, 2, ...; the last repeats.
+    """
+
+    probability: float
+    batch_size: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Serve these requests together, now.
 

@@ -7,13 +7,14 @@ that nearly tie for the highest throughput change places at queue lengths far ab
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
 import numpy as np
 
 from policies.smdp.distributions import Floats
 from policies.smdp.model import (
+    HOLDING,
     LAUNCHES,
     POWER,
     RESPONSE,
@@ -25,11 +26,10 @@ from policies.smdp.model import (
     objective_weights,
 )
 from policies.smdp.tail import Closure, Measured, ShortModel, best_tail, close
-from policies.types import SpecError
+from policies.types import Mix, SpecError
 
 _SETTLED = 1e-10  # relative change from one s_max to the next
 _STEPS = 200  # of policy iteration at one s_max; ten are usual
-_PATIENCE = 200  # queue length beyond which the gain alone decides that s_max is long enough
 _REACH = 2048  # states added at most: beyond, a linear solve takes more than a quarter of a second
 
 
@@ -51,6 +51,7 @@ class Solution:
         load: rho.
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W.
+        mix: the other half of a randomised policy; the averages are those of the whole.
     """
 
     batch_size: tuple[int, ...]
@@ -65,6 +66,7 @@ class Solution:
     load: float
     w1: float
     w2: float
+    mix: Mix | None = None
 
 
 def solve(problem: Problem) -> Solution:
@@ -76,44 +78,35 @@ def solve(problem: Problem) -> Solution:
     model = build_model(problem)
     _check_solvable(problem, model)
     weights = objective_weights(problem)
-    closure = close(model, best_tail(model, weights))
-    policy, gain, iterations = _greedy(model, closure.action), inf, 0
-    short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
-    while True:
-        policy, measured, steps = _policy_iteration(short, policy, weights)
-        before, gain, iterations = gain, float(measured.average @ weights), iterations + steps
-        run = _Run(_trimmed(policy, closure.action), measured.average, _change(gain, before), iterations)
-        settled = run.change <= _SETTLED and _ends_like_tail(short, policy)
-        if settled or short.length >= model.max_batch_size + _REACH:
-            return _solution(problem, model, run)
-        short = ShortModel(closure, _next_length(short, closure.holds_from(gain, weights)))
-        policy = short.resume(policy, measured, weights)
+    run, moved = _improve(close(model, best_tail(model, weights)), weights)
+    second = int(run.policy[-2])  # what queues launch before the tail's action takes over
+    if moved > _SETTLED and model.throughput[second] > model.arrival_rate:
+        # it never does in sight: a size of less throughput is so much cheaper that its own tail is the better one
+        run = min(run, _improve(close(model, second), weights)[0], key=lambda r: float(r.average @ weights))
+    return _solution(problem, model, run)
 
 
-def evaluate(problem: Problem, batch_size: Sequence[int]) -> Solution:
-    """The exact averages of any policy that is a function of the queue length.
+def evaluate(problem: Problem, batch_size: Sequence[int], mix: Mix | None = None) -> Solution:
+    """The exact averages of any policy that is a function of the queue length, randomised or not.
 
     Args:
         problem: the system, and the weights in which the gain is told; w1 may be 0.
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
+        mix: the other table of a randomised policy, of the same last action.
 
     Raises:
         SpecError: the policy cannot keep up with the arrival rate, or is none, or the problem is malformed.
     """
     model = build_model(problem)
-    check_actions(batch_size, model.min_batch_size, model.max_batch_size)
-    tail = batch_size[-1]
+    tail = batch_size[-1] if batch_size else 0
+    for table in (batch_size, *([mix.batch_size] if mix else ())):
+        check_actions(table, model.min_batch_size, model.max_batch_size)
+        _check_tail(table[-1], tail)
     _check_keeps_up(model, tail)
     policy = _trimmed(np.array(batch_size, dtype=np.intp), tail)
-    closure = close(model, tail)
-    average, reach, iterations = np.full(3, inf), _first_reach(closure), 0
-    while True:
-        short = ShortModel(closure, len(policy) + reach)
-        before, average = average, short.measure(short.extend(policy)).average
-        reach, iterations = 2 * reach, iterations + 1
-        run = _Run(policy, average, _change(average, before), iterations)
-        if run.change <= _SETTLED or reach > _REACH:
-            return _solution(problem, model, run)
+    mixed = None if mix is None else (mix.probability, np.array(mix.batch_size, dtype=np.intp))
+    run = _settle(close(model, tail), _Run(policy, np.full(3, inf), inf, 0, mixed))
+    return replace(_solution(problem, model, run), mix=mix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +118,30 @@ class _Run:
         average: of each counted quantity, per unit time; (3,).
         change: relative change of what has to settle, since the last length.
         iterations: linear systems solved.
+        mixed: probability and actions of the other half of a randomised policy.
     """
 
     policy: Ints
     average: Floats
     change: float
     iterations: int
+    mixed: tuple[float, Ints] | None = None
+
+
+def _improve(closure: Closure, weights: Floats) -> tuple[_Run, float]:
+    """The best policy that ends in this tail, and how far the gain moved at the last lengthening of the state space."""
+    model = closure.model
+    policy, average, gain, iterations = _start(model, closure.action, weights), np.full(3, inf), inf, 0
+    short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
+    while True:
+        policy, measured, steps = _policy_iteration(short, policy, weights)
+        before, average, iterations = average, measured.average, iterations + steps
+        moved, gain = _change(float(average @ weights), gain), float(average @ weights)
+        if moved <= _SETTLED or 2 * short.length > 2 * model.max_batch_size + _REACH:
+            run = _Run(_trimmed(policy, closure.action), average, _change(average, before), iterations)
+            return run if run.change <= _SETTLED else _settle(closure, run), moved
+        short = ShortModel(closure, 2 * short.length - model.max_batch_size)
+        policy = short.resume(policy, measured, weights)
 
 
 def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, Measured, int]:
@@ -153,21 +164,20 @@ def _first_reach(closure: Closure) -> int:
     return ceil(6.0 * sqrt(closure.action))
 
 
-def _next_length(short: ShortModel, tail_holds_from: float) -> int:
-    """Twice as far beyond B_max, or at once as far as the policy is expected to differ from the tail's."""
-    largest = short.closure.model.max_batch_size
-    expected = min(tail_holds_from + largest + 1.0, _PATIENCE + 1.0)
-    return min(max(2 * short.length - largest, ceil(expected)), largest + _REACH)
+def _settle(closure: Closure, run: _Run) -> _Run:
+    """The averages of a policy, each to all its digits.
 
-
-def _ends_like_tail(short: ShortModel, policy: Ints) -> bool:
-    """Whether the last B_max states launch what the tail launches; not asked of long queues.
-
-    Sizes that nearly tie change places at queue lengths that are hardly ever seen (at 8600 for an affine profile with
-    B_max = 256 at load 0.1, where the gain has all its digits at 352), so that far out the gain alone decides.
+    Where one quantity outweighs the others, or two policies cost the same, the gain settles before its parts do.
     """
-    last = policy[-short.closure.model.max_batch_size :]
-    return short.length > _PATIENCE or bool((last == short.closure.action).all())
+    reach = _first_reach(closure)
+    seen = max(len(run.policy), 0 if run.mixed is None else len(run.mixed[1]))
+    while run.change > _SETTLED and reach <= _REACH:
+        short = ShortModel(closure, seen + reach)
+        mixed = None if run.mixed is None else (run.mixed[0], short.extend(run.mixed[1]))
+        average = short.measure(short.extend(run.policy), mixed).average
+        run = replace(run, average=average, change=_change(average, run.average), iterations=run.iterations + 1)
+        reach *= 2
+    return run
 
 
 def _change(now: Floats | float, before: Floats | float) -> float:
@@ -175,10 +185,18 @@ def _change(now: Floats | float, before: Floats | float) -> float:
     return float(np.max(moved / np.maximum(scale, np.finfo(float).tiny)))  # a quantity of 0 (no energies) is settled
 
 
-def _greedy(model: Model, tail: int) -> Ints:
-    """Launch what there is, up to the tail's size: where policy iteration starts."""
+def _start(model: Model, tail: int, weights: Floats) -> Ints:
+    """A control limit not far from the best: where policy iteration starts.
+
+    The economic order quantity: batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding, which
+    together are least at q = lambda sqrt(2 K / w). K is what is left of the smallest batch's charge when the mean
+    increase to the largest is taken off.
+    """
+    charges = (model.charges @ weights)[model.min_batch_size :]
+    fixed = max(charges[0] - (charges[-1] - charges[0]) * model.min_batch_size / max(len(charges) - 1, 1), 0.0)
+    limit = model.arrival_rate * sqrt(2.0 * fixed / float(HOLDING @ weights))
     states = np.arange(tail + 1)
-    return np.where(states >= model.min_batch_size, states, 0)
+    return np.where(states >= min(max(limit, model.min_batch_size), tail), states, 0)
 
 
 def _trimmed(policy: Ints, tail: int) -> Ints:
@@ -195,6 +213,11 @@ def _check_solvable(problem: Problem, model: Model) -> None:
         )
     if problem.w1 == 0.0:
         raise SpecError("w1 = 0 leaves response times free to grow for ever; give a positive w1")
+
+
+def _check_tail(last: int, tail: int) -> None:
+    if last != tail:
+        raise SpecError(f"the tables of a mix end in batches of {tail} and {last}; let both end in the same size")
 
 
 def _check_keeps_up(model: Model, size: int) -> None:

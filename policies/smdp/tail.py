@@ -54,19 +54,6 @@ class Closure:
     lost_time: Floats
     charges: Floats
 
-    def holds_from(self, gain: float, weights: Floats) -> float:
-        """From which queue length on the tail's action is the best one, were e(s) = 0 there already.
-
-        Each other action costs (w s / lambda - g) kappa + f more, which grows with s; the last to cross 0 decides.
-
-        Args:
-            gain: g.
-            weights: of the counted quantities, (3,), that of RESPONSE positive.
-        """
-        slower = self.model.allowed & (self.lost_time > _TIE * self.lost_time[0])
-        crossings = gain - (self.charges @ weights)[slower] / self.lost_time[slower]
-        return float(crossings.max()) * self.model.arrival_rate / float(HOLDING @ weights)
-
 
 def close(model: Model, action: int) -> Closure:
     """The closure with tail action `action`; its drain must be positive."""
@@ -148,7 +135,7 @@ class ShortModel:
         bias = np.pad(measured.bias, ((0, self.length - len(measured.bias)), (0, 0)))
         return self.improve(self.extend(policy), Measured(bias, measured.average), weights)
 
-    def measure(self, policy: Ints) -> Measured:
+    def measure(self, policy: Ints, mixed: tuple[float, Ints] | None = None) -> Measured:
         """Bias and average of every counted quantity under a policy: one linear solve.
 
         The unknowns are e(s) - e(0) and, in the place of state 0, the averages. To fix e(length) = 0 there and then
@@ -157,19 +144,27 @@ class ShortModel:
 
         Args:
             policy: action for each state, (length + 1,).
+            mixed: with this probability, at each decision epoch anew, act by this other policy, (length + 1,).
         """
-        lost_time = self.closure.lost_time[policy]
-        starts = policy * (self._lead.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
-        transitions = self._lead.ravel()[self._window + starts[:, None]]
+        transitions, lost_time, charges = self._rows(policy)
+        if mixed is not None:
+            probability, other = mixed
+            blended = zip((transitions, lost_time, charges), self._rows(other), strict=True)
+            transitions, lost_time, charges = ((1.0 - probability) * x + probability * y for x, y in blended)
         matrix = np.eye(len(policy))
         matrix[:, :-1] -= transitions
         matrix[:, -1] -= 1.0 - transitions.sum(axis=1)  # all longer queues are worth e(length)
         matrix[:, 0] = lost_time
-        charges = self.closure.charges[policy] + self._holding * lost_time[:, None]
-        solved = np.linalg.solve(matrix, charges)
+        solved = np.linalg.solve(matrix, charges + self._holding * lost_time[:, None])
         average = solved[0].copy()
         solved[0] = 0.0
         return Measured(solved[:-1] - solved[-1], average)
+
+    def _rows(self, policy: Ints) -> tuple[Floats, Floats, Floats]:
+        """Transition probabilities (length + 1, length), kappa and f by state."""
+        starts = policy * (self._lead.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
+        transitions = self._lead.ravel()[self._window + starts[:, None]]
+        return transitions, self.closure.lost_time[policy], self.closure.charges[policy]
 
     def improve(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
         """The best action in every state where it is better than the policy's, equation (17); (length + 1,).
@@ -223,7 +218,12 @@ class ShortModel:
 
     @cached_property
     def _barred(self) -> Floats:
-        """Infinite where fewer wait than the action launches, or the size is not allowed."""
+        """Infinite where fewer wait than the action launches, or the size is not allowed.
+
+        In the last state only the tail's action is: another one, a wait above all, would make a world of its own out
+        of that state and the longer queues that are worth as much.
+        """
         model = self.closure.model
         feasible = (self.states >= model.actions[:, None]) & model.allowed[:, None]
+        feasible[:, -1] = model.actions == self.closure.action
         return np.where(feasible, 0.0, inf)

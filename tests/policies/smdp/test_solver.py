@@ -8,7 +8,7 @@ from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem, build_model, objective_weights
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.tail import ShortModel, best_tail, close
-from policies.types import SpecError
+from policies.types import Mix, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
 SIZES = np.arange(1, 33)
@@ -211,3 +211,40 @@ def test_without_energies_there_is_no_power() -> None:
     assert solution.mean_power is None
     assert solution.energy_per_request is None
     assert solution.gain == 1e3 * solution.mean_response_time
+
+
+@pytest.mark.parametrize("w2", [100.0, 1e4, 1e6])
+def test_heavy_weights_of_power_find_the_batch_of_least_energy(w2: float) -> None:
+    profile = Profile("uneven", (1 / 256, 1 / 128, 1 / 256, 1 / 128), energies=(0.25, 1.0, 0.5, 1.0))
+    solution = solve(Problem(profile, 48.0, 1.0, w2))
+    assert solution.mean_power == pytest.approx(48.0 * 0.5 / 3, rel=1e-9)  # batches of 3, 0.5 J each
+
+
+def test_a_size_of_less_throughput_and_much_less_energy_is_its_own_tail() -> None:
+    # 3 has the largest throughput and 2 an eighth of the energy: at this weight 3 is not worth it in any queue that is
+    # ever seen, while 2 alone is loaded to 0.9976
+    profile = Profile("cheap pairs", (1.185e-3,) * 3, energies=(1.0, 0.125, 0.5))
+    problem = Problem(profile, 0.66506 * profile.capacity, 1.0, 1e4, service=Gamma((1.0,)))
+    assert solve(problem).gain <= evaluate(problem, [0, 0, 2]).gain * (1.0 + 1e-10)
+
+
+@pytest.mark.parametrize(("probability", "pure"), [(0.0, 4), (1.0, 8)])
+def test_a_mix_that_always_takes_one_table_is_that_table(probability: float, pure: int) -> None:
+    four, eight = control_limit(4, 32), control_limit(8, 32)
+    mixed = evaluate(at_load(0.3, 1.0), four, Mix(probability, eight))
+    assert mixed.gain == pytest.approx(evaluate(at_load(0.3, 1.0), control_limit(pure, 32)).gain, rel=1e-12)
+
+
+def test_a_mix_of_two_waits_is_exact() -> None:
+    # one request at a time; an arrival at an idle device is launched with probability 1 - q, else waits for the next:
+    # with l so short that nobody arrives meanwhile, each pair of arrivals waits 1 / lambda with probability q, and a
+    # launched single leaves the next arrival the first again: a fraction q / (1 + q) of the requests waits
+    profile = Profile("instant", (1e-12, 1e-12))
+    mixed = evaluate(Problem(profile, 1.0), [0, 1, 2], Mix(0.25, [0, 0, 2]))
+    assert mixed.mean_response_time == pytest.approx(0.25 / 1.25, rel=1e-9)
+    assert mixed.mean_batch_size == pytest.approx(1.25, rel=1e-9)
+
+
+def test_tables_of_different_ends_are_no_mix() -> None:
+    with pytest.raises(SpecError, match="end in batches of 8 and 4"):
+        evaluate(at_load(0.3), static(8), Mix(0.5, static(4)))

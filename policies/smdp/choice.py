@@ -1,0 +1,251 @@
+"""Choice of the weight: the policy of least power that keeps a bound on response times, or the fastest within a power.
+
+The solved policies, as w2 runs from 0 to infinity, are the vertices of a convex frontier of mean response time W and
+mean power P (journal, section VII-B 2). The line through two of them has the slope at which both would cost the same:
+solving for that weight either finds a vertex below the line or proves the two to be neighbours. So a bound is closed
+in on in a few solves, without a grid of weights, and the weight found is the exact breakpoint of two neighbours.
+
+The paper stops at the vertex within the bound, that of the largest weight. A mix of the two neighbouring tables, drawn
+at each decision epoch, goes on to the bound itself: at the breakpoint both are optimal, hence so is every mix, and the
+averages move along the edge between them. That is the optimum where the mean is bounded; where a percentile is, it is
+a good heuristic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from scipy.optimize import brentq
+
+from policies.smdp.model import Problem, build_model
+from policies.smdp.solver import Solution, evaluate, solve
+from policies.types import Mix, SpecError
+
+_SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
+_BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is the best for certain
+_SEARCH = 12  # halvings of the probability of a mix where it is found by simulation
+
+
+@dataclass(frozen=True, slots=True)
+class MeanBound:
+    """The mean response time is at most `response_time`, s."""
+
+    response_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBound:
+    """At least `share` of the requests are answered within `response_time`, s; a percentile said the other way round.
+
+    Attributes:
+        response_time: s.
+        share: above 0 and below 1.
+        measure: the share within that time under a policy, by simulation: always of the same arrivals.
+    """
+
+    response_time: float
+    share: float
+    measure: Callable[[Solution], float]
+
+
+@dataclass(frozen=True, slots=True)
+class PowerBound:
+    """The mean power is at most `power`, W."""
+
+    power: float
+
+
+Bound = MeanBound | ShareBound | PowerBound
+
+
+class UnreachableError(SpecError):
+    """No policy keeps a bound.
+
+    Attributes:
+        nearest: the policy that comes nearest.
+    """
+
+    def __init__(self, message: str, nearest: Solution) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
+    """The policy of least power within a bound on response times, or of least response time within one on power.
+
+    Args:
+        problem: its w2 is not looked at.
+        bound: what has to hold.
+        mixed: whether two neighbouring vertices may be mixed; if not, the vertex of the largest weight (for a bound on
+            power: the smallest) stands, as in the paper.
+
+    Returns:
+        The policy, its averages and its weight; where the bound does not bind, the cheapest policy of all (for a bound
+        on power: the fastest).
+
+    Raises:
+        UnreachableError: no policy keeps the bound; says what the nearest one reaches.
+        SpecError: the bound is none, or the profile has no energies to save.
+    """
+    _check(problem, bound)
+    kept = _keeps(bound)
+    fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_heaviest(problem)))
+    inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
+    if kept(outside):
+        return outside
+    if not kept(inside):
+        raise UnreachableError(_unreachable(bound, inside), inside)
+    inside, outside = _neighbours(problem, kept, inside, outside)
+    return _mixed(problem, bound, inside, outside) if mixed else inside
+
+
+def frontier(problem: Problem) -> list[Solution]:
+    """The vertices of least response time for their power, the fastest first; the problem's w2 is not looked at.
+
+    Raises:
+        SpecError: the problem has no energies.
+    """
+    _check_energies(problem)
+    fast, cheap = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_heaviest(problem)))
+    found, open_ = [fast], [cheap]
+    while open_:
+        between = _below(problem, found[-1], open_[-1])
+        if between is None:
+            found.append(open_.pop())
+        else:
+            open_.append(between)
+    return found
+
+
+def breakpoint_of(fast: Solution, cheap: Solution) -> float:
+    """The weight w2 at which both cost the same."""
+    slower = 1e3 * fast.w1 * (cheap.mean_response_time - fast.mean_response_time)
+    return slower / (_power(fast) - _power(cheap))
+
+
+def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
+    """A vertex between these two, below the line through them; None where they are neighbours."""
+    if not (_power(fast) > _power(cheap) and cheap.mean_response_time > fast.mean_response_time):
+        return None
+    w2 = breakpoint_of(fast, cheap)
+    found = solve(replace(problem, w2=w2))
+    on_the_line = 1e3 * fast.w1 * fast.mean_response_time + w2 * _power(fast)
+    return found if found.gain < on_the_line * (1.0 - _SAME) else None
+
+
+def _neighbours(
+    problem: Problem, kept: Callable[[Solution], bool], inside: Solution, outside: Solution
+) -> tuple[Solution, Solution]:
+    """The last vertex that keeps the bound and the first that does not, each solved beside their breakpoint."""
+    while True:
+        fast, cheap = sorted((inside, outside), key=lambda solution: solution.mean_response_time)
+        between = _below(problem, fast, cheap)
+        if between is None:
+            break
+        inside, outside = (between, outside) if kept(between) else (inside, between)
+    w2 = breakpoint_of(fast, cheap)
+    toward = -_BESIDE if inside is fast else _BESIDE
+    near, far = (solve(replace(problem, w2=w2 * (1.0 + step))) for step in (toward, -toward))
+    return (near, far) if kept(near) and not kept(far) else (inside, outside)  # three may meet in one point
+
+
+def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) -> Solution:
+    """As much of the outside policy as the bound allows."""
+    if inside.batch_size[-1] != outside.batch_size[-1]:
+        return inside  # sizes of one throughput, told apart by the weight: the tail of a mix would have no closed form
+
+    def at(probability: float) -> Solution:
+        return evaluate(problem_at, inside.batch_size, Mix(probability, outside.batch_size))
+
+    problem_at = replace(problem, w2=inside.w2)
+    match bound:
+        case MeanBound(response_time):
+            return at(_root(lambda p: at(p).mean_response_time - response_time))
+        case PowerBound(power):
+            return at(_root(lambda p: _power(at(p)) - power))
+        case ShareBound():
+            return at(_largest(lambda p: _keeps(bound)(at(p))))
+
+
+def _root(excess: Callable[[float], float]) -> float:
+    """The probability at which the bound is met; 0 where rounding alone keeps the inside policy from it."""
+    return float(brentq(excess, 0.0, 1.0, xtol=1e-9)) if excess(0.0) < 0.0 < excess(1.0) else 0.0
+
+
+def _largest(kept: Callable[[float], bool]) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(_SEARCH):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low
+
+
+def _fastest(problem: Problem, bound: Bound) -> Solution:
+    """The policy of least mean response time; for a share, the vertex of the largest share if that one falls short."""
+    fastest = solve(replace(problem, w2=0.0))
+    if isinstance(bound, ShareBound) and not _keeps(bound)(fastest):
+        return max(frontier(problem), key=bound.measure)
+    return fastest
+
+
+def _heaviest(problem: Problem) -> float:
+    """A weight at which power is all that counts: a second, per watt of the least power, in the time a batch takes.
+
+    Gathering a batch takes B_max / lambda; ten thousand times that, for each part of the power, leaves digits enough.
+    """
+    model = build_model(problem)
+    energies = problem.profile.energies or (0.0,)
+    power = model.arrival_rate * max(max(energies) / len(energies), 1e-12)
+    return min(1e4 * problem.w1 * 1e3 * model.max_batch_size / model.arrival_rate / power, 1e9)
+
+
+def _keeps(bound: Bound) -> Callable[[Solution], bool]:
+    match bound:
+        case MeanBound(response_time):
+            return lambda solution: solution.mean_response_time <= response_time
+        case PowerBound(power):
+            return lambda solution: _power(solution) <= power
+        case ShareBound(_, share, measure):
+            return lambda solution: measure(solution) >= share
+
+
+def _power(solution: Solution) -> float:
+    assert solution.mean_power is not None  # checked where a choice begins
+    return solution.mean_power
+
+
+def _check(problem: Problem, bound: Bound) -> None:
+    limits = {
+        MeanBound: ("mean response time", "s"),
+        ShareBound: ("response time", "s"),
+        PowerBound: ("mean power", "W"),
+    }
+    limit = bound.power if isinstance(bound, PowerBound) else bound.response_time
+    if not 0.0 < limit < inf:
+        name, unit = limits[type(bound)]
+        raise SpecError(f"a bound of {limit:g} {unit} on the {name} cannot be; give a positive number")
+    if isinstance(bound, ShareBound) and not 0.0 < bound.share < 1.0:
+        raise SpecError(f"a share of {bound.share:g} of the requests is not between 0 and 1; give for example 0.95")
+    _check_energies(problem)
+
+
+def _check_energies(problem: Problem) -> None:
+    if problem.profile.energies is None:
+        raise SpecError(
+            f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
+            "take w2 = 0, or a profile with energy_j"
+        )
+
+
+def _unreachable(bound: Bound, nearest: Solution) -> str:
+    at = f"at load {nearest.load:.3g}"
+    match bound:
+        case MeanBound(response_time):
+            least = f"the least {at} is {1e3 * nearest.mean_response_time:.4f} ms"
+            return f"no policy keeps the mean response time within {1e3 * response_time:g} ms: {least}; allow that"
+        case PowerBound(power):
+            least = f"the least {at} is {_power(nearest):.4f} W"
+            return f"no policy keeps the mean power within {power:g} W: {least}; allow that"
+        case ShareBound(response_time, share, measure):
+            most = f"the largest share {at} is {measure(nearest):.4f}"
+            return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {most}; allow more time"
