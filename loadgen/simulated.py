@@ -1,12 +1,12 @@
 """The same arrivals through the queue alone: the server's own batcher and policy on a virtual clock."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loadgen.report import OK, Record
-from policies.catalog import Chosen, choose
+from policies.catalog import Chosen, choose, count_table
 from policies.profile import Profile
-from policies.queue import simulator
+from policies.queue import counting, simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Run
@@ -38,7 +38,7 @@ class Simulation:
     def records(self, instants: Instants) -> Iterator[Record]:
         """The same run, request by request in order of completion, as a client without a network would record it."""
         chosen = choose(self.spec, self.profile)
-        device = _Device(chosen.profile)
+        device = _Device(chosen.profile, chosen.profile.service_time)
         requests = _requests(chosen, instants, self.model)
         for service in simulator.simulate(_batcher(chosen, self.model), requests, device.service_time):
             size, energy = len(service.launch.requests), device.energy(service.launch)
@@ -55,22 +55,35 @@ class Simulation:
                 )
 
 
-def simulate(chosen: Chosen, instants: Instants, model: str = "") -> Run:
+def simulate(
+    chosen: Chosen, instants: Instants, model: str = "", service_time: Callable[[int], float] | None = None
+) -> Run:
     """Serve one request for each instant (s, sorted, at least one) by a policy as it was chosen.
 
+    A policy of the queue length alone goes the fast way, ten to thirty times faster, to the same run.
     The monitor of `chosen` remembers what it saw: choose again for another run.
+
+    Args:
+        chosen: the policy, its monitor and the device's profile.
+        instants: of arrival, s.
+        model: the name under which requests arrive.
+        service_time: of a batch of b, s, drawn at each call; None takes the profile's means.
     """
-    device = _Device(chosen.profile)
-    requests = _requests(chosen, instants, model)
+    profile = chosen.profile
+    drawn, table = service_time or profile.service_time, count_table(chosen)
+    if table is not None:
+        return counting.run_table(table, counting.Device(drawn, profile.max_batch_size, profile.energies), instants)
+    device, requests = _Device(profile, drawn), _requests(chosen, instants, model)
     return simulator.run(_batcher(chosen, model), requests, device.service_time, device.energy)
 
 
 @dataclass(frozen=True)
 class _Device:
     profile: Profile
+    drawn: Callable[[int], float]
 
     def service_time(self, launch: Launch) -> float:
-        return self.profile.service_time(len(launch.requests))
+        return self.drawn(len(launch.requests))
 
     def energy(self, launch: Launch) -> float | None:
         return self.profile.energy(len(launch.requests))

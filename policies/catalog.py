@@ -9,16 +9,17 @@ from math import inf
 from typing import Any
 
 from policies.profile import Profile
+from policies.queue.counting import CountTable
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
 from policies.rules.control_limit import ControlLimit, greedy, serial, static, timeout
-from policies.rules.lookup import Lookup, Mix, Row, lookup
+from policies.rules.lookup import Lookup, Row, lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
 from policies.smdp.model import Problem
 from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
-from policies.types import Policy, SpecError
+from policies.types import Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
 
@@ -215,13 +216,25 @@ def action_table(chosen: Chosen, arrival_rate: float) -> tuple[int, ...] | None:
             return None
 
 
+def count_table(chosen: Chosen) -> CountTable | None:
+    """The policy as actions by queue length, drawn ones included; None where it looks at a clock or at a rate."""
+    largest = chosen.profile.max_batch_size
+    match chosen.policy:
+        case ControlLimit(limit, most, wait, _) if wait == inf and most <= largest:
+            return CountTable(_limit_table(limit, most), most)
+        case Lookup(rows, _, most, seed) if isinstance(chosen.monitor, NoMonitor) and most <= largest:
+            return CountTable(rows[0].batch_size, most, rows[0].mix, seed)
+        case _:
+            return None
+
+
 def _limit_table(limit: int, largest: int) -> tuple[int, ...]:
     return tuple(0 if n < limit else min(n, largest) for n in range(max(limit, largest) + 1))
 
 
-def solved(batch_size: Sequence[int], profile: Profile) -> Chosen:
-    """One solved table as it is: no rate following, no bound on waiting."""
-    policy = lookup([Row(1.0, batch_size)], profile.max_batch_size)
+def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) -> Chosen:
+    """One solved table, or a mix of two, as it is: no rate following, no bound on waiting."""
+    policy = lookup([Row(1.0, batch_size, mix)], profile.max_batch_size)
     return Chosen("smdp", "smdp", {}, profile, policy, NoMonitor())
 
 
@@ -242,8 +255,7 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
 
 
 def _row(row: TableRow) -> Row:
-    mix = None if row.mix is None else Mix(row.mix.probability, row.mix.batch_size)
-    return Row(row.arrival_rate, row.batch_size, mix)
+    return Row(row.arrival_rate, row.batch_size, row.mix)
 
 
 def _is_file(name: str) -> bool:

@@ -5,15 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from policies.types import Action, State, Wait, launch_oldest
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """With `probability`, act by this table instead: the randomised optimum of a constrained MDP."""
-
-    probability: float
-    batch_size: Sequence[int]
+from policies.types import Action, Mix, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +58,20 @@ class Lookup:
 
     def _action(self, row: Row, state: State) -> int:
         table = row.batch_size
-        if row.mix is not None and self._draw(state) < row.mix.probability:
+        if row.mix is not None and draw(self.seed, state.waiting[0].id, state.waiting[-1].id) < row.mix.probability:
             table = row.mix.batch_size
         return table[min(len(state.waiting), len(table) - 1)]
 
-    def _draw(self, state: State) -> float:
-        """A number in [0, 1) that depends only on who waits, so that asking again gives the same answer."""
-        who = hash((self.seed, state.waiting[0].id, state.waiting[-1].id))
-        return (who * 0x9E3779B97F4A7C15 % 2**64) / 2**64
+
+def draw(seed: int, oldest: int, newest: int) -> float:
+    """A number in [0, 1) that depends only on who waits, by id, so that asking again gives the same answer.
+
+    The hash alone is equally spread, but neighbouring ids get numbers that depend on each other; folded and multiplied
+    they do not, as far as a mix can tell.
+    """
+    who = hash((seed, oldest, newest)) % 2**64
+    who = (who ^ who >> 32) * 0x9E3779B97F4A7C15 % 2**64
+    return (who ^ who >> 32) / 2**64
 
 
 def lookup(rows: Sequence[Row], max_batch_size: int, seed: int = 0) -> Lookup:

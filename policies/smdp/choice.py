@@ -23,6 +23,7 @@ from policies.types import Mix, SpecError
 
 _SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
 _BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is the best for certain
+_ROUNDING = 1e-9  # averages agree to 1e-10
 _SEARCH = 12  # halvings of the probability of a mix where it is found by simulation
 
 
@@ -125,12 +126,18 @@ def breakpoint_of(fast: Solution, cheap: Solution) -> float:
 
 def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
     """A vertex between these two, below the line through them; None where they are neighbours."""
-    if not (_power(fast) > _power(cheap) and cheap.mean_response_time > fast.mean_response_time):
+    if not _saves(fast, cheap):
         return None
     w2 = breakpoint_of(fast, cheap)
     found = solve(replace(problem, w2=w2))
     on_the_line = 1e3 * fast.w1 * fast.mean_response_time + w2 * _power(fast)
     return found if found.gain < on_the_line * (1.0 - _SAME) else None
+
+
+def _saves(fast: Solution, cheap: Solution) -> bool:
+    """Whether there is a line through the two: one faster, the other cheaper, by more than rounding."""
+    slower = cheap.mean_response_time - fast.mean_response_time
+    return slower > _ROUNDING * fast.mean_response_time and _power(fast) - _power(cheap) > _ROUNDING * _power(fast)
 
 
 def _neighbours(
@@ -143,6 +150,8 @@ def _neighbours(
         if between is None:
             break
         inside, outside = (between, outside) if kept(between) else (inside, between)
+    if not _saves(fast, cheap):
+        return inside, inside
     w2 = breakpoint_of(fast, cheap)
     toward = -_BESIDE if inside is fast else _BESIDE
     near, far = (solve(replace(problem, w2=w2 * (1.0 + step))) for step in (toward, -toward))
@@ -151,7 +160,7 @@ def _neighbours(
 
 def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) -> Solution:
     """As much of the outside policy as the bound allows."""
-    if inside.batch_size[-1] != outside.batch_size[-1]:
+    if inside is outside or inside.batch_size[-1] != outside.batch_size[-1]:
         return inside  # sizes of one throughput, told apart by the weight: the tail of a mix would have no closed form
 
     def at(probability: float) -> Solution:

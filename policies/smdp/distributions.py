@@ -75,6 +75,8 @@ class Gamma:
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
         """Draws in blocks."""
+        if not any(self.cvs):
+            return [0.0, *service_times.tolist()].__getitem__
 
         def block(mean: float, cv: float) -> list[float]:
             shape = 1.0 / cv**2 if cv > 0.0 else inf

@@ -78,12 +78,7 @@ def solve(problem: Problem) -> Solution:
     model = build_model(problem)
     _check_solvable(problem, model)
     weights = objective_weights(problem)
-    run, moved = _improve(close(model, best_tail(model, weights)), weights)
-    second = int(run.policy[-2])  # what queues launch before the tail's action takes over
-    if moved > _SETTLED and model.throughput[second] > model.arrival_rate:
-        # it never does in sight: a size of less throughput is so much cheaper that its own tail is the better one
-        run = min(run, _improve(close(model, second), weights)[0], key=lambda r: float(r.average @ weights))
-    return _solution(problem, model, run)
+    return _solution(problem, model, _best(model, weights))
 
 
 def evaluate(problem: Problem, batch_size: Sequence[int], mix: Mix | None = None) -> Solution:
@@ -128,8 +123,31 @@ class _Run:
     mixed: tuple[float, Ints] | None = None
 
 
-def _improve(closure: Closure, weights: Floats) -> tuple[_Run, float]:
-    """The best policy that ends in this tail, and how far the gain moved at the last lengthening of the state space."""
+def _best(model: Model, weights: Floats) -> _Run:
+    """The best policy, whatever its tail.
+
+    Where the tail's action has not taken over in sight, another size is so much cheaper that it is worth its lesser
+    throughput in every queue that is ever seen, and its own tail settles much earlier: what settles is right with any
+    tail, because that many states more were free to act otherwise and changed nothing.
+    """
+    closure = close(model, best_tail(model, weights))
+    run, moved = _improve(closure, weights, _REACH // 4)
+    second = int(run.policy[-2])  # what queues launch before the tail's action takes over
+    if moved > _SETTLED and model.throughput[second] > model.arrival_rate:
+        run, moved = _improve(close(model, second), weights, _REACH)
+    if moved > _SETTLED:
+        run = min(run, _improve(closure, weights, _REACH)[0], key=lambda r: float(r.average @ weights))
+    return run
+
+
+def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]:
+    """The best policy that ends in this tail, and how far the gain moved at the last lengthening of the state space.
+
+    Args:
+        closure: the model and its tail.
+        weights: of the counted quantities, (3,).
+        most: states beyond B_max at which lengthening ends.
+    """
     model = closure.model
     policy, average, gain, iterations = _start(model, closure.action, weights), np.full(3, inf), inf, 0
     short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
@@ -137,7 +155,7 @@ def _improve(closure: Closure, weights: Floats) -> tuple[_Run, float]:
         policy, measured, steps = _policy_iteration(short, policy, weights)
         before, average, iterations = average, measured.average, iterations + steps
         moved, gain = _change(float(average @ weights), gain), float(average @ weights)
-        if moved <= _SETTLED or 2 * short.length > 2 * model.max_batch_size + _REACH:
+        if moved <= _SETTLED or 2 * short.length > 2 * model.max_batch_size + most:
             run = _Run(_trimmed(policy, closure.action), average, _change(average, before), iterations)
             return run if run.change <= _SETTLED else _settle(closure, run), moved
         short = ShortModel(closure, 2 * short.length - model.max_batch_size)

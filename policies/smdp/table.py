@@ -11,19 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
-from policies.types import SpecError
+from policies.types import Mix, SpecError
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Actions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
-
-
-@dataclass(frozen=True, slots=True)
-class TableMix:
-    """With `probability` the policy acts by this other table."""
-
-    probability: float
-    batch_size: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +36,7 @@ class TableRow:
     load: float
     w2: float
     batch_size: tuple[int, ...]
-    mix: TableMix | None = None
+    mix: Mix | None = None
     mean_response_time: float | None = None
     mean_power: float | None = None
 
@@ -163,7 +155,7 @@ def _row_from(row: _RowFile) -> TableRow:
         load=row.load,
         w2=row.w2,
         batch_size=tuple(row.batch_size),
-        mix=None if row.mix is None else TableMix(row.mix.probability, tuple(row.mix.batch_size)),
+        mix=None if row.mix is None else Mix(row.mix.probability, tuple(row.mix.batch_size)),
         mean_response_time=None if row.mean_response_time_ms is None else row.mean_response_time_ms / 1e3,
         mean_power=row.mean_power_w,
     )

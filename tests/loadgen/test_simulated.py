@@ -1,5 +1,8 @@
 """The simulated run: what queueing theory says of it, and the same again for the same seed."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -8,10 +11,12 @@ import pytest
 from loadgen.report import Record, from_records, from_run, report
 from loadgen.schedule import schedule
 from loadgen.simulated import Simulation, simulate
-from policies.catalog import choose
+from policies.catalog import Chosen, choose, count_table, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
-from policies.types import SpecError
+from policies.rules.patient import Patient
+from policies.smdp.distributions import Gamma
+from policies.types import Mix, SpecError
 
 DEVICE = Profile(
     "device", tuple(0.004 + 0.001 * b for b in range(1, 9)), energies=tuple(0.01 * b for b in range(2, 10))
@@ -78,3 +83,51 @@ def test_without_energies_there_are_none() -> None:
 def test_a_spec_that_cannot_be_used_is_refused() -> None:
     with pytest.raises(SpecError, match="unknown policy"):
         Simulation(DEVICE, "clever").run(np.zeros(1))
+
+
+@pytest.mark.parametrize("cv", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        choose("static:4,max_wait_ms=inf", DEVICE),
+        choose("greedy,max_wait_ms=inf", DEVICE),
+        solved((0, 0, 2, 0, 3), DEVICE),
+        solved((0, 0, 2), DEVICE, Mix(0.3, (0, 0, 0, 0, 4, 0, 6))),
+    ],
+    ids=["static", "greedy", "table", "mix"],
+)
+def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen, cv: float) -> None:
+    arrivals = schedule("poisson", 400.0, 5.0, 3).instants
+    # a patience without end changes no action, but hides the table
+    slow = replace(chosen, policy=Patient(chosen.policy, DEVICE.max_batch_size, inf))
+    assert count_table(chosen) is not None
+    assert count_table(slow) is None
+    a, b = (simulate(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
+    assert np.array_equal(a.batch_sizes, b.batch_sizes)
+    assert np.array_equal(a.responses, b.responses)
+    assert np.array_equal(a.waits, b.waits)
+    assert a.energies is not None
+    assert b.energies is not None
+    assert np.array_equal(a.energies, b.energies)
+    assert a.elapsed == b.elapsed
+
+
+def sampler(cv: float) -> Callable[[int], float]:
+    return Gamma((cv,)).sampler(np.array(DEVICE.service_times), np.random.default_rng(6))
+
+
+@pytest.mark.parametrize("spec", ["static:4", "timeout:10,max_wait_ms=inf", "rate-matching,max_wait_ms=inf"])
+def test_a_policy_that_looks_at_a_clock_or_a_rate_goes_the_general_way(spec: str) -> None:
+    assert count_table(choose(spec, DEVICE)) is None
+
+
+@pytest.mark.parametrize("spec", ["static:1,max_wait_ms=inf", "timeout:0"])
+def test_service_times_may_be_drawn_whichever_the_way(spec: str) -> None:
+    run = simulate(choose(spec, DEVICE), np.array([0.0, 1.0]), service_time=lambda b: 0.25 * b)
+    assert run.responses.tolist() == [0.25, 0.25]
+
+
+def test_a_rate_that_is_measured_goes_the_general_way() -> None:
+    chosen = choose("smdp,max_wait_ms=inf", DEVICE)
+    assert count_table(chosen) is None
+    assert simulate(chosen, np.zeros(11)).scheduled == 11

@@ -6,12 +6,12 @@ import pytest
 
 from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
-from policies.rules.lookup import Mix, Row, lookup
+from policies.rules.lookup import Row, lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
-from policies.types import Kind, Launch, Policy, Request, State, Wait
+from policies.types import Kind, Launch, Mix, Policy, Request, State, Wait
 from tests.policies.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
