@@ -4,7 +4,7 @@ A new policy is one file in rules/ and one line in `CATALOG`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -17,11 +17,15 @@ from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.smdp.choice import BOUNDS, UnreachableError, parse_bound
+from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
+from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
 from policies.types import Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
+_REHEARSED = 30_000  # requests simulated for each load where a percentile is bounded
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,31 @@ class _Rule:
 
 
 def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
-    return solve_table(Problem(profile, 1.0, w2=spec.number("w2", 0.0)), default_loads())
+    """By a weight, or by a bound: where a load leaves none that keeps it, by what comes nearest."""
+    given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
+    if len(given) > 1:
+        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
+    key = given[0] if given else "w2"
+    value, problem = spec.number(key, 0.0), Problem(profile, 1.0)
+    if key == "w2" or (profile.energies is None and key != "power_cap_w"):
+        return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
+    bound = parse_bound(key, spec.parameters[key], _REHEARSED)
+
+    def nearest(at_load: Problem) -> Solution:
+        try:
+            return choose_weight(at_load, bound)
+        except UnreachableError as error:
+            return error.nearest
+
+    return replace(solve_table(problem, default_loads(), nearest), w2=None, bound={key: value})
 
 
 def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
     spec.number("slo_ms")
     return MaxUnderDeadline(profile.service_times)
 
+
+_WEIGHT = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
 
 CATALOG: Mapping[str, _Rule] = {
     "greedy": _Rule(lambda _, profile: greedy(profile.max_batch_size)),
@@ -123,8 +145,8 @@ CATALOG: Mapping[str, _Rule] = {
     "rate-matching": _Rule(lambda _, profile: RateMatching(profile.service_times)),
     "rate-matching-literal": _Rule(lambda _, profile: RateMatchingLiteral(profile.service_times)),
     "max-under-deadline": _Rule(_max_under_deadline, frozenset({"slo_ms"})),
-    "smdp": _Rule(_smdp, frozenset({"w2"})),
-    "auto": _Rule(_smdp, frozenset({"w2"})),
+    "smdp": _Rule(_smdp, _WEIGHT),
+    "auto": _Rule(_smdp, _WEIGHT),
 }
 
 

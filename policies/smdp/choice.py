@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution, evaluate, solve
+from policies.smdp.trial import simulated_share
 from policies.types import Mix, SpecError
 
 _SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
@@ -41,12 +42,12 @@ class ShareBound:
     Attributes:
         response_time: s.
         share: above 0 and below 1.
-        measure: the share within that time under a policy, by simulation: always of the same arrivals.
+        measure: the share within that time under a policy: simulated, with the same arrivals for each.
     """
 
     response_time: float
     share: float
-    measure: Callable[[Solution], float]
+    measure: Callable[[Problem, Solution], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,39 @@ class PowerBound:
 
 
 Bound = MeanBound | ShareBound | PowerBound
+
+
+BOUNDS = ("slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w")
+
+
+def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0) -> Bound:
+    """The bound of this name.
+
+    Args:
+        key: slo_mean_ms, slo_p95_ms, slo_share or power_cap_w.
+        text: a number in that unit; for slo_share MS:SHARE.
+        measured_over: requests simulated where a share has to be known.
+        seed: of that simulation.
+
+    Raises:
+        SpecError: the text is no such number.
+    """
+    words = text.split(":") if key == "slo_share" else [text]
+    try:
+        limit, *rest = (float(word) for word in words)
+        if len(rest) != (key == "slo_share"):
+            raise ValueError
+    except ValueError:
+        usage = "MS:SHARE, for example 10:0.95" if key == "slo_share" else "a number"
+        raise SpecError(f"{key} {text!r} is no bound; give {usage}") from None
+    match key:
+        case "slo_mean_ms":
+            return MeanBound(limit / 1e3)
+        case "power_cap_w":
+            return PowerBound(limit)
+        case _:
+            share = rest[0] if rest else 0.95
+            return ShareBound(limit / 1e3, share, simulated_share(limit / 1e3, measured_over, seed))
 
 
 class UnreachableError(SpecError):
@@ -89,13 +123,13 @@ def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
         SpecError: the bound is none, or the profile has no energies to save.
     """
     _check(problem, bound)
-    kept = _keeps(bound)
+    kept = _keeps(problem, bound)
     fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_heaviest(problem)))
     inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
     if kept(outside):
         return outside
     if not kept(inside):
-        raise UnreachableError(_unreachable(bound, inside), inside)
+        raise UnreachableError(_unreachable(problem, bound, inside), inside)
     inside, outside = _neighbours(problem, kept, inside, outside)
     return _mixed(problem, bound, inside, outside) if mixed else inside
 
@@ -173,7 +207,7 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
         case PowerBound(power):
             return at(_root(lambda p: _power(at(p)) - power))
         case ShareBound():
-            return at(_largest(lambda p: _keeps(bound)(at(p))))
+            return at(_largest(lambda p: _keeps(problem, bound)(at(p))))
 
 
 def _root(excess: Callable[[float], float]) -> float:
@@ -192,8 +226,8 @@ def _largest(kept: Callable[[float], bool]) -> float:
 def _fastest(problem: Problem, bound: Bound) -> Solution:
     """The policy of least mean response time; for a share, the vertex of the largest share if that one falls short."""
     fastest = solve(replace(problem, w2=0.0))
-    if isinstance(bound, ShareBound) and not _keeps(bound)(fastest):
-        return max(frontier(problem), key=bound.measure)
+    if isinstance(bound, ShareBound) and not _keeps(problem, bound)(fastest):
+        return max(frontier(problem), key=lambda solution: bound.measure(problem, solution))
     return fastest
 
 
@@ -208,14 +242,14 @@ def _heaviest(problem: Problem) -> float:
     return min(1e4 * problem.w1 * 1e3 * model.max_batch_size / model.arrival_rate / power, 1e9)
 
 
-def _keeps(bound: Bound) -> Callable[[Solution], bool]:
+def _keeps(problem: Problem, bound: Bound) -> Callable[[Solution], bool]:
     match bound:
         case MeanBound(response_time):
             return lambda solution: solution.mean_response_time <= response_time
         case PowerBound(power):
             return lambda solution: _power(solution) <= power
         case ShareBound(_, share, measure):
-            return lambda solution: measure(solution) >= share
+            return lambda solution: measure(problem, solution) >= share
 
 
 def _power(solution: Solution) -> float:
@@ -246,7 +280,7 @@ def _check_energies(problem: Problem) -> None:
         )
 
 
-def _unreachable(bound: Bound, nearest: Solution) -> str:
+def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
     at = f"at load {nearest.load:.3g}"
     match bound:
         case MeanBound(response_time):
@@ -256,5 +290,5 @@ def _unreachable(bound: Bound, nearest: Solution) -> str:
             least = f"the least {at} is {_power(nearest):.4f} W"
             return f"no policy keeps the mean power within {power:g} W: {least}; allow that"
         case ShareBound(response_time, share, measure):
-            most = f"the largest share {at} is {measure(nearest):.4f}"
+            most = f"the largest share {at} is {measure(problem, nearest):.4f}"
             return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {most}; allow more time"

@@ -207,6 +207,21 @@ def check_actions(batch_size: Sequence[int], min_batch_size: int, max_batch_size
         )
 
 
+def check_solvable(problem: Problem, model: Model) -> None:
+    """Whether there is a best policy.
+
+    Raises:
+        SpecError: the load is 1 or more, or w1 is 0.
+    """
+    if model.load >= 1.0:
+        raise SpecError(
+            f"load {model.load:.4g} is 1 or more: arrival rate {problem.arrival_rate:g} per second, capacity "
+            f"{model.capacity:.6g} per second; lower the rate or allow larger batches"
+        )
+    if problem.w1 == 0.0:
+        raise SpecError("w1 = 0 leaves response times free to grow for ever; give a positive w1")
+
+
 def _check(problem: Problem) -> None:
     if not 0.0 < problem.arrival_rate < inf:
         raise SpecError(f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second")

@@ -23,8 +23,10 @@ from policies.smdp.model import (
     Problem,
     build_model,
     check_actions,
+    check_solvable,
     objective_weights,
 )
+from policies.smdp.rvi import Rvi, RviResult, relative_value_iteration
 from policies.smdp.tail import Closure, Measured, ShortModel, best_tail, close
 from policies.types import Mix, SpecError
 
@@ -44,14 +46,15 @@ class Solution:
         mean_power: W; None where the profile has no energies.
         energy_per_request: J; None where the profile has no energies.
         mean_batch_size: over batches.
-        iterations: linear systems solved.
+        iterations: linear systems solved; iterations of Algorithm 1 where solved as printed.
         change: relative change at the last lengthening of the state space; above 1e-10 only where that reached
-            its limit, which takes near ties at a load near 1.
+            its limit, which takes near ties at a load near 1. As printed: the last span over the gain.
         arrival_rate: lambda, 1/s.
         load: rho.
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W.
         mix: the other half of a randomised policy; the averages are those of the whole.
+        overflow_cost_share: Delta, what the overflow state contributes to the gain; None where there is none.
     """
 
     batch_size: tuple[int, ...]
@@ -67,18 +70,25 @@ class Solution:
     w1: float
     w2: float
     mix: Mix | None = None
+    overflow_cost_share: float | None = None
 
 
-def solve(problem: Problem) -> Solution:
+def solve(problem: Problem, scheme: Rvi | None = None) -> Solution:
     """The policy of least average cost.
 
+    Args:
+        problem: the system and the weights.
+        scheme: solve as the papers do, with these parameters, with an error and a warning where they fail; None
+            solves exactly.
+
     Raises:
-        SpecError: the load is 1 or more, w1 is 0, or the problem is malformed.
+        SpecError: the load is 1 or more, w1 is 0, or the problem or the scheme is malformed.
     """
     model = build_model(problem)
-    _check_solvable(problem, model)
-    weights = objective_weights(problem)
-    return _solution(problem, model, _best(model, weights))
+    check_solvable(problem, model)
+    if scheme is not None:
+        return _as_printed(problem, model, relative_value_iteration(problem, scheme))
+    return _solution(problem, model, _best(model, objective_weights(problem)))
 
 
 def evaluate(problem: Problem, batch_size: Sequence[int], mix: Mix | None = None) -> Solution:
@@ -223,16 +233,6 @@ def _trimmed(policy: Ints, tail: int) -> Ints:
     return np.append(policy[:end], tail)
 
 
-def _check_solvable(problem: Problem, model: Model) -> None:
-    if model.load >= 1.0:
-        raise SpecError(
-            f"load {model.load:.4g} is 1 or more: arrival rate {problem.arrival_rate:g} per second, capacity "
-            f"{model.capacity:.6g} per second; lower the rate or allow larger batches"
-        )
-    if problem.w1 == 0.0:
-        raise SpecError("w1 = 0 leaves response times free to grow for ever; give a positive w1")
-
-
 def _check_tail(last: int, tail: int) -> None:
     if last != tail:
         raise SpecError(f"the tables of a mix end in batches of {tail} and {last}; let both end in the same size")
@@ -248,6 +248,14 @@ def _check_keeps_up(model: Model, size: int) -> None:
         )
 
 
+def _as_printed(problem: Problem, model: Model, result: RviResult) -> Solution:
+    run = _Run(
+        np.array(result.batch_size, dtype=np.intp), result.averages, result.span / result.gain, result.iterations
+    )
+    share = result.overflow_cost_share
+    return replace(_solution(problem, model, run), gain=result.gain, overflow_cost_share=share)
+
+
 def _solution(problem: Problem, model: Model, run: _Run) -> Solution:
     response, power, launches = (float(run.average[i]) for i in (RESPONSE, POWER, LAUNCHES))
     measurable = problem.profile.energies is not None
@@ -257,7 +265,7 @@ def _solution(problem: Problem, model: Model, run: _Run) -> Solution:
         mean_response_time=response,
         mean_power=power if measurable else None,
         energy_per_request=power / model.arrival_rate if measurable else None,
-        mean_batch_size=model.arrival_rate / launches,
+        mean_batch_size=model.arrival_rate / launches if launches else 0.0,  # a printed policy may never serve
         iterations=run.iterations,
         change=run.change,
         arrival_rate=model.arrival_rate,

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -48,16 +48,18 @@ class PolicyTable:
     Attributes:
         profile: its name.
         w1: weight of the mean response time, per ms.
-        w2: weight of the mean power, per W.
+        w2: weight of the mean power, per W; None where a bound chose a weight for each row.
         max_batch_size: the largest batch.
         rows: at least one.
+        bound: what chose the weights: the bound's name and value.
     """
 
     profile: str
     w1: float
-    w2: float
+    w2: float | None
     max_batch_size: int
     rows: tuple[TableRow, ...]
+    bound: Mapping[str, float | str] | None = None
 
 
 def default_loads() -> list[float]:
@@ -65,22 +67,30 @@ def default_loads() -> list[float]:
     return [round(0.02 * n, 2) for n in range(1, 50)]
 
 
-def solve_table(problem: Problem, loads: Sequence[float]) -> PolicyTable:
+def solve_table(problem: Problem, loads: Sequence[float], find: Callable[[Problem], Solution] = solve) -> PolicyTable:
     """The policy of least cost at each load; the problem's own arrival rate is not looked at.
+
+    Args:
+        problem: the system and the weights.
+        loads: ascending within 0..1, both excluded.
+        find: the policy at one load.
 
     Raises:
         SpecError: a load is outside (0, 1), or the problem is malformed.
     """
     model = build_model(problem)
-    solutions = (solve(replace(problem, arrival_rate=load * model.capacity)) for load in loads)
+    solutions = (find(replace(problem, arrival_rate=load * model.capacity)) for load in loads)
     return table_of(problem, tuple(solutions))
 
 
-def table_of(problem: Problem, solutions: Sequence[Solution]) -> PolicyTable:
-    """The table of these solutions of a problem, ascending in arrival rate."""
+def table_of(
+    problem: Problem, solutions: Sequence[Solution], bound: Mapping[str, float | str] | None = None
+) -> PolicyTable:
+    """The table of these solutions of a problem, ascending in arrival rate, with the bound that chose them."""
     rows = tuple(_row(solution) for solution in solutions)
     largest = problem.max_batch_size or problem.profile.max_batch_size
-    return PolicyTable(problem.profile.name, problem.w1, problem.w2, largest, rows)
+    w2 = problem.w2 if bound is None else None
+    return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
 
 
 def _row(solution: Solution) -> TableRow:
@@ -89,6 +99,7 @@ def _row(solution: Solution) -> TableRow:
         load=solution.load,
         w2=solution.w2,
         batch_size=solution.batch_size,
+        mix=solution.mix,
         mean_response_time=solution.mean_response_time,
         mean_power=solution.mean_power,
     )
@@ -118,7 +129,8 @@ class _PolicyFile(BaseModel):
     profile: str
     policy: str = "smdp"
     w1: _Figure = 1.0
-    w2: _Figure = 0.0
+    w2: _Figure | None = None
+    bound: dict[str, float | str] | None = None
     max_batch_size: int = Field(ge=1, le=4096)
     rows: list[_RowFile] = Field(min_length=1)
 
@@ -146,7 +158,8 @@ def parse_table(text: str, origin: str) -> PolicyTable:
         where = ".".join(map(str, first["loc"])) or "file"
         raise SpecError(f"policy file {origin!r} is malformed at {where}: {first['msg']}; solve it again") from error
     rows = tuple(_row_from(row) for row in file.rows)
-    return PolicyTable(file.profile, file.w1, file.w2, file.max_batch_size, rows)
+    w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
+    return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
 
 
 def _row_from(row: _RowFile) -> TableRow:
@@ -180,7 +193,7 @@ def to_json(table: PolicyTable) -> str:
         "profile": table.profile,
         "policy": "smdp",
         "w1": table.w1,
-        "w2": table.w2,
+        **({"w2": table.w2} if table.bound is None else {"bound": dict(table.bound)}),
         "max_batch_size": table.max_batch_size,
         "rows": [_row_to(row) for row in table.rows],
     }

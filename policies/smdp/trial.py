@@ -44,6 +44,11 @@ class Trial:
         table = CountTable(solution.batch_size, profile.max_batch_size, solution.mix)
         return run_table(table, Device(self.service_time(), profile.max_batch_size, profile.energies), self.instants)
 
-    def share_within(self, response_time: float) -> Callable[[Solution], float]:
-        """Measures the share of requests that a policy answers within `response_time`, s."""
-        return lambda solution: share_within(self.run(solution).responses, response_time).value
+
+def simulated_share(response_time: float, requests: int, seed: int) -> Callable[[Problem, Solution], float]:
+    """Measures the share of requests that a policy answers within `response_time`, s, of so many that arrive."""
+
+    def measure(problem: Problem, solution: Solution) -> float:
+        return share_within(Trial(problem, requests, seed).run(solution).responses, response_time).value
+
+    return measure
