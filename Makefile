@@ -42,7 +42,10 @@ bench: $(STAMP)  ## measure live against simulated on an emulated device (about 
 	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
 
+paper: $(STAMP)  ## print the papers' tables beside ours and draw their figures
+	$(BIN)/python -m benchmarks.paper
+
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
-.PHONY: help install serve test check format bench gpu
+.PHONY: help install serve test check format bench paper gpu

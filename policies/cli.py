@@ -1,8 +1,12 @@
 """solve-policy: from a profile and a load to the policy of least cost, its exact averages, and a file to serve by."""
 
 import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -14,12 +18,18 @@ from rich.table import Table
 
 from loadgen import simulated
 from policies.catalog import Chosen, action_table, choose, solved
-from policies.command import run
+from policies.command import check_files, run
+from policies.plots import plot_policy, plot_table
 from policies.profile import Profile, load_profile
-from policies.queue.arrivals import poisson
-from policies.smdp.model import Problem, build_model
+from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
+from policies.smdp.choice import choose as choose_weight
+from policies.smdp.distributions import NAMES, distribution
+from policies.smdp.model import Problem, build_model, check_actions
+from policies.smdp.rvi import Rvi
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import save_table, table_of
+from policies.smdp.trial import Trial
 from policies.types import SpecError
 
 app = typer.Typer(add_completion=False)
@@ -27,23 +37,71 @@ _EXACT = (
     *("average_cost", "mean_response_time_ms", "mean_power_w", "energy_per_request_mj", "mean_batch_size"),
     *("batch_size", "iterations"),
 )
+_MEASURED_OVER = 400_000  # requests, where a share is bounded and --simulate does not say
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What was asked about one load.
+    """What was asked.
 
     Attributes:
         problem: the system and the weights.
         spec: the policy to evaluate; None solves.
+        scheme: of relative value iteration; None solves exactly.
+        bound: name and text of the bound that chooses the weight.
+        mixed: whether two policies may be mixed to meet the bound.
         simulate: number of requests to simulate; 0 for none.
         seed: of the simulated arrivals.
     """
 
     problem: Problem
     spec: str | None
+    scheme: Rvi | None
+    bound: tuple[str, str] | None
+    mixed: bool
     simulate: int
     seed: int
+
+    def at(self, arrival_rate: float) -> "_Question":
+        """The same question at this rate, 1/s; a bound on a share is simulated in any case."""
+        simulate = _MEASURED_OVER if self.shared_bound is not None and not self.simulate else self.simulate
+        return replace(self, problem=replace(self.problem, arrival_rate=arrival_rate), simulate=simulate)
+
+    @property
+    def profile(self) -> Profile:
+        """Up to the largest batch."""
+        return self.problem.profile.truncated(self.problem.max_batch_size)
+
+    @property
+    def shared_bound(self) -> ShareBound | None:
+        """The bound, if it is one on the share within a time."""
+        bound = None if self.bound is None else parse_bound(*self.bound)
+        return bound if isinstance(bound, ShareBound) else None
+
+    @property
+    def bound_said(self) -> dict[str, float | str] | None:
+        """The bound as files and answers tell it."""
+        if self.bound is None:
+            return None
+        key, text = self.bound
+        return {key: text if key == "slo_share" else float(text)}
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """To one load.
+
+    Attributes:
+        question: with that load.
+        said: the JSON object.
+        solution: the policy, if it has exact averages.
+        ran: the simulation, if there was one.
+    """
+
+    question: _Question
+    said: dict[str, Any]
+    solution: Solution | None
+    ran: Run | None
 
 
 @app.command()
@@ -52,37 +110,89 @@ def solve_policy(
     arrival_rate: Annotated[float | None, typer.Option(help="requests per second")] = None,
     load: Annotated[float | None, typer.Option(help="arrival rate over the largest service rate")] = None,
     w1: Annotated[float, typer.Option(help="weight of the mean response time, per ms")] = 1.0,
-    w2: Annotated[float, typer.Option(help="weight of the mean power, per W")] = 0.0,
+    w2: Annotated[float | None, typer.Option(help="weight of the mean power, per W [default: 0]")] = None,
+    slo_mean_ms: Annotated[float | None, typer.Option(help="least power with this mean response time")] = None,
+    slo_p95_ms: Annotated[float | None, typer.Option(help="least power with this 95th percentile")] = None,
+    slo_share: Annotated[str | None, typer.Option(help="MS:SHARE, least power with this share in time")] = None,
+    power_cap_w: Annotated[float | None, typer.Option(help="least response time within this power")] = None,
+    no_mix: Annotated[bool, typer.Option("--no-mix", help="one table, though a mix of two is better")] = False,
     min_batch_size: Annotated[int, typer.Option(help="smallest batch")] = 1,
     max_batch_size: Annotated[int | None, typer.Option(help="largest batch")] = None,
+    service_distribution: Annotated[str, typer.Option(help=f"of service times: {NAMES}")] = "deterministic",
     evaluate_: Annotated[str | None, typer.Option("--evaluate", help="evaluate this policy instead")] = None,
+    method: Annotated[str, typer.Option(help="exact, or rvi as the papers print it")] = "exact",
+    overflow_cost: Annotated[float | None, typer.Option(help="c_o of rvi [default: 100]")] = None,
+    max_queue_length: Annotated[int | None, typer.Option(help="s_max of rvi [default: as far as needed]")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="span at which rvi ends [default: 0.01]")] = None,
+    max_iterations: Annotated[int | None, typer.Option(help="of rvi [default: 10000]")] = None,
     simulate: Annotated[int, typer.Option(help="simulate so many requests as well")] = 0,
     seed: Annotated[int, typer.Option(help="of the simulated arrivals")] = 0,
     rates: Annotated[str | None, typer.Option(help="LO:HI:N, solve for N loads")] = None,
     output: Annotated[Path | None, typer.Option(help="policy file to write")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw it into this file (.png, .pdf, .svg)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
     device = load_profile(profile)
-    _refuse(simulate < 0, f"--simulate {simulate} is no number of requests; give 1 or more")
-    _refuse(seed < 0, f"--seed {seed} is below 0; give 0 or more")
-    problem = Problem(device, 1.0, w1, w2, min_batch_size, max_batch_size)
+    check_files(output, plot)
+    service = distribution(service_distribution, device)
+    problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
+    scheme = _scheme(method, (overflow_cost, max_queue_length, epsilon, max_iterations))
+    bound = _bound(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
+    question = _Question(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
+    _check(question, output)
     if rates is not None:
         _refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
-        _refuse(evaluate_ is not None or simulate > 0, "--rates solves only: leave --evaluate and --simulate out")
-        _solve_many(problem, _loads(rates), output, as_json)
-        return
-    _refuse(output is not None and evaluate_ is not None, "--output writes a solved policy: leave --evaluate out")
-    problem = replace(problem, arrival_rate=_rate(build_model(problem).capacity, arrival_rate, load))
-    answer, solution = _answer(_Question(problem, evaluate_, simulate, seed))
-    if output is not None and solution is not None:
-        save_table(table_of(problem, [solution]), output)
-    _print(answer, as_json)
+        _refuse(evaluate_ is not None, "--rates solves only: leave --evaluate out")
+        rates_hz = [each * build_model(problem).capacity for each in _loads(rates)]
+    else:
+        rates_hz = [_rate(build_model(problem).capacity, arrival_rate, load)]
+    with _warnings_said():
+        answers = [_answer(question.at(rate), rates is not None) for rate in rates_hz]
+    _write(question, answers, output, plot)
+    said = [answer.said for answer in answers]
+    if as_json:
+        print(json.dumps({"rows": said} if rates is not None else said[0]))
+    elif rates is not None:
+        _print_rows(said)
+    else:
+        _print(said[0])
 
 
 def _refuse(wrong: bool, message: str) -> None:
     if wrong:
         raise SpecError(message)
+
+
+def _scheme(method: str, given: tuple[float | None, int | None, float | None, int | None]) -> Rvi | None:
+    _refuse(method not in ("exact", "rvi"), f"--method {method!r} is neither exact nor rvi; give one of them")
+    flags = ("overflow_cost", "max_queue_length", "epsilon", "max_iterations")
+    named: dict[str, Any] = {flag: value for flag, value in zip(flags, given, strict=True) if value is not None}
+    if method == "rvi":
+        return Rvi(**named)
+    for flag, value in named.items():
+        raise SpecError(f"--{flag.replace('_', '-')} {value:g} belongs to the papers' method; add --method rvi")
+    return None
+
+
+def _bound(w2: float | None, given: tuple[float | str | None, ...]) -> tuple[str, str] | None:
+    named = {key: str(value) for key, value in zip(BOUNDS, given, strict=True) if value is not None}
+    chosen = list(named) + ["w2"] * (w2 is not None)
+    if named and len(chosen) > 1:
+        first, second = (f"--{key.replace('_', '-')}" for key in chosen[:2])
+        raise SpecError(f"{first} and {second} each choose the weight; give one of them")
+    return next(iter(named.items()), None)
+
+
+def _check(question: _Question, output: Path | None) -> None:
+    solving, bounded = question.spec is None, question.bound is not None
+    _refuse(question.simulate < 0, f"--simulate {question.simulate} is no number of requests; give 1 or more")
+    _refuse(question.seed < 0, f"--seed {question.seed} is below 0; give 0 or more")
+    _refuse(bounded and not solving, "a bound chooses a policy, --evaluate names one: give one of them")
+    _refuse(bounded and question.scheme is not None, "a bound is met by the exact method: leave --method rvi out")
+    _refuse(question.scheme is not None and not solving, "--evaluate is exact: leave --method rvi out")
+    _refuse(not question.mixed and not bounded, "--no-mix says how to meet a bound: give one, or leave it out")
+    _refuse(output is not None and not solving, "--output writes a solved policy: leave --evaluate out")
 
 
 def _rate(capacity: float, arrival_rate: float | None, load: float | None) -> float:
@@ -105,33 +215,72 @@ def _loads(text: str) -> list[float]:
     return loads
 
 
-def _answer(question: _Question) -> tuple[dict[str, Any], Solution | None]:
-    """One load: solve or evaluate, and simulate if asked to."""
-    problem = question.problem
-    profile = problem.profile.truncated(problem.max_batch_size)
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """What the solver warns of, one line each on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
+
+
+def _answer(question: _Question, one_of_many: bool) -> _Answer:
+    """One load: solve or evaluate, and simulate if asked to.
+
+    Where no policy keeps a bound, the nearest one is a row of a table as good as another; alone it is an error.
+    """
+    problem, profile = question.problem, question.profile
     began = perf_counter()
     chosen = None if question.spec is None else choose(question.spec, profile, max_wait=inf)
-    table = None if chosen is None else action_table(chosen, problem.arrival_rate)
-    if chosen is not None and table is None and not question.simulate:
-        raise SpecError(f"policy {question.spec!r} is no function of the queue length: add --simulate N to measure it")
-    solution = solve(problem) if chosen is None else None if table is None else evaluate(problem, table)
+    kept = True
+    try:
+        solution = _solved(question) if chosen is None else _evaluated(question, chosen)
+    except UnreachableError as error:
+        if not one_of_many:
+            raise
+        solution, kept = error.nearest, False
     seconds = perf_counter() - began
-    answer = _describe(problem, profile, solution) | {"solve_time_ms": round(1e3 * seconds, 3)}
+    said = _describe(question, solution) | {"solve_time_ms": round(1e3 * seconds, 3)}
+    if question.bound is not None and one_of_many:
+        said["bound_kept"] = kept
+    ran = None
     if question.simulate:
-        subject = chosen or solved(solution.batch_size if solution else (), profile)
-        answer["simulated"] = _simulate(subject, question)
-    return answer, solution
+        subject = chosen or solved(solution.batch_size if solution else (), profile, solution.mix if solution else None)
+        trial = Trial(problem, question.simulate, question.seed)
+        ran = simulated.simulate(subject, trial.instants, service_time=trial.service_time())
+        said["simulated"] = _summary(ran, question.shared_bound)
+    return _Answer(question, said, solution, ran)
 
 
-def _describe(problem: Problem, profile: Profile, solution: Solution | None) -> dict[str, Any]:
-    answer = {
-        "profile": profile.name,
+def _solved(question: _Question) -> Solution:
+    if question.bound is None:
+        return solve(question.problem, question.scheme)
+    key, text = question.bound
+    bound = parse_bound(key, text, question.simulate or _MEASURED_OVER, question.seed)
+    return choose_weight(question.problem, bound, question.mixed)
+
+
+def _evaluated(question: _Question, chosen: Chosen) -> Solution | None:
+    table = action_table(chosen, question.problem.arrival_rate)
+    if table is None and not question.simulate:
+        raise SpecError(f"policy {question.spec!r} is no function of the queue length: add --simulate N to measure it")
+    return None if table is None else evaluate(question.problem, table)
+
+
+def _describe(question: _Question, solution: Solution | None) -> dict[str, Any]:
+    problem = question.problem
+    method = "simulation" if solution is None else "exact" if question.scheme is None else "rvi"
+    answer: dict[str, Any] = {
+        "profile": question.profile.name,
         "arrival_rate_hz": problem.arrival_rate,
         "load": problem.arrival_rate / build_model(problem).capacity,
         "w1": problem.w1,
-        "w2": problem.w2,
-        "method": "exact" if solution else "simulation",
+        "w2": problem.w2 if solution is None else solution.w2,
+        "method": method,
     }
+    if question.bound is not None:
+        answer["bound"] = question.bound_said
     if solution is None:
         return answer | dict.fromkeys(_EXACT)
     energy = solution.energy_per_request
@@ -144,45 +293,63 @@ def _describe(problem: Problem, profile: Profile, solution: Solution | None) -> 
         list(solution.batch_size),
         solution.iterations,
     )
-    return answer | dict(zip(_EXACT, averages, strict=True))
+    answer |= dict(zip(_EXACT, averages, strict=True))
+    if solution.mix is not None:
+        answer["mix"] = {"probability": solution.mix.probability, "batch_size": list(solution.mix.batch_size)}
+    if solution.overflow_cost_share is not None:
+        answer["overflow_cost_share"] = solution.overflow_cost_share
+    return answer
 
 
-def _simulate(chosen: Chosen, question: _Question) -> dict[str, Any]:
-    rate, n = question.problem.arrival_rate, question.simulate
-    rng = np.random.default_rng(question.seed)
-    instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, rng)[:n]
-    result = simulated.simulate(chosen, instants)
-    quantiles = dict(zip(("p50_ms", "p90_ms", "p95_ms", "p99_ms"), (50, 90, 95, 99), strict=True))
-    return {
-        "requests": n,
-        "mean_ms": 1e3 * float(result.responses.mean()),
-        **{key: 1e3 * float(np.percentile(result.responses, share)) for key, share in quantiles.items()},
-        "mean_power_w": result.mean_power,
-    }
+def _summary(ran: Run, bound: ShareBound | None) -> dict[str, Any]:
+    """Mean and percentiles with their standard errors, and the share within the bound where one was given."""
+    found = {"mean_ms": estimate(ran.responses, lambda block: float(block.mean()))}
+    for percent in (50, 90, 95, 99):
+        found[f"p{percent}_ms"] = percentile(ran.responses, percent / 100)
+    said: dict[str, Any] = {"requests": ran.scheduled, **{key: 1e3 * each.value for key, each in found.items()}}
+    said["mean_power_w"] = ran.mean_power
+    said["standard_error_ms"] = {key.removesuffix("_ms"): _error(each, 1e3) for key, each in found.items()}
+    if bound is not None:
+        share = share_within(ran.responses, bound.response_time)
+        said["share_within"] = {"share": share.value, "standard_error": _error(share, 1.0)}
+    return said
 
 
-def _solve_many(problem: Problem, loads: list[float], output: Path | None, as_json: bool) -> None:
-    capacity = build_model(problem).capacity
-    answers = [_answer(_Question(replace(problem, arrival_rate=load * capacity), None, 0, 0)) for load in loads]
+def _error(estimated: Estimate, per_unit: float) -> float | None:
+    return per_unit * estimated.standard_error if isfinite(estimated.standard_error) else None
+
+
+def _write(question: _Question, answers: Sequence[_Answer], output: Path | None, plot: Path | None) -> None:
+    solutions = [answer.solution for answer in answers if answer.solution is not None]
     if output is not None:
-        save_table(table_of(problem, [solution for _, solution in answers if solution is not None]), output)
-    rows = [answer for answer, _ in answers]
-    if as_json:
-        print(json.dumps({"rows": rows}))
+        for solution in solutions:
+            check_actions(solution.batch_size, 1, question.profile.max_batch_size)
+        save_table(table_of(question.problem, solutions, question.bound_said), output)
+    if plot is None:
         return
-    table = Table("load", "arrivals, 1/s", "mean ms", "W", "cost", "launches from", "largest", box=None)
+    _refuse(not solutions, f"policy {question.spec!r} is no function of the queue length: leave --plot out")
+    try:
+        if len(answers) > 1:
+            plot_table(solutions, plot)
+        else:
+            ran = answers[0].ran
+            plot_policy(answers[0].question.problem, solutions[0], None if ran is None else ran.responses, plot)
+    except OSError as error:
+        raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
+
+
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table("load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", "launches from", "largest", box=None)
     for row in rows:
-        limit = next(n for n, action in enumerate(row["batch_size"]) if action)
+        limit = next((n for n, action in enumerate(row["batch_size"]) if action), "-")
         power = "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.3f}"
-        figures = [f"{row[key]:.3f}" for key in ("load", "arrival_rate_hz", "mean_response_time_ms")]
-        table.add_row(*figures, power, f"{row['average_cost']:.4f}", str(limit), str(max(row["batch_size"])))
+        figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
+        averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
+        table.add_row(*figures, *averages, str(limit), str(max(row["batch_size"])))
     Console().print(table)
 
 
-def _print(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer))
-        return
+def _print(answer: dict[str, Any]) -> None:
     console = Console()
     for key, value in answer.items():
         console.print(f"{key:24} {value}", highlight=False, soft_wrap=True)

@@ -1,16 +1,27 @@
-"""Every picture of policies, profiles and runs. matplotlib is imported inside: it takes a second, and few want it."""
+"""Every picture of policies, profiles and runs. matplotlib is imported inside: it takes a second, and few want it.
+
+Here stand the pictures that are files; charts.py and action_chart.py draw their parts, on Axes that can be combined
+otherwise.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from policies.action_chart import ChartRow, chart_rows, policy_chart, policy_key
+from policies.charts import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
 from policies.profile import Profile, fit_affine, fit_isotonic
+from policies.smdp.model import Problem
+from policies.smdp.solver import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+__all__ = ["distribution_chart", "frontier_chart", "plot_policy", "plot_profile", "plot_table", "policy_chart"]
 _MEASURED, _AFFINE, _ISOTONIC = "#1f4e79", "#d1495b", "#66a182"
 
 
@@ -33,6 +44,84 @@ def plot_profile(profile: Profile, path: Path) -> None:
         _draw(axes[1], profile.energies, "mJ", None)
         axes[1].set_ylabel("energy ζ(b), mJ per batch")
     figure.savefig(path, dpi=150)
+
+
+def plot_policy(problem: Problem, solution: Solution, responses: NDArray[np.float64] | None, path: Path) -> None:
+    """A policy at one load: its action by queue length, where it stands among others, and its response times.
+
+    Args:
+        problem: the system that it was solved or evaluated for.
+        solution: the policy.
+        responses: response times that it gave in a simulation, s; None leaves their distribution out.
+        path: the file; its suffix is its format.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the suffix is no format that matplotlib writes.
+    """
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    above = ["frontier"] * (problem.profile.energies is not None) + ["responses"] * (responses is not None)
+    figure = Figure(figsize=(10.5, 6.8 if above else 2.6), layout="constrained")
+    layout: list[Any] = [above, ["actions"] * len(above)] if above else [["actions"]]
+    axes = figure.subplot_mosaic(layout, height_ratios=(3, 1) if above else (1,))
+    figure.suptitle(f"{problem.profile.name} · load {solution.load:.3g} · {_weights(solution)}")
+    if "frontier" in axes:
+        frontier_chart(axes["frontier"], tradeoff(problem), solution)
+        axes["frontier"].legend(frameon=False)
+    if responses is not None:
+        distribution_chart(axes["responses"], {"": responses})
+    largest = problem.max_batch_size or problem.profile.max_batch_size
+    _draw_actions(figure, axes["actions"], chart_rows([solution]), largest)
+    figure.savefig(path, dpi=150)
+
+
+def plot_table(solutions: Sequence[Solution], path: Path) -> None:
+    """Policies solved for several loads: action by queue length and load; mean response time and power by load.
+
+    Args:
+        solutions: at least one, ascending in load, of one profile and one pair of weights.
+        path: the file; its suffix is its format.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the suffix is no format that matplotlib writes.
+    """
+    from matplotlib.figure import Figure
+
+    powers = [solution.mean_power for solution in solutions if solution.mean_power is not None]
+    figure = Figure(figsize=(12.5, 6.4), layout="constrained")
+    layout: list[Any] = [["actions", "time"]] + ([["actions", "power"]] if powers else [])
+    axes = figure.subplot_mosaic(layout, width_ratios=(2.4, 1))
+    figure.suptitle(f"solved for loads {solutions[0].load:.3g} to {solutions[-1].load:.3g} · {_weights(solutions[0])}")
+    _draw_actions(figure, axes["actions"], chart_rows(solutions), max(max(s.batch_size) for s in solutions))
+    loads = [solution.load for solution in solutions]
+    _by_load(axes["time"], loads, [1e3 * s.mean_response_time for s in solutions], "mean response time, ms")
+    if powers:
+        _by_load(axes["power"], loads, powers, "mean power, W")
+    figure.savefig(path, dpi=150)
+
+
+def _weights(solution: Solution) -> str:
+    return f"{solution.w1:g} × mean response time in ms + {solution.w2:.4g} × mean power in W"
+
+
+def _draw_actions(figure: "Figure", axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -> None:
+    """The chart of actions with its key below, and a scale of colours where the cells have no numbers."""
+    cells = policy_chart(axes, rows, max_batch_size)
+    if not axes.texts:
+        figure.colorbar(cells, ax=axes, label="action: batch size", pad=0.01)
+    figure.legend(handles=policy_key(), loc="outside lower center", ncols=4, frameon=False)
+
+
+def _by_load(axes: "Axes", loads: Sequence[float], values: Sequence[float], label: str) -> None:
+    color = BLUE if "time" in label else VERMILLION
+    axes.plot(loads, values, "o-", ms=3, lw=1.2, color=color)
+    axes.set_xlabel("load ρ")
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float] | None) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from policies.command import run
+from policies.command import check_files, run
 from policies.plots import plot_profile
 from policies.profile import Profile, fit_affine, fit_isotonic, load_profile
 from policies.types import SpecError
@@ -26,7 +26,6 @@ from server.executor import ThreadExecutor
 from server.models import smooth_pictures
 
 _DEFAULT_MAX_BATCH_SIZE = 32
-_PLOT_FORMATS = {".png", ".pdf", ".svg"}
 
 app = typer.Typer(add_completion=False)
 
@@ -66,7 +65,7 @@ def profile_model(
 ) -> None:
     """Measure a model's service time (and energy) by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
-    _check_files(output, plot)
+    check_files(output, plot)
     bench = _bench(model, device, weights, max_batch_size)
     if quick and bench.key is not None and cache.load(bench.key) is not None:
         bench = replace(bench, key=None)  # what is kept may be a full profile: a quick one must not take its place
@@ -79,15 +78,6 @@ def profile_model(
     else:
         _report(profile, bench.quick_plan().sizes)
         _say_where(output, bench.key)
-
-
-def _check_files(output: Path | None, plot: Path | None) -> None:
-    """Complain before the measurement, not after it."""
-    for path in filter(None, (output, plot)):
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise SpecError(f"cannot write {str(path)!r}; give a file in a folder that exists")
-    if plot is not None and plot.suffix not in _PLOT_FORMATS:
-        raise SpecError(f"no picture format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PLOT_FORMATS))}")
 
 
 def _bench(model: str, device: str, weights: str, max_batch_size: int | None) -> _Bench:

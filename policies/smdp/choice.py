@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution, evaluate, solve
-from policies.smdp.trial import simulated_share
+from policies.smdp.trial import simulated_percentile
 from policies.types import Mix, SpecError
 
 _SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
@@ -42,12 +42,13 @@ class ShareBound:
     Attributes:
         response_time: s.
         share: above 0 and below 1.
-        measure: the share within that time under a policy: simulated, with the same arrivals for each.
+        percentile: the time, s, within which that share is answered under a policy: simulated, with the same arrivals
+            for each.
     """
 
     response_time: float
     share: float
-    measure: Callable[[Problem, Solution], float]
+    percentile: Callable[[Problem, Solution], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
             return PowerBound(limit)
         case _:
             share = rest[0] if rest else 0.95
-            return ShareBound(limit / 1e3, share, simulated_share(limit / 1e3, measured_over, seed))
+            return ShareBound(limit / 1e3, share, simulated_percentile(share, measured_over, seed))
 
 
 class UnreachableError(SpecError):
@@ -224,10 +225,10 @@ def _largest(kept: Callable[[float], bool]) -> float:
 
 
 def _fastest(problem: Problem, bound: Bound) -> Solution:
-    """The policy of least mean response time; for a share, the vertex of the largest share if that one falls short."""
+    """The policy of least mean response time; for a share, the vertex of least percentile if that fails."""
     fastest = solve(replace(problem, w2=0.0))
     if isinstance(bound, ShareBound) and not _keeps(problem, bound)(fastest):
-        return max(frontier(problem), key=lambda solution: bound.measure(problem, solution))
+        return min(frontier(problem), key=lambda solution: bound.percentile(problem, solution))
     return fastest
 
 
@@ -248,8 +249,8 @@ def _keeps(problem: Problem, bound: Bound) -> Callable[[Solution], bool]:
             return lambda solution: solution.mean_response_time <= response_time
         case PowerBound(power):
             return lambda solution: _power(solution) <= power
-        case ShareBound(_, share, measure):
-            return lambda solution: measure(problem, solution) >= share
+        case ShareBound(response_time, _, percentile):
+            return lambda solution: percentile(problem, solution) <= response_time
 
 
 def _power(solution: Solution) -> float:
@@ -289,6 +290,6 @@ def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
         case PowerBound(power):
             least = f"the least {at} is {_power(nearest):.4f} W"
             return f"no policy keeps the mean power within {power:g} W: {least}; allow that"
-        case ShareBound(response_time, share, measure):
-            most = f"the largest share {at} is {measure(problem, nearest):.4f}"
-            return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {most}; allow more time"
+        case ShareBound(response_time, share, percentile):
+            least = f"the least time {at} is {1e3 * percentile(problem, nearest):.4g} ms"
+            return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; allow that"

@@ -8,7 +8,7 @@ import numpy as np
 
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.counting import CountTable, Device, run_table
-from policies.queue.simulator import Run, share_within
+from policies.queue.simulator import Run
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 
@@ -45,10 +45,10 @@ class Trial:
         return run_table(table, Device(self.service_time(), profile.max_batch_size, profile.energies), self.instants)
 
 
-def simulated_share(response_time: float, requests: int, seed: int) -> Callable[[Problem, Solution], float]:
-    """Measures the share of requests that a policy answers within `response_time`, s, of so many that arrive."""
+def simulated_percentile(share: float, requests: int, seed: int) -> Callable[[Problem, Solution], float]:
+    """Measures the time, s, within which a policy answers this share of so many requests."""
 
     def measure(problem: Problem, solution: Solution) -> float:
-        return share_within(Trial(problem, requests, seed).run(solution).responses, response_time).value
+        return float(np.quantile(Trial(problem, requests, seed).run(solution).responses, share))
 
     return measure

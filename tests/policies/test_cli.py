@@ -40,8 +40,9 @@ def test_a_policy_is_evaluated_exactly_and_simulated_alike() -> None:
     assert answer["simulated"]["mean_ms"] == pytest.approx(6.852, rel=0.02)
     assert answer["simulated"]["mean_power_w"] == pytest.approx(46.287, rel=0.01)
     assert set(answer["simulated"]) == {
-        *("requests", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_power_w")
+        *("requests", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_power_w", "standard_error_ms")
     }
+    assert 0.0 < answer["simulated"]["standard_error_ms"]["p95"] < 0.5
 
 
 def test_a_clocked_policy_is_measured_by_simulation_only() -> None:
@@ -97,6 +98,24 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.5", "--output", "/nowhere/x.json"], "/nowhere/x.json"),
         (["googlenet-tesla-p4", "--laod", "0.5"], "--laod"),
         ([], "profile"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "3"], "the least at load 0.7 is 4.95"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--power-cap-w", "41"], "the least at load 0.7 is 42.48"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "0"], "positive"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-share", "8"], "MS:SHARE"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-share", "8:1"], "between 0 and 1"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "8", "--w2", "1"], "give one of them"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "8", "--power-cap-w", "50"], "give one of them"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "8", "--evaluate", "greedy"], "--evaluate"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--slo-mean-ms", "8", "--method", "rvi"], "--method rvi"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--no-mix"], "--no-mix"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--method", "guess"], "'guess' is neither exact nor rvi"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--epsilon", "0.1"], "add --method rvi"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--method", "rvi", "--max-queue-length", "31"], "31"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--method", "rvi", "--overflow-cost", "-1"], "-1"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "normal"], "'normal'"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "measured"], "service_time_cv"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--plot", "chart.doc"], "'.doc'"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
@@ -105,3 +124,72 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], says: str) 
     assert says.lower() in done.stderr.lower()
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_bound_on_the_mean_chooses_the_weight_and_mixes() -> None:
+    vertex = solve("--load", "0.3", "--slo-mean-ms", "5", "--no-mix")
+    mixed = solve("--load", "0.3", "--slo-mean-ms", "5")
+    assert vertex["mean_response_time_ms"] == pytest.approx(4.882, abs=5e-4)
+    assert "mix" not in vertex
+    assert mixed["mean_response_time_ms"] == pytest.approx(5.0, rel=1e-8)
+    assert mixed["mean_power_w"] < vertex["mean_power_w"]
+    assert mixed["bound"] == {"slo_mean_ms": 5.0}
+    assert set(mixed["mix"]) == {"probability", "batch_size"}
+    again = solve("--load", "0.3", "--w2", repr(vertex["w2"]))
+    assert again["batch_size"] == vertex["batch_size"]
+
+
+def test_a_bound_on_a_percentile_is_simulated_in_any_case() -> None:
+    answer = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000")
+    assert answer["simulated"]["share_within"]["share"] >= 0.9 - 1 / 50000
+    assert answer["simulated"]["requests"] == 50000
+    assert answer["bound"] == {"slo_share": "10:0.9"}
+
+
+def test_many_loads_under_a_bound_keep_it_or_come_as_near_as_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    rows = solve("--rates", "0.3:0.9:3", "--slo-mean-ms", "6", "--output", str(path))["rows"]
+    assert [row["bound_kept"] for row in rows] == [True, True, False]
+    assert [row["mean_response_time_ms"] for row in rows] == pytest.approx([6.0, 6.0, 9.694], abs=1e-3)
+    file = json.loads(path.read_text())
+    assert file["bound"] == {"slo_mean_ms": 6.0}
+    assert "w2" not in file
+    assert file["rows"][0]["mix"]["probability"] == rows[0]["mix"]["probability"]
+
+
+def test_the_papers_method_tells_delta_and_warns_where_it_stops_short() -> None:
+    scheme = ("--load", "0.9", "--w2", "1", "--method", "rvi", "--max-queue-length", "70")
+    answer = solve(*scheme)
+    assert answer["method"] == "rvi"
+    assert answer["average_cost"] == pytest.approx(66.1377, rel=1.5e-4)
+    assert answer["overflow_cost_share"] == pytest.approx(8.36e-4, rel=0.05)
+    done = call("googlenet-tesla-p4", *scheme, "--max-iterations", "50", "--json")
+    assert done.returncode == 0
+    assert done.stderr.startswith("solve-policy: IterationLimitWarning: ")
+    assert done.stderr.count("\n") == 1
+    assert json.loads(done.stdout)["iterations"] == 50
+
+
+def test_a_policy_that_waits_for_ever_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    waits = ("--load", "0.7", "--w2", "15", "--method", "rvi", "--max-queue-length", "200")
+    done = call("googlenet-tesla-p4", *waits, "--output", str(path))
+    assert done.returncode == 2
+    assert "WaitsForEverWarning" in done.stderr
+    assert "would wait for ever" in done.stderr
+    assert not path.exists()
+
+
+def test_service_times_that_vary_are_solved_and_simulated(tmp_path: Path) -> None:
+    answer = solve("--load", "0.5", "--service-distribution", "exponential", "--simulate", "100000")
+    steady = solve("--load", "0.5")
+    assert answer["mean_response_time_ms"] > 1.2 * steady["mean_response_time_ms"]
+    error = answer["simulated"]["standard_error_ms"]["mean"]
+    assert abs(answer["simulated"]["mean_ms"] - answer["mean_response_time_ms"]) < 5 * error
+
+
+@pytest.mark.parametrize("loads", [("--load", "0.7", "--simulate", "5000"), ("--rates", "0.1:0.9:3")])
+def test_a_picture_is_drawn(loads: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "policy.png"
+    assert call("googlenet-tesla-p4", *loads, "--w2", "1", "--plot", str(path)).returncode == 0
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
-from policies.smdp.distributions import Floats
+from policies.smdp.distributions import Floats, distribution
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
+from policies.types import SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
 # The solver stops when the gain moves by less than 1e-10 and improves actions that gain more than 1e-12 of the largest
@@ -22,13 +23,16 @@ LOADS = st.floats(0.02, 0.9)
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Any profile, monotone or not, of up to six sizes."""
+    """Any profile, monotone or not, of up to six sizes, with any distribution of service times."""
     largest = draw(st.integers(1, 6))
     times = draw(st.lists(st.floats(1e-4, 1e-2), min_size=largest, max_size=largest))
     joules = draw(st.lists(st.floats(0.0, 1.0), min_size=largest, max_size=largest))
     profile = Profile("drawn", tuple(times), energies=tuple(joules))
     w2 = draw(st.sampled_from([0.0, 0.1, 1.0, 20.0, 500.0]))
-    return Problem(profile, draw(LOADS) * profile.capacity, 1.0, w2)
+    service = distribution(
+        draw(st.sampled_from(["deterministic", "erlang2", "exponential", "hyperexponential"])), profile
+    )
+    return Problem(profile, draw(LOADS) * profile.capacity, 1.0, w2, service=service)
 
 
 def benchmark_tables(largest: int) -> Iterator[list[int]]:
@@ -50,6 +54,9 @@ def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -
     for table in benchmark_tables(problem.profile.max_batch_size):
         if keeps_up(problem, table):
             assert least <= evaluate(problem, table).gain
+        else:  # an unstable policy is refused, never priced
+            with pytest.raises(SpecError, match="cannot keep up"):
+                evaluate(problem, table)
 
 
 @settings(max_examples=40, deadline=None)

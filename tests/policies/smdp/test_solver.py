@@ -1,10 +1,12 @@
 """The solver against the reference numbers of exact-tail.md and against closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from policies.profile import Profile, load_profile
-from policies.smdp.distributions import Gamma
+from policies.smdp.distributions import Gamma, distribution
 from policies.smdp.model import Problem, build_model, objective_weights
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.tail import ShortModel, best_tail, close
@@ -248,3 +250,26 @@ def test_a_mix_of_two_waits_is_exact() -> None:
 def test_tables_of_different_ends_are_no_mix() -> None:
     with pytest.raises(SpecError, match="end in batches of 8 and 4"):
         evaluate(at_load(0.3), static(8), Mix(0.5, static(4)))
+
+
+ENERGIES = tuple((0.019899 * SIZES + 0.019603).tolist())
+ODD_PROFILES = [
+    Profile("logarithmic", tuple((1.36e-3 + 2.5e-3 * np.log(SIZES)).tolist()), energies=ENERGIES),
+    Profile("constant", (6.0859e-3,) * 32, energies=tuple((0.105 * np.log(SIZES) + 0.06).tolist())),
+    Profile("staircase", STAIRCASE.service_times, energies=ENERGIES),
+]
+
+
+@pytest.mark.parametrize("service", ["deterministic", "erlang2", "hyperexponential"])
+@pytest.mark.parametrize("profile", ODD_PROFILES, ids=lambda profile: profile.name)
+@pytest.mark.parametrize(("load", "w2"), [(0.5, 500.0), (0.995, 1.0)])
+def test_gains_agree_with_a_long_truncation(service: str, profile: Profile, load: float, w2: float) -> None:
+    problem = replace(at_load(load, w2, profile), service=distribution(service, profile))
+    assert solve(problem).gain == pytest.approx(gain_on(problem, 700), rel=1e-9)
+
+
+def test_the_smallest_batch_is_kept_and_costs_what_it_must() -> None:
+    free, bound = solve(at_load(0.3, 1.0)), solve(replace(at_load(0.3, 1.0), min_batch_size=6))
+    assert min(action for action in bound.batch_size if action) == 6
+    assert bound.gain > free.gain
+    assert bound.gain == pytest.approx(evaluate(at_load(0.3, 1.0), bound.batch_size).gain, rel=1e-10)

@@ -1,0 +1,28 @@
+"""Every table and figure, in the order of the page."""
+
+from collections.abc import Iterator
+
+from benchmarks.paper import actions, runs, tradeoffs, truncation, variants
+from benchmarks.paper.setting import Section, page
+
+
+def sections() -> Iterator[Section]:
+    """The tables, then the figures."""
+    results = runs.simulated()
+    yield runs.table_i(results)
+    yield truncation.table_ii()
+    yield truncation.table_iii()
+    yield actions.proposition_4()
+    yield actions.figure_3()
+    yield tradeoffs.figure_4()
+    yield tradeoffs.figure_5()
+    yield runs.figure_6(results)
+    yield variants.figure_7()
+    yield variants.figure_8()
+    yield variants.figure_9()
+    yield truncation.figure_10()
+    yield actions.figure_11()
+
+
+if __name__ == "__main__":
+    page(sections())

@@ -1,0 +1,54 @@
+"""The arithmetic of the paper's page."""
+
+import numpy as np
+import pytest
+
+from benchmarks.paper.actions import breaks, broad_cases, even_energy, solved
+from benchmarks.paper.setting import difference, googlenet, table, variant
+from benchmarks.paper.truncation import TABLE_II, complexity, reductions
+from benchmarks.paper.variants import service_functions
+
+
+def test_the_printed_reductions_follow_from_the_printed_lengths_and_iterations() -> None:
+    chosen, plain = TABLE_II[2], TABLE_II[4]
+    space, time = reductions(chosen.length, chosen.iterations, plain.length, plain.iterations)
+    assert space == pytest.approx(0.635, abs=5e-4)  # printed with three digits
+    assert time == pytest.approx(0.98, abs=5e-3)  # printed with two
+
+
+def test_complexity_is_as_printed() -> None:
+    space, time = complexity(70, 1483)
+    assert space == 2240
+    assert time == pytest.approx(2.33e8, rel=2e-3)  # printed with three digits
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "said"), [(2.0, 2.0, "0"), (2.0, 2.1, "+5.00 %"), (66.1377, 66.1310, "-1.0e-04")]
+)
+def test_a_difference_is_relative_to_the_printed_figure(printed: float, ours: float, said: str) -> None:
+    assert difference(printed, ours) == said
+
+
+def test_a_table_is_markdown() -> None:
+    assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_a_variant_keeps_what_is_not_said() -> None:
+    assert variant(8).service_times == googlenet().truncated(8).service_times
+    assert variant(8).energies == pytest.approx(googlenet().truncated(8).energies)
+    assert variant(8, 2.0).service_times == (2e-3,) * 8
+
+
+def test_an_odd_batch_costs_as_much_as_the_next_even_one() -> None:
+    assert even_energy(3) == even_energy(4) > even_energy(2)
+
+
+def test_case_5_has_more_than_one_threshold() -> None:
+    assert any(breaks(solution) for solution in solved(broad_cases()[1], 1.0))
+
+
+def test_service_functions_have_the_mean_in_common() -> None:
+    times = np.linspace(0.0, 0.5, 200_001)
+    for shares in service_functions(3e-3, times).values():
+        mean = float(np.sum(1.0 - shares) * (times[1] - times[0]))
+        assert mean == pytest.approx(3e-3, abs=3e-6)  # the sum's own error is half a step
