@@ -140,14 +140,19 @@ def _best(model: Model, weights: Floats) -> _Run:
     throughput in every queue that is ever seen, and its own tail settles much earlier: what settles is right with any
     tail, because that many states more were free to act otherwise and changed nothing.
     """
-    closure = close(model, best_tail(model, weights))
+    closure, others = close(model, best_tail(model, weights)), []
     run, moved = _improve(closure, weights, _REACH // 4)
     second = int(run.policy[-2])  # what queues launch before the tail's action takes over
-    if moved > _SETTLED and model.throughput[second] > model.arrival_rate:
-        run, moved = _improve(close(model, second), weights, _REACH)
+    out_of_sight = len(run.policy) > model.max_batch_size + _REACH // 16
+    if moved > _SETTLED and out_of_sight and model.throughput[second] > model.arrival_rate:
+        cheaper = close(model, second)
+        other, still_moved = _improve(cheaper, weights, _REACH)
+        others.append(_settle(cheaper, other))
+        if still_moved <= _SETTLED:
+            return others[0]
     if moved > _SETTLED:
-        run = min(run, _improve(closure, weights, _REACH)[0], key=lambda r: float(r.average @ weights))
-    return run
+        run, _ = _improve(closure, weights, _REACH)
+    return min([_settle(closure, run), *others], key=lambda each: float(each.average @ weights))
 
 
 def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]:
@@ -166,8 +171,7 @@ def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]
         before, average, iterations = average, measured.average, iterations + steps
         moved, gain = _change(float(average @ weights), gain), float(average @ weights)
         if moved <= _SETTLED or 2 * short.length > 2 * model.max_batch_size + most:
-            run = _Run(_trimmed(policy, closure.action), average, _change(average, before), iterations)
-            return run if run.change <= _SETTLED else _settle(closure, run), moved
+            return _Run(_trimmed(policy, closure.action), average, _change(average, before), iterations), moved
         short = ShortModel(closure, 2 * short.length - model.max_batch_size)
         policy = short.resume(policy, measured, weights)
 
