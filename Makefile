@@ -36,7 +36,8 @@ format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## measure live against simulated on an emulated device (about 15 minutes, can be resumed)
+bench: $(STAMP)  ## measure the solver, and live against simulated on an emulated device (about 20 minutes, can be resumed)
+	$(BIN)/python -m benchmarks.solver
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.ceiling
 	$(BIN)/python -m benchmarks.loop_lag

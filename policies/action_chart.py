@@ -70,7 +70,7 @@ def policy_chart(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) ->
     _mark(axes, broken, numbers)
     _frame_limits(axes, rows, max_batch_size)
     if numbers:
-        _number(axes, cells, np.where(broken, 0, cells) > 0.55 * max_batch_size)
+        _number(axes, cells, np.where(broken, 0, cells) > 0.55 * max(max_batch_size, 2))
     _label(axes, rows, shown)
     return mesh
 

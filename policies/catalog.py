@@ -20,7 +20,7 @@ from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
 from policies.smdp.choice import BOUNDS, UnreachableError, parse_bound
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
-from policies.smdp.solver import Solution
+from policies.smdp.solver import Solution, solve
 from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
 from policies.types import Mix, Policy, SpecError
 
@@ -191,12 +191,40 @@ def choose(
         name="file" if _is_file(spec.name) else spec.name,
         parameters=_parameters(spec, max_wait),
         profile=profile,
-        policy=inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait),
+        policy=_patient(inner, profile, max_wait),
         monitor=TumblingMonitor() if isinstance(inner, RateMatchingLiteral) else ForgettingMonitor(memory(profile)),
-        slo=spec.number("slo_ms", inf) / 1e3,
+        slo=spec.number("slo_ms", spec.number("slo_p95_ms", inf)) / 1e3,
         table=table,
         defaults=defaults or {},
     )
+
+
+def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
+    """The same spec on another profile; a solved table by the weights of its rows, times `factor`.
+
+    Rows move with the capacity: each load takes the weight of the row that had it.
+
+    Raises:
+        SpecError: the spec cannot be used with this profile.
+    """
+    if chosen.table is None:
+        return choose(chosen.spec, profile, chosen.defaults)
+    rows = chosen.table.rows
+
+    def find(problem: Problem) -> Solution:
+        load = profile.load(problem.arrival_rate)
+        return solve(replace(problem, w2=factor * min(rows, key=lambda row: abs(row.load - load)).w2))
+
+    problem = Problem(profile, 1.0, chosen.table.w1, max_batch_size=profile.max_batch_size)
+    table = replace(solve_table(problem, [row.load for row in rows if row.load < 1.0], find), w2=chosen.table.w2)
+    table = replace(table, bound=chosen.table.bound)
+    inner, max_wait = table_policy(table, profile), float(chosen.parameters["max_wait_ms"]) / 1e3
+    policy = _patient(inner, profile, max_wait)
+    return replace(chosen, profile=profile, policy=policy, table=table, monitor=ForgettingMonitor(memory(profile)))
+
+
+def _patient(inner: Policy, profile: Profile, max_wait: float) -> Policy:
+    return inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait)
 
 
 def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
@@ -218,22 +246,20 @@ def memory(profile: Profile) -> float:
     return max(4 * profile.service_times[-1], 128 / profile.capacity)
 
 
-def action_table(chosen: Chosen, arrival_rate: float) -> tuple[int, ...] | None:
-    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s); the last repeats.
+def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
+    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
 
-    None where the policy is no function of the queue length: it looks at a clock, or draws.
+    None where the policy is no function of the queue length: it looks at a clock.
     """
     largest = chosen.profile.max_batch_size
     match chosen.policy:
         case ControlLimit(limit, most, wait, _) if wait == inf:
-            return _limit_table(limit, most)
+            return _limit_table(limit, most), None
         case RateMatching() as matching:
-            return _limit_table(matching.limit(arrival_rate), largest)
+            return _limit_table(matching.limit(arrival_rate), largest), None
         case Lookup() as table:
             row = table.row(arrival_rate)
-            if row is None:
-                return _limit_table(1, largest)
-            return None if row.mix else tuple(row.batch_size)
+            return (_limit_table(1, largest), None) if row is None else (tuple(row.batch_size), row.mix)
         case _:
             return None
 

@@ -6,16 +6,15 @@ Mean power against mean response time, and distributions of response times: the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.smdp.choice import breakpoint_of, frontier
+from policies.smdp.choice import frontier
 from policies.smdp.distributions import DETERMINISTIC
 from policies.smdp.model import Problem, build_model
-from policies.smdp.solver import Solution, evaluate, solve
+from policies.smdp.solver import Solution, evaluate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +27,6 @@ MARKERS = {"greedy": "^", "static 8": "s", "static 16": "D", "static 32": "p"}
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 _IN_VIEW = 4.0  # benchmarks slower than this many times the slowest vertex would leave nothing of the rest to see
 _NEAR = 0.1  # of the frontier's width and height: nearer vertices are left out where service times vary
-_HEAVIEST = 1e9  # w2, per W
 _DRAWN = 1000  # points of a distribution function: more cannot be told apart
 _SHARES = (0.5, 0.9, 0.95)
 _Pair = tuple[Solution, Solution]
@@ -59,7 +57,8 @@ def tradeoff(problem: Problem, name: str = "") -> Tradeoff:
     Raises:
         SpecError: the problem cannot be solved, or has no energies.
     """
-    vertices = _vertices(replace(problem, w1=problem.w1 or 1.0))  # the vertices are the same for any w1
+    resolution = 0.0 if problem.service == DETERMINISTIC else _NEAR
+    vertices = frontier(replace(problem, w1=problem.w1 or 1.0), resolution)  # the vertices are the same for any w1
     return Tradeoff(name or f"solved, ρ = {vertices[0].load:.2g}", vertices, benchmarks(problem))
 
 
@@ -151,39 +150,6 @@ def distribution_chart(
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right", fontsize="small")
     _plain(axes)
-
-
-def _vertices(problem: Problem) -> list[Solution]:
-    """The frontier: all its vertices, or, where service times vary and they are hundreds, enough of them to draw it."""
-    if problem.service == DETERMINISTIC:
-        return frontier(problem)
-    fast = solve(replace(problem, w2=0.0))
-    heavy = 1e7 * problem.profile.max_batch_size / problem.arrival_rate / max(fast.mean_power or 0.0, 1e-9)
-    ends = fast, solve(replace(problem, w2=min(heavy, _HEAVIEST)))
-    found, ahead = [ends[0]], [ends[1]]
-    while ahead:
-        between = _between(problem, (found[-1], ahead[-1]), ends)
-        if between is None:
-            found.append(ahead.pop())
-        else:
-            ahead.append(between)
-    return found
-
-
-def _between(problem: Problem, pair: _Pair, ends: _Pair) -> Solution | None:
-    """A vertex below the line through two others; None where there is none, or they are as near as a line shows."""
-    (times, powers), (time, power) = _lengths(ends), _lengths(pair)
-    if min(times, powers, time, power) <= 0.0 or hypot(time / times, power / powers) < _NEAR:
-        return None
-    found = solve(replace(problem, w2=breakpoint_of(*pair)))
-    below = min(*_lengths((pair[0], found)), *_lengths((found, pair[1]))) > 0.0
-    return found if below else None
-
-
-def _lengths(pair: _Pair) -> tuple[float, float]:
-    """How much slower, s, and how much cheaper, W, the second is."""
-    fast, cheap = pair
-    return cheap.mean_response_time - fast.mean_response_time, (fast.mean_power or 0.0) - (cheap.mean_power or 0.0)
 
 
 def _launching_from(limit: int, most: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -149,6 +149,7 @@ def solve_policy(
         rates_hz = [_rate(build_model(problem).capacity, arrival_rate, load)]
     with _warnings_said():
         answers = [_answer(question.at(rate), rates is not None) for rate in rates_hz]
+    _say_what_was_missed(answers)
     _write(question, answers, output, plot)
     said = [answer.said for answer in answers]
     if as_json:
@@ -222,6 +223,8 @@ def _warnings_said() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         yield
     for warning in caught:
+        if not warning.category.__module__.startswith("policies."):
+            continue
         print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
 
 
@@ -253,11 +256,21 @@ def _answer(question: _Question, one_of_many: bool) -> _Answer:
     return _Answer(question, said, solution, ran)
 
 
+def _say_what_was_missed(answers: Sequence[_Answer]) -> None:
+    """Loads at which no policy keeps the bound: one line on stderr; an error where there are no others."""
+    missed = [f"{answer.said['load']:.3g}" for answer in answers if not answer.said.get("bound_kept", True)]
+    if not missed:
+        return
+    said = f"no policy keeps the bound at load {', '.join(missed)}"
+    _refuse(len(missed) == len(answers), f"{said}: allow more, or lower the loads")
+    print(f"solve-policy: {said}: what comes nearest stands there", file=sys.stderr)
+
+
 def _solved(question: _Question) -> Solution:
     if question.bound is None:
         return solve(question.problem, question.scheme)
     key, text = question.bound
-    bound = parse_bound(key, text, question.simulate or _MEASURED_OVER, question.seed)
+    bound = parse_bound(key, text, max(question.simulate, _MEASURED_OVER), question.seed)
     return choose_weight(question.problem, bound, question.mixed)
 
 
@@ -265,7 +278,10 @@ def _evaluated(question: _Question, chosen: Chosen) -> Solution | None:
     table = action_table(chosen, question.problem.arrival_rate)
     if table is None and not question.simulate:
         raise SpecError(f"policy {question.spec!r} is no function of the queue length: add --simulate N to measure it")
-    return None if table is None else evaluate(question.problem, table)
+    try:
+        return None if table is None else evaluate(question.problem, *table)
+    except SpecError as error:
+        raise SpecError(f"policy {question.spec!r}: {error}") from error
 
 
 def _describe(question: _Question, solution: Solution | None) -> dict[str, Any]:
@@ -330,22 +346,30 @@ def _write(question: _Question, answers: Sequence[_Answer], output: Path | None,
     _refuse(not solutions, f"policy {question.spec!r} is no function of the queue length: leave --plot out")
     try:
         if len(answers) > 1:
-            plot_table(solutions, plot)
+            said = "" if question.bound is None else f"{question.bound[0].replace('_', '-')} {question.bound[1]}"
+            plot_table(solutions, plot, said)
         else:
-            ran = answers[0].ran
-            plot_policy(answers[0].question.problem, solutions[0], None if ran is None else ran.responses, plot)
+            ran, shared = answers[0].ran, question.shared_bound
+            responses = None if ran is None else ran.responses
+            limit = None if shared is None else shared.response_time
+            plot_policy(answers[0].question.problem, solutions[0], responses, plot, limit)
     except OSError as error:
         raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table("load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", "launches from", "largest", box=None)
+    measured = [("p95 ms", lambda row: f"{row['simulated']['p95_ms']:.3f}")] if "simulated" in rows[0] else []
+    bounded = [("kept", lambda row: "yes" if row["bound_kept"] else "no")] if "bound_kept" in rows[0] else []
+    more: list[tuple[str, Callable[[dict[str, Any]], str]]] = [*measured, *bounded]
+    titles = ["load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", "launches from", "largest"]
+    table = Table(*titles, *(title for title, _ in more), box=None)
     for row in rows:
         limit = next((n for n, action in enumerate(row["batch_size"]) if action), "-")
         power = "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.3f}"
         figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
         averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
-        table.add_row(*figures, *averages, str(limit), str(max(row["batch_size"])))
+        launches = [str(limit), str(max(row["batch_size"]))]
+        table.add_row(*figures, *averages, *launches, *(tell(row) for _, tell in more))
     Console().print(table)
 
 

@@ -46,7 +46,13 @@ def plot_profile(profile: Profile, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plot_policy(problem: Problem, solution: Solution, responses: NDArray[np.float64] | None, path: Path) -> None:
+def plot_policy(
+    problem: Problem,
+    solution: Solution,
+    responses: NDArray[np.float64] | None,
+    path: Path,
+    limit: float | None = None,
+) -> None:
     """A policy at one load: its action by queue length, where it stands among others, and its response times.
 
     Args:
@@ -54,6 +60,7 @@ def plot_policy(problem: Problem, solution: Solution, responses: NDArray[np.floa
         solution: the policy.
         responses: response times that it gave in a simulation, s; None leaves their distribution out.
         path: the file; its suffix is its format.
+        limit: a response time to mark, s.
 
     Raises:
         OSError: the file cannot be written.
@@ -70,18 +77,19 @@ def plot_policy(problem: Problem, solution: Solution, responses: NDArray[np.floa
         frontier_chart(axes["frontier"], tradeoff(problem), solution)
         axes["frontier"].legend(frameon=False)
     if responses is not None:
-        distribution_chart(axes["responses"], {"": responses})
+        distribution_chart(axes["responses"], {"": responses}, limit)
     largest = problem.max_batch_size or problem.profile.max_batch_size
     _draw_actions(figure, axes["actions"], chart_rows([solution]), largest)
     figure.savefig(path, dpi=150)
 
 
-def plot_table(solutions: Sequence[Solution], path: Path) -> None:
+def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> None:
     """Policies solved for several loads: action by queue length and load; mean response time and power by load.
 
     Args:
-        solutions: at least one, ascending in load, of one profile and one pair of weights.
+        solutions: at least one, ascending in load, of one profile.
         path: the file; its suffix is its format.
+        bound: what chose the weights, for the title; empty where all are the same.
 
     Raises:
         OSError: the file cannot be written.
@@ -93,7 +101,8 @@ def plot_table(solutions: Sequence[Solution], path: Path) -> None:
     figure = Figure(figsize=(12.5, 6.4), layout="constrained")
     layout: list[Any] = [["actions", "time"]] + ([["actions", "power"]] if powers else [])
     axes = figure.subplot_mosaic(layout, width_ratios=(2.4, 1))
-    figure.suptitle(f"solved for loads {solutions[0].load:.3g} to {solutions[-1].load:.3g} · {_weights(solutions[0])}")
+    within = f"within {bound}" if bound else _weights(solutions[0])
+    figure.suptitle(f"solved for loads {solutions[0].load:.3g} to {solutions[-1].load:.3g} · {within}")
     _draw_actions(figure, axes["actions"], chart_rows(solutions), max(max(s.batch_size) for s in solutions))
     loads = [solution.load for solution in solutions]
     _by_load(axes["time"], loads, [1e3 * s.mean_response_time for s in solutions], "mean response time, ms")

@@ -42,6 +42,7 @@ class ProfileFile(BaseModel):
     energy_total_j: list[_NonNegative] | None = None
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
+    cost_unit: str = Field("J", min_length=1, max_length=20)
     stage_service_time_s: list[list[_NonNegative]] | None = None
 
     @model_validator(mode="after")
@@ -73,6 +74,7 @@ class Profile:
         energies: zeta(b) that a policy is charged, J a batch; None where unknown.
         total_energies: energy with the device's idle power included, J a batch.
         idle_power: W.
+        cost_unit: what energies count; J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
     """
 
@@ -87,6 +89,7 @@ class Profile:
     total_energies: tuple[float, ...] | None = None
     idle_power: float | None = None
     energy_source: EnergySource = "none"
+    cost_unit: str = "J"
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
 
     @property
@@ -97,6 +100,11 @@ class Profile:
     def service_time(self, batch_size: int) -> float:
         """l(b), s."""
         return self.service_times[batch_size - 1]
+
+    @property
+    def power_unit(self) -> str:
+        """Of the mean power: W, or the cost's unit a second."""
+        return "W" if self.cost_unit == "J" else f"{self.cost_unit}/s"
 
     def energy(self, batch_size: int) -> float | None:
         """zeta(b), J a batch; None where the profile has no energies."""
@@ -150,6 +158,7 @@ class Profile:
             "energy_total_j": self.total_energies,
             "idle_power_w": self.idle_power,
             "energy_source": self.energy_source,
+            "cost_unit": None if self.cost_unit == "J" else self.cost_unit,
             "stage_service_time_s": self.stage_service_times,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
@@ -207,6 +216,7 @@ def _dense(file: ProfileFile) -> Profile:
         total_energies=dense(file.energy_total_j),
         idle_power=file.idle_power_w,
         energy_source=file.energy_source,
+        cost_unit=file.cost_unit,
         stage_service_times=_dense_stages(file),
     )
 

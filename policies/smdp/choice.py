@@ -13,7 +13,7 @@ a good heuristic.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from math import hypot, inf
 
 from scipy.optimize import brentq
 
@@ -25,6 +25,8 @@ from policies.types import Mix, SpecError
 _SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
 _BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is the best for certain
 _ROUNDING = 1e-9  # averages agree to 1e-10
+_HEAVY = 1e4  # w2, in units of the order of 1, at which power is all that counts
+_COARSE = 0.1  # resolution at which a frontier is looked over
 _SEARCH = 12  # halvings of the probability of a mix where it is found by simulation
 
 
@@ -116,41 +118,114 @@ def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
             power: the smallest) stands, as in the paper.
 
     Returns:
-        The policy, its averages and its weight; where the bound does not bind, the cheapest policy of all (for a bound
-        on power: the fastest).
+        The policy, its averages and its weight; where the bound does not bind, the cheapest policy of all, with some
+        weight at which nothing but power counts (for a bound on power: the fastest, with w2 = 0).
 
     Raises:
         UnreachableError: no policy keeps the bound; says what the nearest one reaches.
         SpecError: the bound is none, or the profile has no energies to save.
     """
     _check(problem, bound)
-    kept = _keeps(problem, bound)
-    fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_heaviest(problem)))
-    inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
-    if kept(outside):
-        return outside
-    if not kept(inside):
-        raise UnreachableError(_unreachable(problem, bound, inside), inside)
-    inside, outside = _neighbours(problem, kept, inside, outside)
-    return _mixed(problem, bound, inside, outside) if mixed else inside
+    scale = _scale(problem)
+    solution, kept = _choose(scale.problem(problem), scale.bound(bound), mixed)
+    found = scale.back(solution)
+    if not kept:
+        raise UnreachableError(_unreachable(problem, bound, found), found)
+    return found
 
 
-def frontier(problem: Problem) -> list[Solution]:
+def frontier(problem: Problem, resolution: float = 0.0) -> list[Solution]:
     """The vertices of least response time for their power, the fastest first; the problem's w2 is not looked at.
+
+    Args:
+        problem: the system.
+        resolution: of two vertices nearer than this share of the frontier's width and height, nothing between them is
+            looked for. Where service times vary there are hundreds.
 
     Raises:
         SpecError: the problem has no energies.
     """
     _check_energies(problem)
-    fast, cheap = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_heaviest(problem)))
-    found, open_ = [fast], [cheap]
-    while open_:
-        between = _below(problem, found[-1], open_[-1])
+    scale = _scale(problem)
+    return [scale.back(solution) for solution in _frontier(scale.problem(problem), resolution)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Units in which the response time and the power are of the order of 1, so that weights need no bounds.
+
+    Energies may be joules, or money by the millionth; rates from one an hour to a million a second.
+
+    Attributes:
+        time: how long a full batch takes to gather, ms.
+        power: that a full batch of the largest energy in that time makes, W.
+        w1: the caller's.
+    """
+
+    time: float
+    power: float
+    w1: float
+
+    def problem(self, problem: Problem) -> Problem:
+        """The problem in these units."""
+        energies = tuple(energy / self.power for energy in problem.profile.energies or ())
+        return replace(problem, w1=1.0 / self.time, w2=0.0, profile=replace(problem.profile, energies=energies))
+
+    def bound(self, bound: Bound) -> Bound:
+        """The bound in these units: times stay seconds."""
+        return replace(bound, power=bound.power / self.power) if isinstance(bound, PowerBound) else bound
+
+    def back(self, solution: Solution) -> Solution:
+        """A solution in the caller's units."""
+        cost = self.w1 * self.time
+        return replace(
+            solution,
+            w1=self.w1,
+            w2=solution.w2 * cost / self.power,
+            gain=solution.gain * cost,
+            mean_power=_power(solution) * self.power,
+            energy_per_request=(solution.energy_per_request or 0.0) * self.power,
+        )
+
+
+def _scale(problem: Problem) -> _Scale:
+    size, energies = build_model(problem).max_batch_size, problem.profile.energies or ()
+    gather = size / problem.arrival_rate
+    return _Scale(1e3 * gather, (max(energies) or 1.0) / gather, problem.w1)
+
+
+def _choose(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool]:
+    """In units of the order of 1: the policy, or the nearest one where none keeps the bound; and whether it does."""
+    kept = _keeps(problem, bound)
+    fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_HEAVY))
+    inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
+    if kept(outside):
+        return outside, True
+    if not kept(inside):
+        return inside, False
+    inside, outside = _neighbours(problem, kept, inside, outside)
+    return (_mixed(problem, bound, inside, outside) if mixed else inside), True
+
+
+def _frontier(problem: Problem, resolution: float) -> list[Solution]:
+    """In units of the order of 1."""
+    ends = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_HEAVY))
+    found, ahead = [ends[0]], [ends[1]]
+    width, height = _apart(*ends)
+    while ahead:
+        slower, cheaper = _apart(found[-1], ahead[-1])
+        near = hypot(slower / (width or 1.0), cheaper / (height or 1.0)) < resolution
+        between = None if near else _below(problem, found[-1], ahead[-1])
         if between is None:
-            found.append(open_.pop())
+            found.append(ahead.pop())
         else:
-            open_.append(between)
+            ahead.append(between)
     return found
+
+
+def _apart(fast: Solution, cheap: Solution) -> tuple[float, float]:
+    """How much slower, s, and how much cheaper the second is."""
+    return cheap.mean_response_time - fast.mean_response_time, _power(fast) - _power(cheap)
 
 
 def breakpoint_of(fast: Solution, cheap: Solution) -> float:
@@ -171,8 +246,8 @@ def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None
 
 def _saves(fast: Solution, cheap: Solution) -> bool:
     """Whether there is a line through the two: one faster, the other cheaper, by more than rounding."""
-    slower = cheap.mean_response_time - fast.mean_response_time
-    return slower > _ROUNDING * fast.mean_response_time and _power(fast) - _power(cheap) > _ROUNDING * _power(fast)
+    slower, cheaper = _apart(fast, cheap)
+    return slower > _ROUNDING * fast.mean_response_time and cheaper > _ROUNDING * _power(fast)
 
 
 def _neighbours(
@@ -213,7 +288,9 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
 
 def _root(excess: Callable[[float], float]) -> float:
     """The probability at which the bound is met; 0 where rounding alone keeps the inside policy from it."""
-    return float(brentq(excess, 0.0, 1.0, xtol=1e-9)) if excess(0.0) < 0.0 < excess(1.0) else 0.0
+    if not excess(0.0) < 0.0 < excess(1.0):
+        return 0.0
+    return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)  # on the side that keeps the bound
 
 
 def _largest(kept: Callable[[float], bool]) -> float:
@@ -228,19 +305,8 @@ def _fastest(problem: Problem, bound: Bound) -> Solution:
     """The policy of least mean response time; for a share, the vertex of least percentile if that fails."""
     fastest = solve(replace(problem, w2=0.0))
     if isinstance(bound, ShareBound) and not _keeps(problem, bound)(fastest):
-        return min(frontier(problem), key=lambda solution: bound.percentile(problem, solution))
+        return min(_frontier(problem, _COARSE), key=lambda solution: bound.percentile(problem, solution))
     return fastest
-
-
-def _heaviest(problem: Problem) -> float:
-    """A weight at which power is all that counts: a second, per watt of the least power, in the time a batch takes.
-
-    Gathering a batch takes B_max / lambda; ten thousand times that, for each part of the power, leaves digits enough.
-    """
-    model = build_model(problem)
-    energies = problem.profile.energies or (0.0,)
-    power = model.arrival_rate * max(max(energies) / len(energies), 1e-12)
-    return min(1e4 * problem.w1 * 1e3 * model.max_batch_size / model.arrival_rate / power, 1e9)
 
 
 def _keeps(problem: Problem, bound: Bound) -> Callable[[Solution], bool]:
@@ -259,15 +325,11 @@ def _power(solution: Solution) -> float:
 
 
 def _check(problem: Problem, bound: Bound) -> None:
-    limits = {
-        MeanBound: ("mean response time", "s"),
-        ShareBound: ("response time", "s"),
-        PowerBound: ("mean power", "W"),
-    }
+    power = isinstance(bound, PowerBound)
     limit = bound.power if isinstance(bound, PowerBound) else bound.response_time
     if not 0.0 < limit < inf:
-        name, unit = limits[type(bound)]
-        raise SpecError(f"a bound of {limit:g} {unit} on the {name} cannot be; give a positive number")
+        said = f"{limit:g} {problem.profile.power_unit}" if power else f"{1e3 * limit:g} ms"
+        raise SpecError(f"a bound of {said} cannot be; give a positive number")
     if isinstance(bound, ShareBound) and not 0.0 < bound.share < 1.0:
         raise SpecError(f"a share of {bound.share:g} of the requests is not between 0 and 1; give for example 0.95")
     _check_energies(problem)
@@ -277,7 +339,7 @@ def _check_energies(problem: Problem) -> None:
     if problem.profile.energies is None:
         raise SpecError(
             f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
-            "take w2 = 0, or a profile with energy_j"
+            "leave the bound out (w2 = 0 is the fastest), or take a profile with energy_j"
         )
 
 
@@ -285,11 +347,12 @@ def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
     at = f"at load {nearest.load:.3g}"
     match bound:
         case MeanBound(response_time):
-            least = f"the least {at} is {1e3 * nearest.mean_response_time:.4f} ms"
+            least = f"the least {at} is {1e3 * nearest.mean_response_time:.6g} ms"
             return f"no policy keeps the mean response time within {1e3 * response_time:g} ms: {least}; allow that"
         case PowerBound(power):
-            least = f"the least {at} is {_power(nearest):.4f} W"
-            return f"no policy keeps the mean power within {power:g} W: {least}; allow that"
+            unit = problem.profile.power_unit
+            least = f"the least {at} is {_power(nearest):.6g} {unit}"
+            return f"no policy keeps the mean power within {power:g} {unit}: {least}; allow that"
         case ShareBound(response_time, share, percentile):
             least = f"the least time {at} is {1e3 * percentile(problem, nearest):.4g} ms"
             return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; allow that"

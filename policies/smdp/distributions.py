@@ -125,7 +125,7 @@ def distribution(text: str, profile: Profile) -> ServiceDistribution:
     """The distribution of this name: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
 
     Raises:
-        SpecError: there is none of this name, its CV is no number from 0 to 100, or the profile has measured none.
+        SpecError: there is none of this name, its CV is no number from 0 to 10, or the profile has measured none.
     """
     name, _, parameter = text.partition(":")
     if name == "gamma":
@@ -152,10 +152,8 @@ def _cv(text: str, parameter: str) -> float:
         raise SpecError(
             f"service distribution {text!r} needs gamma:CV, a number; write for example gamma:0.3"
         ) from None
-    if not 0.0 <= cv <= 100.0:
-        raise SpecError(
-            f"service distribution {text!r}: a coefficient of variation lies within 0..100; write gamma:0.3"
-        )
+    if not 0.0 <= cv <= 10.0:
+        raise SpecError(f"service distribution {text!r}: a coefficient of variation lies within 0..10; write gamma:0.3")
     return cv
 
 

@@ -50,6 +50,7 @@ RESPONSE, POWER, LAUNCHES = range(3)
 HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per second, times lambda
 
 
+_RAREST = 1e-12  # 1/s; rarer ones are lost in rounding
 _HEAVIEST = 1e9  # beyond, the other term of the objective is lost in rounding
 
 
@@ -223,8 +224,10 @@ def check_solvable(problem: Problem, model: Model) -> None:
 
 
 def _check(problem: Problem) -> None:
-    if not 0.0 < problem.arrival_rate < inf:
-        raise SpecError(f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second")
+    if not _RAREST <= problem.arrival_rate < inf:
+        raise SpecError(
+            f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second, at least {_RAREST:g}"
+        )
     for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
         if not 0.0 <= weight <= _HEAVIEST:
             raise SpecError(f"{name} = {weight:g} is not a weight; give a number from 0 to {_HEAVIEST:g}")

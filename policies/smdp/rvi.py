@@ -38,7 +38,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from policies.smdp.distributions import Floats
-from policies.smdp.model import HOLDING, Ints, Model, Problem, build_model, objective_weights
+from policies.smdp.model import HOLDING, Ints, Model, Problem, build_model, check_solvable, objective_weights
 from policies.types import SpecError
 
 _TOLERANCE = 1e-3  # delta of section VII-D
@@ -328,13 +328,7 @@ def _warn(scheme: Rvi, result: RviResult) -> None:
 
 def _check(problem: Problem, model: Model, scheme: Rvi) -> None:
     length, largest = scheme.max_queue_length, model.max_batch_size
-    if model.load >= 1.0:
-        raise SpecError(
-            f"load {model.load:.4g} is 1 or more: arrival rate {problem.arrival_rate:g} per second, capacity "
-            f"{model.capacity:.6g} per second; lower the rate or allow larger batches"
-        )
-    if problem.w1 == 0.0:
-        raise SpecError("w1 = 0 leaves response times free to grow for ever; give a positive w1")
+    check_solvable(problem, model)
     if not 0.0 <= scheme.overflow_cost < inf:
         raise SpecError(f"overflow_cost {scheme.overflow_cost:g} is not a cost; give a finite number of 0 or more")
     if length is not None and length < largest:

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from policies.catalog import action_table, choose, combine, solved
-from policies.profile import load_profile
+from policies.catalog import action_table, choose, combine, solved, solved_again
+from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
 from policies.rules.control_limit import ControlLimit, static
@@ -147,7 +148,8 @@ def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[
     rate = 1.5 / P4.service_time(1) if spec == "rate-matching" else 100.0  # needs l(2) <= 2 / rate: 1.25 <= 1.81 ms
     found = action_table(choose(spec, P4, max_wait=inf), rate)
     assert found is not None
-    assert found[: len(table)] == table
+    assert found[0][: len(table)] == table
+    assert found[1] is None
 
 
 @pytest.mark.parametrize("spec", ["timeout:5", "max-under-deadline:slo_ms=9", "rate-matching-literal", "static:2"])
@@ -158,10 +160,10 @@ def test_a_policy_that_looks_at_a_clock_has_none(spec: str) -> None:
 def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
     chosen = choose("smdp:w2=1.6", P4, max_wait=inf)
     assert chosen.table is not None
-    assert action_table(chosen, 0.7 * P4.capacity) == chosen.table.rows[34].batch_size
-    assert action_table(chosen, 0.001 * P4.capacity) == (0, *range(1, 33))
+    assert action_table(chosen, 0.7 * P4.capacity) == (chosen.table.rows[34].batch_size, None)
+    assert action_table(chosen, 0.001 * P4.capacity) == ((0, *range(1, 33)), None)
     again = solved(chosen.table.rows[34].batch_size, P4)
-    assert action_table(again, 123.0) == chosen.table.rows[34].batch_size
+    assert action_table(again, 123.0) == (chosen.table.rows[34].batch_size, None)
 
 
 def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
@@ -170,3 +172,44 @@ def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
     monitor.arrive(Kind("a"), 0.5)
     monitor.arrive(Kind("b"), 0.5)
     assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling one has no whole second yet"
+
+
+def test_a_bound_chooses_a_row_for_each_rate_and_the_nearest_where_none_keeps_it() -> None:
+    chosen = choose("smdp:slo_mean_ms=8,max_wait_ms=inf", P4)
+    assert chosen.table is not None
+    assert chosen.table.bound == {"slo_mean_ms": 8.0}
+    times = [row.mean_response_time or inf for row in chosen.table.rows]
+    assert times[:42] == pytest.approx([0.008] * 42)  # up to load 0.84
+    assert times[-1] > 0.019
+    found = action_table(chosen, 0.5 * P4.capacity)
+    assert found is not None
+    assert found[1] is not None
+
+
+def test_a_percentile_in_the_spec_is_the_deadline_too() -> None:
+    bare = Profile("bare", P4.service_times[:4])  # without energies every weight is the same
+    chosen = choose("smdp:slo_p95_ms=20", bare)
+    assert chosen.slo == 0.020
+    assert chosen.table is not None
+    assert {row.w2 for row in chosen.table.rows} == {0.0}
+
+
+@pytest.mark.parametrize("spec", ["smdp:w2=1,slo_mean_ms=8", "smdp:slo_mean_ms=8,power_cap_w=40"])
+def test_one_thing_chooses_the_weight(spec: str) -> None:
+    with pytest.raises(SpecError, match="give one of them"):
+        choose(spec, P4)
+
+
+def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
+    slower = replace(P4, service_times=tuple(1.5 * t for t in P4.service_times))
+    before = choose("smdp:w2=1.6", P4)
+    again = solved_again(before, slower)
+    assert before.table is not None
+    assert again.table is not None
+    assert [row.load for row in again.table.rows] == pytest.approx([row.load for row in before.table.rows])
+    assert {row.w2 for row in again.table.rows} == {1.6}
+    assert again.table.rows[10].batch_size == choose("smdp:w2=1.6", slower).table.rows[10].batch_size  # type: ignore[union-attr]
+    faster = solved_again(before, P4, factor=0.0)
+    assert faster.table is not None
+    assert faster.table.rows[10].batch_size == choose("smdp", P4).table.rows[10].batch_size  # type: ignore[union-attr]
+    assert solved_again(choose("rate-matching", P4), slower).policy != choose("rate-matching", P4).policy

@@ -193,3 +193,29 @@ def test_a_picture_is_drawn(loads: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "policy.png"
     assert call("googlenet-tesla-p4", *loads, "--w2", "1", "--plot", str(path)).returncode == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_mixed_policy_file_is_evaluated_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.json"
+    mixed = solve("--load", "0.3", "--slo-mean-ms", "5", "--output", str(path))
+    again = solve("--load", "0.3", "--evaluate", str(path))
+    assert again["method"] == "exact"
+    assert again["mean_response_time_ms"] == pytest.approx(mixed["mean_response_time_ms"], rel=1e-9)
+    assert again["mean_power_w"] == pytest.approx(mixed["mean_power_w"], rel=1e-9)
+
+
+def test_loads_at_which_the_bound_is_missed_are_named() -> None:
+    some = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "6")
+    assert some.returncode == 0
+    assert some.stderr == "solve-policy: no policy keeps the bound at load 0.9: what comes nearest stands there\n"
+    assert "kept" in some.stdout
+    none = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "1")
+    assert none.returncode == 2
+    assert "at load 0.5, 0.9" in none.stderr
+
+
+def test_few_requests_simulated_do_not_decide() -> None:
+    answer = solve("--load", "0.5", "--slo-p95-ms", "9", "--simulate", "1")
+    assert answer["simulated"]["requests"] == 1
+    assert answer["simulated"]["standard_error_ms"]["p95"] is None
+    assert 5.0 < answer["mean_response_time_ms"] < 9.0

@@ -87,8 +87,8 @@ def test_draws_have_the_moments(name: str) -> None:
         ("normal", "choose one of deterministic"),
         ("gamma", "needs gamma:CV"),
         ("gamma:wide", "write for example gamma:0.3"),
-        ("gamma:-1", "within 0..100"),
-        ("gamma:nan", "within 0..100"),
+        ("gamma:-1", "within 0..10;"),
+        ("gamma:10.1", "within 0..10;"),
         ("exponential:2", "unknown service distribution 'exponential:2'"),
     ],
 )
