@@ -17,7 +17,7 @@ from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
-from policies.smdp.choice import BOUNDS, UnreachableError, parse_bound
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
@@ -25,7 +25,7 @@ from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table
 from policies.types import Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
-_REHEARSED = 30_000  # requests simulated for each load where a percentile is bounded
+_REHEARSED = 15_000  # requests simulated for each load where a percentile is bounded
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,11 @@ def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
         return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
     bound = parse_bound(key, spec.parameters[key], _REHEARSED)
+    mixed = not isinstance(bound, ShareBound)  # a mix is finer than so few requests can tell
 
     def nearest(at_load: Problem) -> Solution:
         try:
-            return choose_weight(at_load, bound)
+            return choose_weight(at_load, bound, mixed)
         except UnreachableError as error:
             return error.nearest
 

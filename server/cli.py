@@ -19,6 +19,7 @@ from policies.profile import Profile, load_profile
 from profiler import cache
 from profiler.first import first_profile
 from server.config import Settings, by_model, load_settings
+from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, EnergyMeter, NoMeter
@@ -44,6 +45,7 @@ def serve_model(
     max_batch_size: Annotated[int | None, typer.Option(help="largest batch")] = None,
     weights: Annotated[str | None, typer.Option(help="auto, random or a FILE")] = None,
     w2: Annotated[float | None, typer.Option(help="weight of power in the objective")] = None,
+    slo_p95_ms: Annotated[float | None, typer.Option(help="95th percentile of the response time to keep")] = None,
     queue_capacity: Annotated[int | None, typer.Option(help="requests that may wait")] = None,
     host: Annotated[str | None, typer.Option(help="address to bind")] = None,
     port: Annotated[int | None, typer.Option(help="port to bind; 0 takes a free one")] = None,
@@ -61,6 +63,8 @@ def serve_model(
         dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, settings.queue_capacity)
         inference = Inference(backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity)
         _watch(metrics, dispatcher, backend)
+        controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
+        dispatcher.on_served = controller.served
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
         serve(create_app(inference, cache.versions()["batchwright"]), dispatcher, bound)
 
@@ -130,7 +134,8 @@ def _fitting(profile: Profile, max_batch_size: int) -> Profile:
 
 def _choose(settings: Settings, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
     specs = by_model(settings.policy, settings.models)
-    defaults: dict[str, str] = {} if settings.w2 is None else {"w2": repr(settings.w2)}
+    flags = {"w2": settings.w2, "slo_p95_ms": settings.slo_p95_ms}
+    defaults = {key: repr(value) for key, value in flags.items() if value is not None}
     chosen = {model: choose(specs.get(model, "auto"), profile, defaults) for model, profile in profiles.items()}
     for model, choice in chosen.items():
         _log.info("%s: policy %s on profile %s", model, choice.spec, choice.profile.name)

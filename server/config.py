@@ -39,6 +39,7 @@ class Settings(BaseSettings):
         max_batch_size: largest batch; None: the profile's, 32 when measuring.
         weights: auto, random or a file.
         w2: weight of power in the objective, where the policy spec leaves it open.
+        slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
         queue_capacity: requests that may wait.
         host: address to bind.
         port: to bind; 0 takes a free one.
@@ -54,6 +55,7 @@ class Settings(BaseSettings):
     max_batch_size: int | None = Field(None, ge=1, le=4096)
     weights: str = "auto"
     w2: float | None = Field(None, ge=0, allow_inf_nan=False)
+    slo_p95_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     queue_capacity: int = Field(1024, ge=1)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)

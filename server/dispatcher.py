@@ -87,7 +87,10 @@ class Dispatcher:
 
     Attributes:
         chosen: by model, the policy that decides now, its profile, and where they came from.
+        on_served: told of each batch that is answered: model, size, service time and response times, s.
     """
+
+    on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
 
     def __init__(
         self,
@@ -149,14 +152,23 @@ class Dispatcher:
         self._arm_expiry()
         return call.future
 
-    def use(self, model: str, chosen: Chosen) -> None:
-        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate."""
+    def use(self, model: str, chosen: Chosen) -> Chosen:
+        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
+
+        Returns:
+            What decides from now on: the policy, with the monitor that knows the rate.
+        """
         monitor = self.chosen[model].monitor
-        same = type(monitor) is type(chosen.monitor) and self.chosen[model].profile == chosen.profile
+        same = type(monitor) is type(chosen.monitor)
         self.chosen[model] = replace(chosen, monitor=monitor) if same else chosen
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
         self._wake.set()
+        return self.chosen[model]
+
+    def now(self) -> float:
+        """The instant on the clock that all of this goes by, s."""
+        return self._clock()
 
     def queue_length(self, model: str) -> int:
         """How many requests of `model` wait."""
@@ -267,12 +279,15 @@ class Dispatcher:
         service = completion.finished - completion.started
         energy = self.chosen[model].profile.energy(size)
         self._metrics.batch(self._executor.name, done.policy, done.launch, service, energy)
-        self._metrics.answered(self._executor.name, done.finished, self._clock())
+        now = self._clock()
+        self._metrics.answered(self._executor.name, done.finished, now)
         share = None if energy is None else energy / size
         outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
         for request in done.finished:
             answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
             request.payload.call.answer(request.payload.index, answer)
+        if self.on_served is not None:
+            self.on_served(model, size, service, [now - request.arrival for request in done.finished])
 
     def _leave(self, call: _Call) -> None:
         """The call is answered, failed or cancelled: whoever of it is still here goes."""

@@ -1,19 +1,33 @@
 """Energy meters: what a device has drawn so far, and how that is known. Never rated power times time."""
 
+import logging
+from math import inf
 from typing import Protocol
+
+from server.nvml import foreign_processes, open_board
+from server.nvml_meters import nvml_meter
+from server.rapl import rapl_meter
+
+_log = logging.getLogger("batchwright.energy")
 
 
 class EnergyMeter(Protocol):
-    """A counter of joules.
+    """A counter of joules. A sensor's takes up to milliseconds to read: not on the event loop.
 
     Attributes:
-        source: "emulated" or "none"; hardware sensors name themselves.
+        source: "nvml", "rapl", "emulated" or "none".
+        resolution: time between two updates of what is read, s; inf where there is none.
+        scope: what the joules are of: "board", "package", "batches" or "nothing".
+        about: how they are known, or why they are not: a line for the log and a profile's note.
     """
 
     source: str
+    resolution: float
+    scope: str
+    about: str
 
     def read(self) -> float | None:
-        """Energy since the meter was made, J; None where nothing can be measured."""
+        """Energy since the meter was made, J, never less than before; None where nothing can be measured."""
         ...
 
 
@@ -21,6 +35,9 @@ class CountingMeter:
     """The emulated device's meter: counts what the profile charges for each batch."""
 
     source = "emulated"
+    resolution = 0.0
+    scope = "batches"
+    about = "the profile's energy of each batch"
 
     def __init__(self) -> None:
         """Starts at 0 J."""
@@ -39,7 +56,41 @@ class NoMeter:
     """A device without a sensor that can be read."""
 
     source = "none"
+    resolution = inf
+    scope = "nothing"
+
+    def __init__(self, about: str = "no sensor was asked for") -> None:
+        """`about` says why nothing is measured."""
+        self.about = about
 
     def read(self) -> float | None:
         """Nothing is known."""
         return None
+
+
+def meter_for(device: str) -> EnergyMeter:
+    """The best meter of a device, "cuda:N" or "cpu"; NoMeter, and a line in the log, where there is none."""
+    try:
+        meter = _meter(device)
+    except OSError as error:
+        _log.warning("the energy of %s is not measured: %s", device, error)
+        return NoMeter(str(error))
+    _log.info(
+        "the energy of %s: %s; scope %s, updated every %.3g s", device, meter.about, meter.scope, meter.resolution
+    )
+    return meter
+
+
+def _meter(device: str) -> EnergyMeter:
+    kind, _, index = device.partition(":")
+    match kind:
+        case "cpu":
+            return rapl_meter()
+        case "cuda":
+            board = open_board(int(index or 0))
+            meter = nvml_meter(board)
+            if others := foreign_processes(board):
+                _log.warning("%s also runs processes %s: their energy is counted too", device, others)
+            return meter
+        case _:
+            raise OSError(f"no sensor is known for device {device!r}; those of cpu and cuda:N are")

@@ -54,6 +54,8 @@ class Metrics:
         )
         self._queue_length = gauge("queue_length", "Requests waiting", "model")
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
+        self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
+        self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", "model")
         self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
 
     def watch(self, model: str, queue_length: Callable[[], float], arrival_rate: Callable[[], float]) -> None:
@@ -71,6 +73,14 @@ class Metrics:
             self._policy_info.remove(model, *self._policies[model])
         self._policies[model] = policy, spec
         self._policy_info.labels(model, policy, spec).set(1)
+
+    def adapted(self, model: str, reason: str) -> None:
+        """The controller set another policy: drift or objective."""
+        self._adapted.labels(model, reason).inc()
+
+    def objective(self, model: str, level: int) -> None:
+        """How many steps the objective has moved towards faster."""
+        self._objective.labels(model).set(level)
 
     def batch(self, device: str, policy: str, launch: Launch, service: float, energy: float | None) -> None:
         """A batch is done: service time in s, energy in J."""

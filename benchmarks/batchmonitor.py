@@ -1,0 +1,154 @@
+"""BatchMonitor's figure 2 in simulation: mean response time and requests per joule of five ways to batch.
+
+Khan et al., "Efficient Adaptive Batching of DNN Inference Services for Improved Latency": 300 s of rates from 1 to 240
+requests a second, on a server of its own for each network. The paper gives neither its rates nor its deadline nor a
+profile, so these are ours: rates swing as a cosine with a period of 100 s, Poisson within each second; the deadline is
+200 ms, for which the largest batch under it is about as much slower than rate matching as printed (14 times).
+
+Service times and energies are affine. ResNet-50 on a Tesla V100 in mixed precision: l = 0.1412 b + 1.935 ms, zeta =
+41.42 b + 175.6 mJ, fitted to table 1 of Inoue (arXiv 1912.06322), which quotes NVIDIA's inference white paper; the
+energies are board power x service time. The others are modelled from it: what a batch costs once goes by the number of
+weight layers (50, 101, 19), what each request adds by multiplications and additions (4.09, 7.80, 19.63 x 10^9).
+Everything is twice as long, and costs twice the energy, as that V100: mean response times are then near those printed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.serving import save
+from loadgen.simulated import Simulation
+from policies.charts import PALETTE
+from policies.profile import Profile
+from policies.queue.arrivals import Instants, steps
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "batchmonitor-figure-2.png"
+LARGEST, SLOWER = 32, 2.0
+DURATION, PERIOD, LOW, HIGH, SEED = 300, 100.0, 1.0, 240.0, 0
+POLICIES: Mapping[str, str] = {
+    "max under deadline": "max-under-deadline:slo_ms=200",
+    "ad hoc (greedy)": "greedy",
+    "rate matching, literal": "rate-matching-literal",
+    "rate matching": "rate-matching",
+    "smdp, w2 = 0.1": "smdp:w2=0.1",
+    "smdp, w2 = 0.5": "smdp:w2=0.5",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What its batches cost beside those of ResNet-50: once a batch, and for each request."""
+
+    layers: float
+    operations: float
+
+
+NETWORKS = {"ResNet-50": Network(50, 4.09), "ResNet-101": Network(101, 7.80), "VGG19": Network(19, 19.63)}
+PRINTED_MS = {"ResNet-50": 7.29, "ResNet-101": 9.67, "VGG19": 6.11}  # of rate matching
+
+
+def profile(name: str) -> Profile:
+    """The modelled profile of a network."""
+    network = NETWORKS[name]
+    once = SLOWER * network.layers / NETWORKS["ResNet-50"].layers
+    each = SLOWER * network.operations / NETWORKS["ResNet-50"].operations
+    sizes = range(1, LARGEST + 1)
+    return Profile(
+        name,
+        tuple(1e-3 * (0.1412 * each * b + 1.935 * once) for b in sizes),
+        energies=tuple(1e-3 * (41.42 * each * b + 175.6 * once) for b in sizes),
+    )
+
+
+def rates() -> list[float]:
+    """The arrival rate of each second, 1/s."""
+    seconds = np.arange(DURATION) + 0.5
+    return list((LOW + (HIGH - LOW) * (0.5 - 0.5 * np.cos(2 * np.pi * seconds / PERIOD))).tolist())
+
+
+def arrivals() -> Instants:
+    """Poisson within each second; the same for everybody."""
+    return steps(rates(), [1.0] * DURATION, float(DURATION), np.random.default_rng(SEED))
+
+
+def cell(name: str, spec: str, instants: Instants) -> dict[str, float]:
+    """Mean and 99th percentile of the response time in ms, requests per joule, mean batch size."""
+    run = Simulation(profile(name), spec).run(instants)
+    assert run.energies is not None
+    return {
+        "mean_ms": float(1e3 * run.responses.mean()),
+        "p99_ms": float(1e3 * np.quantile(run.responses, 0.99)),
+        "requests_per_joule": len(run.responses) / float(run.energies.sum()),
+        "mean_batch_size": float(run.batch_sizes.mean()),
+    }
+
+
+def table(record: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The record as Markdown."""
+    lines = ["| network | policy | mean, ms | p99, ms | requests per joule | mean batch |", "|---|---|---|---|---|---|"]
+    for name, policies in record.items():
+        lines += [f"| {name} | {policy} | {_figures(figures)} |" for policy, figures in policies.items()]
+    return "\n".join(lines)
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    return (
+        f"{figures['mean_ms']:.2f} | {figures['p99_ms']:.1f} | {figures['requests_per_joule']:.3f} "
+        f"| {figures['mean_batch_size']:.2f}"
+    )
+
+
+def draw(record: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
+    """Rates over time; mean response times; requests per joule: the paper's three panels."""
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    axes = figure.subplot_mosaic([["rates", "rates"], ["mean_ms", "requests_per_joule"]], height_ratios=(1, 2))
+    axes["rates"].step(np.arange(DURATION), rates(), where="post", color="black", lw=1)
+    axes["rates"].set(
+        xlabel="time, s", ylabel="arrival rate, 1/s", xlim=(0, DURATION), title="(a) rates, Poisson within each second"
+    )
+    _bars(axes["mean_ms"], record, "mean_ms")
+    axes["mean_ms"].set(yscale="log", ylabel="mean response time, ms", title="(b) mean response time")
+    for place, value in enumerate(PRINTED_MS[name] for name in record):
+        label = "printed, rate matching" if place == 0 else ""
+        axes["mean_ms"].hlines(value, place - 0.45, place + 0.45, color="black", ls=":", label=label)
+    _bars(axes["requests_per_joule"], record, "requests_per_joule")
+    axes["requests_per_joule"].set(ylabel="requests per joule", title="(c) energy")
+    handles, labels = axes["mean_ms"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def _bars(axes: "Axes", record: Mapping[str, Mapping[str, Mapping[str, float]]], key: str) -> None:
+    width = 0.8 / len(POLICIES)
+    for i, (policy, color) in enumerate(zip(POLICIES, PALETTE, strict=True)):
+        heights = [policies[policy][key] for policies in record.values()]
+        places = np.arange(len(record)) - 0.4 + (i + 0.5) * width
+        axes.bar(places, heights, width, color=color, label=policy)
+    axes.set_xticks(range(len(record)), list(record))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+
+
+def main() -> None:
+    """Print the table, write the record, draw the picture."""
+    instants = arrivals()
+    record: dict[str, dict[str, Any]] = {
+        name: {policy: cell(name, spec, instants) for policy, spec in POLICIES.items()} for name in NETWORKS
+    }
+    print(table(record))
+    settings = {"seconds": DURATION, "requests": len(instants), "policies": dict(POLICIES), "printed_ms": PRINTED_MS}
+    save("batchmonitor", {**settings, "cells": record})
+    draw(record, FIGURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The controller: closes the loop from what batches took and requests saw to the policy that decides.
+
+It asks the pure rules of policies/adaptation.py and policies/objective.py after every batch, which takes microseconds;
+where they call for another policy, that is solved in a worker thread and swapped between two decisions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from policies.adaptation import Evidence
+from policies.catalog import Chosen, solved_again
+from policies.objective import Answers, Objective
+from policies.profile import Profile
+from policies.types import SpecError
+from server.dispatcher import Dispatcher
+from server.energy import EnergyMeter
+from server.metrics import Metrics
+
+_log = logging.getLogger("batchwright.controller")
+_READINGS = 0.25  # s between readings of the energy counter, at least
+_SHARE = 0.95  # what slo_p95_ms promises
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One model's state.
+
+    Attributes:
+        asked_for: the policy as its spec was chosen, before anything was adapted.
+        deciding: what the dispatcher was given last; another one there means that somebody swapped it.
+        evidence: what was seen since the profile was fitted.
+        objective: the response-time objective, if the spec names one.
+        served: answers since the objective last judged; (requests, within, batches).
+        solving: the task that solves another policy now.
+    """
+
+    asked_for: Chosen
+    deciding: Chosen
+    evidence: Evidence
+    objective: Objective | None
+    served: Answers = field(default_factory=lambda: Answers(0, 0, 0))
+    solving: "asyncio.Task[None] | None" = None
+
+
+class Controller:
+    """Watches one dispatcher; everything but the solving happens on its event loop."""
+
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, meter: EnergyMeter, pool: Executor) -> None:
+        """`meter` is the device's, read in `pool`, where policies are solved too."""
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._meter = meter
+        self._pool = pool
+        self._watched = {model: self._watch(chosen) for model, chosen in dispatcher.chosen.items()}
+        self._read_at = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    def served(self, model: str, batch_size: int, service_time: float, responses: Sequence[float]) -> None:
+        """A batch was answered: its service time and the response times of its requests, s."""
+        watched = self._watched[model]
+        if self._dispatcher.chosen[model] is not watched.deciding:
+            watched = self._watched[model] = self._watch(self._dispatcher.chosen[model], watched)
+        watched.evidence.batch(batch_size, service_time)
+        self._read(watched)
+        if watched.solving is not None:
+            return
+        refit = watched.evidence.refit()
+        if refit is not None:
+            reason = "; ".join(map(str, refit.drifts))
+            self._solve(model, refit.profile, "drift", reason)
+        elif watched.objective is not None:
+            self._judge(model, watched, watched.objective, responses)
+
+    def _watch(self, chosen: Chosen, before: _Watched | None = None) -> _Watched:
+        same_profile = before is not None and before.evidence.profile is chosen.profile
+        evidence = before.evidence if before is not None and same_profile else Evidence(chosen.profile)
+        bounded = "slo_p95_ms" in chosen.parameters and chosen.table is not None
+        return _Watched(chosen, chosen, evidence, Objective(chosen.slo, _SHARE) if bounded else None)
+
+    def _judge(self, model: str, watched: _Watched, objective: Objective, responses: Sequence[float]) -> None:
+        counted = watched.served
+        within = sum(response <= objective.bound for response in responses)
+        watched.served = answers = Answers(
+            counted.served + len(responses), counted.within + within, counted.batches + 1
+        )
+        after = objective.after(answers)
+        if after is objective:
+            return
+        watched.served = Answers(0, 0, 0)
+        watched.objective = after
+        self._metrics.objective(model, after.level)
+        if after.level != objective.level:
+            late = 1.0 - answers.within / answers.served
+            reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
+            self._solve(model, watched.deciding.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
+
+    def _solve(self, model: str, profile: Profile, kind: str, reason: str) -> None:
+        watched = self._watched[model]
+        watched.solving = asyncio.get_running_loop().create_task(self._swap(model, watched, profile, (kind, reason)))
+
+    async def _swap(self, model: str, watched: _Watched, profile: Profile, why: tuple[str, str]) -> None:
+        factor = 1.0 if watched.objective is None else watched.objective.factor
+        try:
+            chosen = await self._off_the_loop(lambda: solved_again(watched.asked_for, profile, factor))
+        except SpecError as error:
+            _log.warning("%s: %s, but no policy follows: %s", model, why[1], error)
+            return
+        finally:
+            watched.solving = None
+        if self._dispatcher.chosen[model] is not watched.deciding:
+            return  # somebody set another policy meanwhile
+        watched.deciding = self._dispatcher.use(model, chosen)
+        watched.served = Answers(0, 0, 0)
+        self._metrics.policy(model, chosen.name, chosen.spec)
+        self._metrics.adapted(model, why[0])
+        _log.info("%s: %s; solved again", model, why[1])
+
+    def _read(self, watched: _Watched) -> None:
+        """Read the counter now and then; it tells one model's energy only where that is alone on the device."""
+        now = self._dispatcher.now()
+        alone = len(self._watched) == 1 and watched.evidence.profile.energies is not None
+        if not alone or now < self._read_at + _READINGS or (self._reading is not None and not self._reading.done()):
+            return
+        self._read_at = now
+        self._reading = asyncio.get_running_loop().create_task(self._note(watched))
+
+    async def _note(self, watched: _Watched) -> None:
+        joules = await self._off_the_loop(self._meter.read)
+        if joules is not None:
+            watched.evidence.reading(self._dispatcher.now(), joules)
+
+    def _off_the_loop(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,92 @@
+"""The objective: faster at once, back with patience, never both."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.objective import Answers, Move, Objective
+
+GOOD, FAIR, BAD, AWFUL = (Answers(1000, within, 200) for within in (990, 955, 900, 500))
+FEW = Answers(90, 0, 20)
+ANSWERS = st.builds(
+    lambda served, share, batch: Answers(served, round(served * share), max(1, served // batch)),
+    st.integers(0, 5000),
+    st.floats(0.0, 1.0),
+    st.integers(1, 32),
+)
+
+
+def after(*windows: Answers, start: Objective = Objective(0.1)) -> Objective:  # noqa: B008  (it is frozen)
+    for window in windows:
+        start = start.after(window)
+    return start
+
+
+@pytest.mark.parametrize(
+    ("answers", "move"),
+    [
+        (FEW, None),
+        (GOOD, "slower"),
+        (FAIR, "keep"),
+        (BAD, "faster"),
+        (AWFUL, "faster"),
+        (Answers(200, 200, 50), None),  # too few to be called good
+        (Answers(200, 100, 50), "faster"),  # but not to be called bad
+        (Answers(1000, 930, 32), "keep"),  # within two standard errors of what so few batches tell
+    ],
+)
+def test_what_a_window_calls_for(answers: Answers, move: Move | None) -> None:
+    assert Objective(0.1).move(answers) == move
+
+
+def test_a_missed_bound_is_answered_at_once_and_by_two_steps_where_it_is_missed_by_far() -> None:
+    assert after(Answers(1000, 910, 500)).factor == 0.5
+    assert after(AWFUL).factor == 0.25
+    assert after(*[AWFUL] * 9).factor == 0.0
+
+
+def test_the_way_back_takes_four_good_windows_in_a_row() -> None:
+    fast = after(AWFUL)
+    assert after(*[GOOD] * 3, FAIR, *[GOOD] * 3, start=fast).level == fast.level
+    assert after(*[GOOD] * 4, start=fast).level == fast.level - 1
+
+
+def test_a_step_back_that_proves_wrong_makes_the_next_one_rarer() -> None:
+    """Good at one level and bad at the level below: windows between moves double, up to 64."""
+    objective, moves = after(BAD), [0]
+    low = objective.level - 1
+    for window in range(1, 2000):
+        before, objective = objective, objective.after(GOOD if objective.level > low else BAD)
+        if objective.level < before.level:
+            moves.append(window)
+    gaps = np.diff(moves)
+    assert gaps[:4].tolist() == [4, 9, 17, 33]  # and one window to notice
+    assert set(gaps[5:].tolist()) == {65}
+
+
+def test_patience_is_regained_at_the_slowest_level() -> None:
+    worn = Objective(0.1, patience=8)
+    assert after(*[GOOD] * 8, start=worn).patience == 4
+
+
+@given(st.lists(ANSWERS, max_size=40))
+def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(windows: list[Answers]) -> None:
+    objective = Objective(0.1)
+    for answers in windows:
+        move, before = objective.move(answers), objective
+        objective = objective.after(answers)
+        assert 0.0 <= objective.factor <= 1.0
+        assert objective.level >= before.level or move == "slower"
+        assert objective.level <= before.level or move == "faster"
+        assert (objective is before) == (move is None)
+
+
+@given(ANSWERS)
+def test_fewer_within_never_call_for_slower(answers: Answers) -> None:
+    order = ["faster", "keep", "slower"]
+    objective = Objective(0.1)
+    move = objective.move(answers)
+    fewer = objective.move(Answers(answers.served, answers.within // 2, answers.batches))
+    if move is not None and fewer is not None:
+        assert order.index(fewer) <= order.index(move)

@@ -1,0 +1,131 @@
+"""The controller in front of a device that changes, on a virtual clock: it notices, solves again and swaps."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.catalog import Chosen, choose
+from policies.profile import Profile, load_profile
+from policies.queue.arrivals import poisson
+from server.controller import Controller
+from server.dispatcher import Dispatcher
+from server.energy import CountingMeter
+from server.executor import Batch, Completion
+from server.metrics import Metrics
+from tests.server.doubles import FakeExecutor
+from tests.virtual import virtual_loop
+
+P4 = load_profile("googlenet-tesla-p4-x10")
+SLOWER = replace(
+    P4,
+    service_times=tuple(1.5 * t for t in P4.service_times),
+    energies=tuple(1.5 * e for e in P4.energies or ()),
+)
+
+
+class Inline(Executor):
+    """Solves at once, where it is asked."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (as a pool does)
+            done.set_exception(error)
+        return done
+
+
+class ChangingExecutor(FakeExecutor):
+    """Plays one profile, then another, and counts the energy of what it plays."""
+
+    def __init__(self, before: Profile, after: Profile, at: float) -> None:
+        super().__init__(before)
+        self.meter = CountingMeter()
+        self._after, self._at = after, at
+
+    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+        if asyncio.get_running_loop().time() >= self._at:
+            self._profile = self._after
+        self.meter.add(self._profile.energy(len(batch.inputs)) or 0.0)
+        return super().run(batch)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """After a run: what decides, and what the metrics say."""
+
+    chosen: Chosen
+    metrics: str
+
+    def changes(self, reason: str) -> float:
+        line = f'batchwright_policy_changes_total{{model="m",reason="{reason}"}} '
+        return float(next((rest for rest in self.metrics.split("\n") if rest.startswith(line)), f"{line}0").split()[-1])
+
+
+def serve(executor: ChangingExecutor, spec: str, rate: float, swap: str | None = None) -> Seen:
+    """30 s of Poisson arrivals under the controller; with `swap`, somebody sets that policy after 5 s."""
+    loop = virtual_loop()
+    instants = poisson(rate, 30.0, np.random.default_rng(3)).tolist()
+
+    async def main() -> Seen:
+        metrics = Metrics({"m": "modelled"})
+        dispatcher = Dispatcher(executor, {"m": choose(spec, P4)}, metrics, loop.time, 10**6)
+        dispatcher.on_served = Controller(dispatcher, metrics, executor.meter, Inline()).served
+        task = asyncio.ensure_future(dispatcher.run())
+        answers = []
+        for instant in instants:
+            await asyncio.sleep(instant - loop.time())
+            if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
+                dispatcher.use("m", choose(swap, P4))
+            answers.append(dispatcher.submit("m", [0.0]))
+        await dispatcher.drain()
+        await asyncio.gather(*answers)
+        task.cancel()
+        return Seen(dispatcher.chosen["m"], metrics.render().decode())
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_a_device_that_slows_down_is_solved_for_anew(load: float) -> None:
+    seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", load * P4.capacity)
+    assert seen.changes("drift") >= 1
+    assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
+    assert seen.chosen.profile.energies == pytest.approx(SLOWER.energies, rel=0.05)
+    assert seen.chosen.table is not None
+    assert seen.chosen.table.rows[-1].arrival_rate == pytest.approx(0.98 * SLOWER.capacity, rel=0.02)
+    assert seen.chosen.spec == "smdp:w2=16"
+
+
+def test_a_device_that_stays_as_it_was_is_let_be() -> None:
+    seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.5 * P4.capacity)
+    assert seen.changes("drift") == 0
+    assert seen.chosen.profile is P4
+
+
+def test_a_policy_set_by_hand_is_adopted_and_keeps_following_the_device() -> None:
+    seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", 0.3 * P4.capacity, swap="rate-matching")
+    assert seen.chosen.name == "rate-matching"
+    assert seen.changes("drift") >= 1
+    assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
+
+
+def test_an_objective_that_is_missed_lightens_the_weight_of_power() -> None:
+    # the bound holds on the device as it was believed to be; as it is, half as slow again, it takes a faster policy
+    bound, rate = 90.0, 0.3 * P4.capacity
+    seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g}", rate)
+    assert seen.changes("drift") >= 1
+    assert seen.changes("objective") >= 1
+    before, after = choose(f"smdp:slo_p95_ms={bound:g}", P4).table, seen.chosen.table
+    assert before is not None
+    assert after is not None
+    assert after.rows[14].w2 < before.rows[14].w2
