@@ -1,0 +1,90 @@
+"""Nobody waits for ever, whatever the policy: every wait ends, and a lone request after a silence is served at once."""
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.catalog import CATALOG, Chosen, choose
+from policies.profile import load_profile
+from policies.queue.batcher import Batcher
+from policies.queue.simulator import Service, simulate
+from policies.types import Kind, Launch, Request, State, Wait
+
+P4 = load_profile("googlenet-tesla-p4").truncated(8)
+M = Kind("m")
+SPECS = {name: name for name in CATALOG} | {
+    "static": "static:5",
+    "timeout": "timeout:20",
+    "max-under-deadline": "max-under-deadline:slo_ms=60",
+    "smdp": "smdp:w2=30",
+}
+AUTOMATIC = {
+    "least response time": "auto",
+    "a weight of power": "auto:w2=30",
+    "a bound on the mean": "auto:slo_mean_ms=30",
+    "a cap on power": "auto:power_cap_w=40",
+}
+CHOSEN = {name: choose(spec, P4) for name, spec in SPECS.items()}
+
+
+def requests(instants: Sequence[float], chosen: Chosen) -> list[Request]:
+    return [Request(i, at, M, deadline=at + chosen.slo) for i, at in enumerate(instants)]
+
+
+def serve(chosen: Chosen, instants: Sequence[float]) -> list[Service]:
+    batcher = Batcher(chosen.policy, {"m": P4.max_batch_size}, chosen.monitor)
+    return list(simulate(batcher, requests(instants, chosen), lambda launch: P4.service_time(len(launch.requests))))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=60, deadline=None)
+@given(
+    ages=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=12).map(lambda ages: sorted(ages, reverse=True)),
+    rate=st.none() | st.floats(0.0, 1e5),
+)
+def test_every_wait_ends_by_the_time_the_oldest_has_waited_a_second(
+    name: str, ages: list[float], rate: float | None
+) -> None:
+    now = 1000.0
+    state = State(now, requests([now - age for age in ages], CHOSEN[name]), rates={} if rate is None else {M: rate})
+    match CHOSEN[name].policy.decide(state):
+        case Wait(until):
+            assert now < until <= now - ages[0] + 1.0
+        case Launch(launched):
+            assert launched
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=15, deadline=None)
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 1e-4, 1e-3, 0.01, 0.3, 20.0]), min_size=1, max_size=60),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_idle_device_leaves_a_request_waiting_beyond_the_maximum(name: str, gaps: list[float], seed: int) -> None:
+    jitter = np.random.default_rng(seed).exponential(1.0, len(gaps))
+    free = 0.0
+    for service in serve(choose(SPECS[name], P4), np.cumsum(np.array(gaps) * jitter).tolist()):
+        oldest = service.launch.requests[0].arrival
+        # 1e-9: instants of some thousand seconds are exact to 1e-12, sums of a few of them to less
+        assert service.start <= max(free, oldest + 1.0) + 1e-9
+        free = service.finish
+
+
+@pytest.mark.parametrize("name", AUTOMATIC)
+@settings(max_examples=10, deadline=None)
+@given(load=st.floats(0.05, 1.2), seed=st.integers(0, 2**32 - 1))
+def test_a_lone_request_after_an_hour_of_silence_is_launched_at_once(name: str, load: float, seed: int) -> None:
+    gaps = np.random.default_rng(seed).exponential(1 / (load * P4.capacity), 300)
+    busy = np.cumsum(gaps)
+    services = serve(choose(AUTOMATIC[name], P4), [*busy.tolist(), busy[-1] + 3600.0])
+    assert len(services[-1].launch.requests) == 1
+    assert services[-1].start == pytest.approx(busy[-1] + 3600.0, abs=1e-9)
+
+
+def test_infinity_leaves_the_wait_to_the_policy() -> None:
+    batch = requests([0.0], CHOSEN["static"])
+    assert choose("static:5,max_wait_ms=inf", P4).policy.decide(State(1000.0, batch)) == Wait(inf)
