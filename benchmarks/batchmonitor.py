@@ -12,14 +12,16 @@ weight layers (50, 101, 19), what each request adds by multiplications and addit
 Everything is twice as long, and costs twice the energy, as that V100: mean response times are then near those printed.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.serving import save
+from benchmarks.serving import run_json, save, serving
 from loadgen.simulated import Simulation
 from policies.charts import PALETTE
 from policies.profile import Profile
@@ -39,6 +41,9 @@ POLICIES: Mapping[str, str] = {
     "smdp, w2 = 0.1": "smdp:w2=0.1",
     "smdp, w2 = 0.5": "smdp:w2=0.5",
 }
+
+
+LIVE = ("ad hoc (greedy)", "rate matching")  # with --live, five minutes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,24 @@ def cell(name: str, spec: str, instants: Instants) -> dict[str, float]:
         "p99_ms": float(1e3 * np.quantile(run.responses, 0.99)),
         "requests_per_joule": len(run.responses) / float(run.energies.sum()),
         "mean_batch_size": float(run.batch_sizes.mean()),
+    }
+
+
+def live(name: str, spec: str, instants: Instants) -> dict[str, float]:
+    """The same arrivals over HTTP, on an emulated device."""
+    with TemporaryDirectory() as folder:
+        file, trace = Path(folder) / "profile.json", Path(folder) / "arrivals.csv"
+        file.write_text(profile(name).to_json())
+        trace.write_text("TIMESTAMP\n" + "\n".join(map(repr, instants.tolist())) + "\n")
+        with serving("demo", "--device", f"emulated:{file}", "--policy", spec) as server:
+            found = run_json("generate-load", server.url, "--arrivals", f"trace:{trace}", "--pixels")
+    joules = 1e-3 * found["energy_per_request_mj"]
+    size = found["mean_batch_size"]
+    return {
+        "mean_ms": found["mean_ms"],
+        "p99_ms": found["p99_ms"],
+        "requests_per_joule": 1 / joules,
+        "mean_batch_size": size,
     }
 
 
@@ -145,7 +168,16 @@ def main() -> None:
         name: {policy: cell(name, spec, instants) for policy, spec in POLICIES.items()} for name in NETWORKS
     }
     print(table(record))
-    settings = {"seconds": DURATION, "requests": len(instants), "policies": dict(POLICIES), "printed_ms": PRINTED_MS}
+    settings: dict[str, Any] = {
+        "seconds": DURATION,
+        "requests": len(instants),
+        "policies": dict(POLICIES),
+        "printed_ms": PRINTED_MS,
+    }
+    if "--live" in sys.argv[1:]:
+        measured = {policy: live("ResNet-50", POLICIES[policy], instants) for policy in LIVE}
+        print(table({"ResNet-50, live": measured}))
+        settings["ResNet-50, live"] = measured
     save("batchmonitor", {**settings, "cells": record})
     draw(record, FIGURE)
 

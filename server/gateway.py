@@ -219,6 +219,7 @@ def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
         "name": chosen.name,
         "spec": chosen.spec,
         "parameters": dict(chosen.parameters),
+        "profile": chosen.profile.name,
         "rows": [{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
         "expected_response_time_ms": None if response is None else 1e3 * response,
         "expected_power_w": power,
