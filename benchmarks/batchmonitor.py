@@ -43,7 +43,7 @@ POLICIES: Mapping[str, str] = {
 }
 
 
-LIVE = ("ad hoc (greedy)", "rate matching")  # with --live, five minutes each
+LIVE = ("rate matching",)  # with --live, five minutes each
 
 
 @dataclass(frozen=True, slots=True)

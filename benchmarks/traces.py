@@ -2,8 +2,8 @@
 
 The trace is Azure's of conversations with a language model (2023), rescaled in time; a bursty process has two phases
 in turn, of exponential lengths. All runs are of googlenet-tesla-p4 with w1 = w2 = 1; the cost is w1 x mean response
-time in ms + w2 x mean power in W. Beside smdp:w2=1 as it is stand two changes of it: half the memory of the measured
-rate, and on top rows weighted for the long-run mean rate (policies/adaptation.py, `by_mean_rate`).
+time in ms + w2 x mean power in W. Beside smdp:w2=1 as it is stands what it would be without the weighting for the mean
+rate (policies/rules/lookup.py). Where the arrivals are a Poisson process, following the rate can only lose: how much?
 """
 
 import argparse
@@ -18,13 +18,14 @@ import numpy as np
 
 from benchmarks.serving import save
 from loadgen.simulated import simulate
-from policies.adaptation import by_mean_rate, reweighted
-from policies.catalog import Chosen, choose, solved, table_policy
+from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile, load_profile
-from policies.queue.arrivals import Instants, mmpp, trace
-from policies.queue.monitor import ForgettingMonitor, NoMonitor
+from policies.queue.arrivals import Instants, mmpp, poisson, trace
+from policies.queue.monitor import NoMonitor
 from policies.rules.control_limit import ControlLimit
-from policies.rules.patient import Patient
+from policies.rules.lookup import Lookup
+from policies.smdp.model import Problem
+from policies.smdp.solver import solve
 
 PROFILE, SPEC = "googlenet-tesla-p4", "smdp:w2=1"
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023-conv.csv"
@@ -40,6 +41,7 @@ BURSTS = (  # loads of the two phases, and their mean lengths in s
     ((0.02, 2.0), (1.0, 0.04)),
     ((0.0, 0.9), (0.2, 0.1)),
 )
+STEADY = (0.05, 0.1, 0.3, 0.7, 0.9)  # loads
 STATICS, LIMITS, TIMEOUTS = (4, 6, 8, 10, 12, 16, 20, 24, 32), range(1, 33), (1, 2, 3, 5, 8)
 DURATION, SEED = 200.0, 1
 
@@ -73,19 +75,22 @@ def fixed(profile: Profile) -> Iterator[tuple[str, Chosen]]:
         yield f"timeout:{wait}", choose(f"timeout:{wait}", profile)
 
 
-def following(profile: Profile, mean_rate: float) -> dict[str, Chosen]:
-    """smdp:w2=1 as it is, with half the memory, and with rows weighted for the mean rate besides."""
-    plain = choose(SPEC, profile)
-    assert plain.table is not None
-    halved = 2 * profile.service_times[-1]
-    weighted = table_policy(reweighted(plain.table, profile, by_mean_rate(mean_rate)), profile)
+def following(profile: Profile) -> dict[str, Chosen]:
+    """smdp:w2=1 as it is, and with all rows for the weight 1."""
+    plain = choose(f"{SPEC},max_wait_ms=inf", profile)
+    assert isinstance(plain.policy, Lookup)
     return {
-        "as it is": plain,
-        "half the memory": replace(plain, monitor=ForgettingMonitor(halved)),
-        "and weighted": replace(
-            plain, monitor=ForgettingMonitor(halved), policy=Patient(weighted, profile.max_batch_size, 1.0)
-        ),
+        "as it is": choose(SPEC, profile),
+        "unweighted": replace(plain, policy=replace(plain.policy, weightings=())),
     }
+
+
+def steady(load: float, profile: Profile) -> float:
+    """What following the rate costs more than the policy solved for this rate, under Poisson arrivals (share)."""
+    rate = load * profile.capacity
+    instants = poisson(rate, DURATION, np.random.default_rng(SEED))
+    known = solved(solve(Problem(profile, rate, w2=1.0)).batch_size, profile)
+    return cost(choose(SPEC, profile), instants) / cost(known, instants) - 1.0
 
 
 def burst(loads: tuple[float, ...], lengths: tuple[float, ...], profile: Profile) -> dict[str, Any]:
@@ -94,7 +99,6 @@ def burst(loads: tuple[float, ...], lengths: tuple[float, ...], profile: Profile
     instants = mmpp(rates, lengths, DURATION, np.random.default_rng(SEED))
     costs = {name: cost(chosen, instants) for name, chosen in fixed(profile)}
     best = min(costs, key=costs.__getitem__)
-    mean_rate = float(np.average(rates, weights=lengths))
     return {
         "loads": loads,
         "lengths_ms": [1e3 * length for length in lengths],
@@ -102,7 +106,7 @@ def burst(loads: tuple[float, ...], lengths: tuple[float, ...], profile: Profile
         "best": best,
         "best_cost": costs[best],
         "best_solved_cost": min(value for name, value in costs.items() if name.startswith("solved")),
-        "off": {name: cost(c, instants) / costs[best] - 1.0 for name, c in following(profile, mean_rate).items()},
+        "off": {name: cost(c, instants) / costs[best] - 1.0 for name, c in following(profile).items()},
     }
 
 
@@ -123,7 +127,7 @@ def burst_line(cell: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print both tables and write the record."""
+    """Print the tables and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", nargs="?", default=str(TRACE), help="CSV file with a TIMESTAMP column")
     path, profile = parser.parse_args().trace, load_profile(PROFILE)
@@ -131,13 +135,16 @@ def main() -> None:
         sys.exit(f"no trace at {path}: give the path of azure-llm-2023-conv.csv (Azure/AzurePublicDataset)")
     costs = replayed(path, profile)
     print(trace_table(costs), flush=True)
-    print("\n| load of each phase | best fixed | cost | best solved | smdp:w2=1 | half the memory | and weighted |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("\n| load of each phase | best fixed | cost | best solved | smdp:w2=1 | unweighted |")
+    print("|---|---|---|---|---|---|", flush=True)
     cells = []
     for loads, lengths in BURSTS:
         cells.append(burst(loads, lengths, profile))
         print(burst_line(cells[-1]), flush=True)
-    save("traces", {"profile": PROFILE, "w1": 1, "w2": 1, "trace": costs, "bursts": cells})
+    lost = {f"{load}": steady(load, profile) for load in STEADY}
+    print("\n| load | lost by following |\n|---|---|")
+    print("\n".join(f"| {load} | {100 * share:+.2f} % |" for load, share in lost.items()))
+    save("traces", {"profile": PROFILE, "w1": 1, "w2": 1, "trace": costs, "bursts": cells, "steady": lost})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Pure rules: no clock, no I/O, no randomness. The live controller and the simulat
     evidence.batch(size, service_time)      after each batch
     evidence.reading(instant, joules)       whenever the device's counter was read
     refit = evidence.refit()                every now and then: a new profile and why, or None without evidence
-    objective = objective.after(answers)    every now and then; `reweighted` by its factor where it moves
+    objective = objective.after(answers)    every now and then; solved again by its factor where it moves
 
 **Noticing.** The ratio of an observed to a predicted value should be 1. A cumulative sum in either direction (Page,
 1954) adds up log ratios less an allowance of 0.05: while the mean is within 5 per cent it keeps falling back to 0,
@@ -29,8 +29,6 @@ is flat around its optimum.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from math import log
 from typing import TypeVar
@@ -49,9 +47,6 @@ from policies.refitting import (
     refit_service_times,
     time_drift,
 )
-from policies.smdp.model import Problem
-from policies.smdp.solver import solve
-from policies.smdp.table import PolicyTable, TableRow, table_of
 
 _MEMORY = 1024  # batches that are kept
 _WINDOWS = 64  # windows that are kept
@@ -199,29 +194,3 @@ _Seen = TypeVar("_Seen")
 
 def _last(seen: "deque[_Seen]", count: int) -> list[_Seen]:
     return list(islice(seen, max(0, len(seen) - count), None))
-
-
-def reweighted(table: PolicyTable, profile: Profile, factor: Callable[[TableRow], float]) -> PolicyTable:
-    """The table solved again at the same rates, each row for `factor` times its weight w2.
-
-    For an objective: `lambda _: objective.factor`; for a mean rate: `by_mean_rate(rate)`. Mixes are not kept.
-
-    Raises:
-        SpecError: a row's rate is beyond what the profile can serve.
-    """
-    problem = Problem(profile, 1.0, table.w1, max_batch_size=table.max_batch_size)
-    weights = [factor(row) * row.w2 for row in table.rows]
-    rows = (replace(problem, arrival_rate=row.arrival_rate, w2=w2) for row, w2 in zip(table.rows, weights, strict=True))
-    again = table_of(problem, [solve(row) for row in rows], table.bound)
-    return replace(again, w2=table.w2)
-
-
-def by_mean_rate(mean_rate: float) -> Callable[[TableRow], float]:
-    """Factors for arrivals whose rate varies around this long-run mean, 1/s: mean over row's rate, within 1/8 and 8.
-
-    The objective's mean response time is a mean over requests; its mean power, over time. Where the rate is steady the
-    one second in which n requests are in the system costs w1 n / rate. Where it varies it costs w1 n / mean rate, for
-    that is what a run divides by in the end: a row solved for its own rate takes its few requests too seriously at low
-    rates, its many not seriously enough at high ones. Solved for w2 x mean / rate, all rows have the run's objective.
-    """
-    return lambda row: min(8.0, max(1 / 8, mean_rate / row.arrival_rate))

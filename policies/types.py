@@ -65,17 +65,24 @@ class State:
         waiting: requests not started, in order of arrival.
         suspended: requests between stages, latest run last.
         rates: measured arrival rate of each kind, 1/s; a kind not measured yet is absent.
+        mean_rates: the same over a long time, 1/s; empty where nobody measures it.
     """
 
     now: float
     waiting: Sequence[Request]
     suspended: Sequence[Request] = ()
     rates: Mapping[Kind, float] = field(default_factory=dict)
+    mean_rates: Mapping[Kind, float] = field(default_factory=dict)
 
     @property
     def arrival_rate(self) -> float:
         """Measured arrival rate over all kinds, 1/s; 0 before the first measurement."""
         return sum(self.rates.values())
+
+    @property
+    def mean_rate(self) -> float:
+        """Long-run mean of the arrival rate over all kinds, 1/s; 0 where nobody measures it."""
+        return sum(self.mean_rates.values())
 
     @property
     def ask_again(self) -> float:
@@ -84,12 +91,13 @@ class State:
         return self.now + 3.0 / rate if rate > 0.0 else inf
 
     def of(self, kind: Kind) -> "State":
-        """The same snapshot with only the requests of `kind`, and that kind's own rate."""
+        """The same snapshot with only the requests of `kind`, and that kind's own rates."""
         return State(
             self.now,
             [r for r in self.waiting if r.kind == kind],
             [r for r in self.suspended if r.kind == kind],
             {kind: self.rates[kind]} if kind in self.rates else {},
+            {kind: self.mean_rates[kind]} if kind in self.mean_rates else {},
         )
 
 

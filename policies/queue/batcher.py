@@ -93,7 +93,8 @@ class Batcher:
 
     def state(self, now: float) -> State:
         """What a policy would see now."""
-        return State(now, tuple(self._waiting), tuple(self._suspended), self.monitor.rates(now))
+        rates, mean_rates = self.monitor.rates(now), self.monitor.mean_rates(now)
+        return State(now, tuple(self._waiting), tuple(self._suspended), rates, mean_rates)
 
     def decide(self, now: float) -> Action:
         """Ask the policy; a batch that it launches leaves the queue for the device.

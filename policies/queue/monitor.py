@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, floor
+from math import exp, expm1, floor
 from typing import Protocol
 
 from policies.types import Kind
@@ -19,38 +19,66 @@ class Monitor(Protocol):
         """Arrival rate of each kind, 1/s, as known at `now` (s)."""
         ...
 
+    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+        """The rates in the mean over a long time, 1/s; empty where that is not measured."""
+        ...
+
 
 @dataclass(slots=True)
 class _Trail:
-    last: float
-    weight: float  # sum over arrivals of exp(-(last - arrival) / time constant)
+    """Arrivals of one kind; weights are sums of exp(-(last - arrival) / time constant)."""
+
+    first: float  # instant, s
+    last: float  # instant, s
+    weight: float = 0.0  # of those before the last
+    long_weight: float = 0.0  # of those after the first, by the long time constant
 
 
 class ForgettingMonitor:
     """Counts arrivals with exponentially fading weight, so that the rate decays while nobody comes.
 
-    An arrival of age x counts exp(-x / T) / T. A stream that has just begun measures low for a few T: it is taken for
-    what it may well be, a lone request.
+    An arrival of age x counts exp(-x / T) / T, the newest one not yet: who decides at an arrival asks how many more to
+    expect, and for Poisson arrivals those before it tell without bias. A lone arrival after a silence measures 0, one
+    with a recent past measures that past. A stream that has just begun measures low for a few T.
+
+    The mean rate is counted likewise with a second, much longer time constant, from the first arrival on: early it is
+    the plain mean so far. It tells a burst from a rate that stays.
     """
 
-    def __init__(self, time_constant: float) -> None:
-        """`time_constant` T, s: the span over which the rate is believed to be steady."""
+    def __init__(self, time_constant: float, long: float = 60.0) -> None:
+        """`time_constant` T: the span over which the rate is believed to be steady; `long`, that of the mean; s.
+
+        A minute outlasts bursts, and lets the mean follow traffic that changes by the hour; at least 100 T keeps the
+        two apart on slow devices.
+        """
         self._time_constant = time_constant
+        self._long = max(long, 100.0 * time_constant)
         self._trails: dict[Kind, _Trail] = {}
 
     def arrive(self, kind: Kind, at: float) -> None:
         """Fade what was counted so far and count one more."""
         trail = self._trails.get(kind)
         if trail is None:
-            self._trails[kind] = _Trail(at, 1.0)
+            self._trails[kind] = _Trail(at, at)
             return
-        trail.weight = trail.weight * exp((trail.last - at) / self._time_constant) + 1.0
+        elapsed = trail.last - at
+        trail.weight = (trail.weight + 1.0) * exp(elapsed / self._time_constant)
+        trail.long_weight = trail.long_weight * exp(elapsed / self._long) + 1.0
         trail.last = at
 
     def rates(self, now: float) -> Mapping[Kind, float]:
         """The faded counts as rates, 1/s."""
         span = self._time_constant
         return {kind: t.weight * exp((t.last - now) / span) / span for kind, t in self._trails.items()}
+
+    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+        """The slowly faded counts over what all time since the first arrival would count, 1/s."""
+        return {kind: self._mean(trail, now) for kind, trail in self._trails.items()}
+
+    def _mean(self, trail: _Trail, now: float) -> float:
+        # Two arrivals at one instant are no infinite rate: the mean is over one short time constant at least.
+        since = max(now - trail.first, self._time_constant)
+        return trail.long_weight * exp((trail.last - now) / self._long) / (-expm1(-since / self._long) * self._long)
 
 
 class TumblingMonitor:
@@ -78,6 +106,10 @@ class TumblingMonitor:
             return {}
         return {kind: self._last_complete(entry, index) / self._window for kind, entry in self._counts.items()}
 
+    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+        """Not measured: Algorithm 1 knows one second only."""
+        return {}
+
     @staticmethod
     def _last_complete(entry: tuple[int, int, int], index: int) -> int:
         current, count, before = entry
@@ -101,6 +133,10 @@ class PerModelMonitor:
         """All models' rates, 1/s."""
         return {kind: rate for monitor in self._monitors.values() for kind, rate in monitor.rates(now).items()}
 
+    def mean_rates(self, now: float) -> Mapping[Kind, float]:
+        """All models' mean rates, 1/s."""
+        return {kind: rate for monitor in self._monitors.values() for kind, rate in monitor.mean_rates(now).items()}
+
 
 class NoMonitor:
     """Measures nothing: for a policy that is to act as for one known rate."""
@@ -109,5 +145,9 @@ class NoMonitor:
         """Nothing to do."""
 
     def rates(self, now: float) -> Mapping[Kind, float]:
+        """No rate is known."""
+        return {}
+
+    def mean_rates(self, now: float) -> Mapping[Kind, float]:
         """No rate is known."""
         return {}

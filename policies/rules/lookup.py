@@ -1,9 +1,17 @@
-"""Lookup: the action stands in a table by arrival rate and queue length."""
+"""Lookup: the action stands in a table by arrival rate and queue length.
+
+**Where the rate varies.** A run's mean response time is a mean over its requests, its mean power one over time. So a
+second in which n requests are in the system costs w1 n / (the run's mean rate), however fast they come just then. A row
+solved for w2 divides by its own rate: it takes the few requests of a lull too seriously and the many of a burst not
+seriously enough. Solved for w2 x (mean rate / the row's rate) it has the run's objective. Hence tables for a handful of
+factors of w2 (`Weighting`); with a steady rate the factor is 1.
+"""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import sqrt
 
 from policies.types import Action, Mix, State, Wait, launch_oldest
 
@@ -24,6 +32,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighting:
+    """The rows solved for another weight of power.
+
+    Attributes:
+        factor: of w2.
+        rows: ascending in arrival rate.
+        boundaries: ascending, 1/s; row i + 1 serves from boundaries[i] on.
+        ratio: mean rate over measured rate from which on this factor is the nearest; the lowest one's is 0.
+    """
+
+    factor: float
+    rows: Sequence[Row]
+    boundaries: Sequence[float]
+    ratio: float = 0.0
+
+    def row(self, arrival_rate: float) -> Row:
+        """The row that serves at this rate (1/s)."""
+        return self.rows[bisect_right(self.boundaries, arrival_rate)]
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """Takes the action of the row whose arrival rate is nearest to the measured one.
 
@@ -35,12 +64,14 @@ class Lookup:
         boundaries: ascending, 1/s; row i serves from boundaries[i] up to boundaries[i + 1].
         max_batch_size: largest batch.
         seed: of the draws, where a row is a mix of two tables.
+        weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 stays as it is.
     """
 
     rows: Sequence[Row]
     boundaries: Sequence[float]
     max_batch_size: int
     seed: int = 0
+    weightings: Sequence[Weighting] = ()
 
     def row(self, arrival_rate: float) -> Row | None:
         """The row that serves at this rate (1/s); None below half the lowest."""
@@ -49,12 +80,21 @@ class Lookup:
 
     def decide(self, state: State, /) -> Action:
         """Look the action up; ask again once the silence itself lowers the rate."""
-        row = self.row(state.arrival_rate) if state.rates else self.rows[0]
+        row = self._row(state) if state.rates else self.rows[0]
         n = len(state.waiting)
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.ask_again)
         return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
+
+    def _row(self, state: State) -> Row | None:
+        """The row of the measured rate, or the one for the weight that the mean rate gives it."""
+        rate = state.arrival_rate
+        row = self.row(rate)
+        if row is None or not self.weightings or not state.mean_rates:
+            return row
+        ratio = state.mean_rate / row.arrival_rate
+        return next(w for w in reversed(self.weightings) if ratio >= w.ratio).row(rate)
 
     def _action(self, row: Row, state: State) -> int:
         table = row.batch_size
@@ -76,6 +116,16 @@ def draw(seed: int, oldest: int, newest: int) -> float:
 
 def lookup(rows: Sequence[Row], max_batch_size: int, seed: int = 0) -> Lookup:
     """A Lookup whose rows serve up to halfway between their rates; the lowest down to half its own."""
-    rates = [row.arrival_rate for row in rows]
-    middles = [(low + high) / 2 for low, high in pairwise(rates)]
-    return Lookup(rows, [rates[0] / 2, *middles], max_batch_size, seed)
+    return Lookup(rows, [rows[0].arrival_rate / 2, *_middles(rows)], max_batch_size, seed)
+
+
+def weighted(plain: Lookup, others: Mapping[float, Sequence[Row]]) -> Lookup:
+    """The same, with the rows for other factors of w2; each factor serves up to the geometric mean with the next."""
+    tables = sorted({1.0: plain.rows, **others}.items())
+    ratios = [0.0, *(sqrt(low * high) for (low, _), (high, _) in pairwise(tables))]
+    weightings = [Weighting(factor, rows, _middles(rows), r) for (factor, rows), r in zip(tables, ratios, strict=True)]
+    return replace(plain, weightings=weightings)
+
+
+def _middles(rows: Sequence[Row]) -> list[float]:
+    return [(low.arrival_rate + high.arrival_rate) / 2 for low, high in pairwise(rows)]

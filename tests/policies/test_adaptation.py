@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.adaptation import Evidence, by_mean_rate, reweighted
-from policies.catalog import choose
+from policies.adaptation import Evidence
 from policies.profile import Profile, load_profile
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -144,14 +143,3 @@ def test_a_drift_says_what_is_off_and_by_how_much() -> None:
     refit = evidence.refit()
     assert refit is not None
     assert str(refit.drifts[0]) == "service times 1.50 times the profile's over 14 batches"
-
-
-def test_rows_are_weighted_by_the_mean_rate_over_their_own() -> None:
-    table = choose("smdp:w2=2", P4).table
-    assert table is not None
-    weighted = reweighted(table, P4, by_mean_rate(0.5 * P4.capacity))
-    by_load = {round(row.load, 2): row for row in weighted.rows}
-    assert by_load[0.5].w2 == pytest.approx(2.0)
-    assert by_load[0.5].batch_size == next(r.batch_size for r in table.rows if round(r.load, 2) == 0.5)
-    assert by_load[0.9].w2 == pytest.approx(2.0 * 0.5 / 0.9)
-    assert by_load[0.02].w2 == pytest.approx(16.0)  # eight times at most

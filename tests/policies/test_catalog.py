@@ -15,6 +15,7 @@ from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.smdp.model import Problem
+from policies.smdp.solver import solve
 from policies.smdp.table import save_table, solve_table
 from policies.types import Kind, Launch, Request, SpecError
 
@@ -120,6 +121,25 @@ def test_a_lone_request_is_launched_at_once_the_first_of_all_and_after_silence(
     batcher = Batcher(chosen.policy, {"m": largest}, chosen.monitor)
     batcher.arrive(Request(0, now, Kind("m")))
     assert isinstance(batcher.decide(now), Launch)
+
+
+def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
+    for spec in (str(path), "smdp:w2=0", "auto", "smdp:slo_mean_ms=8"):
+        policy = choose(f"{spec}{',' if ':' in spec or spec == str(path) else ':'}max_wait_ms=inf", P4).policy
+        assert isinstance(policy, Lookup)
+        assert not policy.weightings, spec
+    file = solved_again(choose(f"{path},max_wait_ms=inf", P4), P4).policy
+    assert isinstance(file, Lookup)
+    assert not file.weightings
+    chosen = choose("auto:w2=2,max_wait_ms=inf", P4)
+    for policy in (chosen.policy, solved_again(chosen, P4).policy):
+        assert isinstance(policy, Lookup)
+        assert [w.factor for w in policy.weightings] == [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8]
+        assert all(w.rows[0].arrival_rate == pytest.approx(0.02 * P4.capacity) for w in policy.weightings)
+        row = policy.weightings[4].rows[-1]
+        assert row.batch_size == solve(Problem(P4, row.arrival_rate, w2=4.0)).batch_size
 
 
 def test_a_policy_file_serves_and_one_for_larger_batches_is_refused(tmp_path: Path) -> None:

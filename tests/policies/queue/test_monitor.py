@@ -13,14 +13,14 @@ def test_a_steady_stream_measures_as_its_rate_after_a_few_time_constants() -> No
     monitor = ForgettingMonitor(1.0)
     for n in range(1000):
         monitor.arrive(A, n * 0.01)
-    # exp(-10) of the weight has yet to come, and an arrival has just been counted in full: half a gap, 0.5 per cent
+    # exp(-10) of the weight has yet to come, and the newest arrival is not counted: half a gap, 0.5 per cent
     assert monitor.rates(9.99)[A] == pytest.approx(100.0, rel=0.006)
 
 
-def test_the_first_arrival_of_all_measures_as_one_in_a_time_constant() -> None:
+def test_the_first_arrival_of_all_measures_as_none() -> None:
     monitor = ForgettingMonitor(2.0)
     monitor.arrive(A, 7.0)
-    assert monitor.rates(7.0)[A] == pytest.approx(0.5)
+    assert monitor.rates(7.0) == monitor.mean_rates(7.0) == {A: 0.0}
 
 
 def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() -> None:
@@ -28,7 +28,7 @@ def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() ->
     monitor, rates = ForgettingMonitor(0.5), []
     for at in np.cumsum(rng.exponential(1 / 200, 40_000)):
         monitor.arrive(A, float(at))
-        rates.append(monitor.rates(float(at) + 0.0025)[A])  # half a mean gap after an arrival
+        rates.append(monitor.rates(float(at))[A])
     settled = np.array(rates[1000:])
     # relative standard deviation of one reading is 1 / sqrt(2 lambda T) = 0.0707; 195 s hold 195 independent ones
     assert settled.mean() == pytest.approx(200, rel=4 * 0.0707 / np.sqrt(195))
@@ -44,11 +44,42 @@ def test_the_rate_decays_while_nothing_arrives() -> None:
     assert monitor.rates(now + 3600.0)[A] < 1e-300
 
 
-def test_a_lone_arrival_after_silence_measures_as_one_in_a_time_constant() -> None:
+def test_a_lone_arrival_after_silence_measures_as_none_and_the_next_as_one_in_a_time_constant() -> None:
     monitor = ForgettingMonitor(2.0)
     monitor.arrive(A, 0.0)
     monitor.arrive(A, 3600.0)
+    assert monitor.rates(3600.0)[A] < 1e-300
+    monitor.arrive(A, 3600.0)
     assert monitor.rates(3600.0)[A] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 30.0, 300.0])
+def test_the_mean_rate_of_a_stationary_stream_is_its_rate_early_and_late(seconds: float) -> None:
+    monitor = ForgettingMonitor(0.02)
+    for at in np.cumsum(np.random.default_rng(2).exponential(1 / 200, round(200 * seconds))):
+        monitor.arrive(A, float(at))
+    # relative standard deviation 1 / sqrt(arrivals) early, 1 / sqrt(2 lambda T) late; four of them
+    counted = min(200 * seconds, 2 * 200 * 60.0)
+    assert monitor.mean_rates(float(at))[A] == pytest.approx(200, rel=4 / np.sqrt(counted))
+
+
+def test_the_mean_rate_outlasts_bursts_and_is_forgotten_over_minutes() -> None:
+    monitor = ForgettingMonitor(0.02)
+    for second in range(300):
+        for n in range(100):
+            monitor.arrive(A, second + 0.001 * n)
+    assert monitor.rates(299.099)[A] > 900
+    # the sawtooth of 100 at once, once a second, over a minute: 100 / 60 high after each, so low before
+    assert monitor.mean_rates(299.099)[A] == pytest.approx(100, abs=2)
+    assert monitor.mean_rates(300.0)[A] == pytest.approx(100, abs=2)
+    assert monitor.mean_rates(299.099 + 60.0)[A] / monitor.mean_rates(299.099)[A] == pytest.approx(exp(-1), rel=0.01)
+
+
+def test_the_first_two_at_one_instant_are_no_infinite_mean_rate() -> None:
+    monitor = ForgettingMonitor(0.02)
+    monitor.arrive(A, 7.0)
+    monitor.arrive(A, 7.0)
+    assert monitor.mean_rates(7.0)[A] == pytest.approx(1 / 0.02, rel=1e-3)
 
 
 def test_kinds_are_measured_apart() -> None:
@@ -80,3 +111,7 @@ def test_each_model_has_the_monitor_of_its_policy() -> None:
     monitor.arrive(A, 0.5)
     monitor.arrive(B, 0.5)
     assert monitor.rates(1.5) == {A: 1.0}
+    assert monitor.mean_rates(1.5) == {}, "neither measures one"
+    monitor = PerModelMonitor({"a": ForgettingMonitor(1.0), "b": NoMonitor()})
+    monitor.arrive(A, 0.5)
+    assert set(monitor.mean_rates(1.5)) == {A}

@@ -6,7 +6,7 @@ import pytest
 
 from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
-from policies.rules.lookup import Row, lookup
+from policies.rules.lookup import Row, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
@@ -16,6 +16,11 @@ from tests.policies.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
 TABLE = lookup([Row(10.0, (0, 0, 2)), Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))], 4)
+
+WEIGHTED = weighted(  # limit 1 where power counts half, 2 as it is, 3 from 30 a second on where it counts twice
+    lookup([Row(10.0, (0, 0, 2)), Row(40.0, (0, 0, 2))], 4),
+    {0.5: [Row(10.0, (0, 1))], 2.0: [Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))]},
+)
 
 
 def launched(policy: Policy, at: State) -> tuple[int, str] | Wait:
@@ -100,6 +105,46 @@ def test_per_kind_asks_each_kind_about_its_own_rate_and_waits_for_the_earliest()
     queue = [Request(0, 0.0, a), Request(1, 0.1, b)]
     action = PerKind({"a": RateMatching(L), "b": timeout(4, 5.0)}).decide(State(1.0, queue, rates={a: 150.0, b: 1.0}))
     assert action == Wait(1.0 + 3 / 150)
+
+
+@pytest.mark.parametrize(
+    ("rate", "mean_rate", "limit"),
+    [
+        (10.0, 10.0, 2),
+        (10.0, 7.1, 2),  # the factors meet at 1 / sqrt(2) and sqrt(2)
+        (10.0, 7.0, 1),
+        (10.0, 0.0, 1),
+        (40.0, 56.5, 2),
+        (40.0, 56.6, 3),
+        (31.0, 1e9, 3),
+        (29.0, 1e9, 2),  # the row of the measured rate in that table
+        (5.1, 1e9, 2),  # which has no lower one
+        (4.9, 1e9, 1),  # below half the lowest rate everybody is launched, whatever the mean
+        (10.0, None, 2),  # no mean measured
+    ],
+)
+def test_where_the_rate_varies_power_is_weighed_by_mean_over_momentary_rate(
+    rate: float, mean_rate: float | None, limit: int
+) -> None:
+    kind = Kind("m")
+    means = {} if mean_rate is None else {kind: mean_rate}
+    for n in range(1, 4):
+        action = WEIGHTED.decide(State(1.0, waiting(*[0.9] * n), rates={kind: rate}, mean_rates=means))
+        assert isinstance(action, Launch) == (n >= limit), n
+        if isinstance(action, Wait):
+            assert action.until == 1.0 + 3 / rate
+
+
+def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
+    a, b = Kind("a"), Kind("b")
+    both = State(1.0, [Request(0, 0.9, a), Request(1, 0.9, b)], rates={a: 10.0, b: 30.0}, mean_rates={a: 7.0, b: 5.0})
+    assert (both.arrival_rate, both.mean_rate) == (40.0, 12.0)
+    own = both.of(a)
+    assert (own.arrival_rate, own.mean_rate, own.ask_again) == (10.0, 7.0, 1.0 + 3 / 10)
+    assert (both.of(Kind("c")).rates, both.of(Kind("c")).mean_rates) == ({}, {})
+    action = PerKind({"a": WEIGHTED, "b": WEIGHTED}).decide(both)
+    assert isinstance(action, Launch)
+    assert action.requests[0].kind == a, "limit 1 by its own mean; by both means it would be 2"
 
 
 def test_drain_finishes_the_started_before_it_starts_the_waiting() -> None:
