@@ -1,4 +1,7 @@
-"""On a machine with a GPU, unattended and within nine minutes: tests, profiles, serving throughput, one record.
+"""On a machine with a GPU, unattended and within nine minutes: tests, profiles with energy, throughput, one record.
+
+First what only a GPU tells: the tests marked gpu, then for each model its full profile, what its energy sensor is
+worth and joules per request (benchmarks/gpu_energy.py); in what time is left, throughput over HTTP.
 
 It needs no network and nothing installed but what pyproject.toml names; run as `make gpu`, or on a machine where the
 project is not installed as `PYTHONPATH=.:FOLDER_OF_WHEELS python3 -m benchmarks.gpu`. Without a GPU it says so and
@@ -6,19 +9,26 @@ exits 0.
 """
 
 import datetime
+import json
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from benchmarks.gpu_energy import Study, study
 from benchmarks.serving import RECORDS, run_json, save, serving
+from profiler.energy import UnmeasuredError
 
 MODELS = ("googlenet", "resnet50")
 MAX_BATCH_SIZE = 64
 RATES = (250, 500, 1000, 1500, 2000, 3000, 4000)  # offered, 1/s; the client's own ceiling is near the last
-BUDGET = 9 * 60.0
+BUDGET = 9 * 60.0  # s for all of it
+STUDIES = 0.85  # share of it after which no more joules are counted, and a model's part of that is even
+LEAST = 60.0  # s without which no server is started: cuDNN tunes every batch size first
 
 
 def find_gpu() -> str | None:
@@ -50,20 +60,14 @@ def run_tests() -> str:
     return done.stdout.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}"
 
 
-def profile(model: str) -> dict[str, Any]:
-    """Service times through the executor, quick plan."""
-    arguments = [model, "--device", "cuda:0", "--weights", "random", "--max-batch-size", str(MAX_BATCH_SIZE), "--quick"]
-    file = run_json("profile-model", *arguments, within=120)
-    return {key: file[key] for key in ("note", "batch_size", "service_time_s")}
-
-
 def throughput(model: str, until: float) -> list[dict[str, Any]]:
     """Offered and answered rates with raw pixels, greedy, each rate for five seconds, until one is not kept up with."""
     arguments = ["--device", "cuda:0", "--weights", "random", "--max-batch-size", str(MAX_BATCH_SIZE)]
     rows = []
-    with serving(model, *arguments, "--policy", "greedy") as server:
+    left = until - time.monotonic()
+    with serving(model, *arguments, "--policy", "greedy", ready_within=left) as server:
         for rate in RATES:
-            if time.monotonic() > until:
+            if time.monotonic() > until - 10.0:
                 break
             load = ["--pixels", "--rate", str(rate), "--duration", "5", "--seed", "1"]
             report = run_json("generate-load", server.url, *load, within=90)
@@ -79,40 +83,119 @@ def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [f"# {record['device']}, {record['date']}", "", f"{record['versions']}", "", f"tests: {record['tests']}"]
     for model, part in record["models"].items():
-        lines += [f"failed: {part['failed']}"] if "failed" in part else []
-        times = part.get("profile", {"service_time_s": []})["service_time_s"]
-        lines += ["", f"## {model}", "", "| b | l(b), ms | requests/s |", "|---|---|---|"]
-        sizes = [b for b in (1, 2, 4, 8, 16, 32, 64) if b <= len(times)]
-        lines += [f"| {b} | {1e3 * times[b - 1]:.3f} | {b / times[b - 1]:.0f} |" for b in sizes]
-        lines += ["", "| offered, 1/s | answered, 1/s | mean ms | p99 ms | mean batch |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {r['offered_hz']} | {r['throughput_hz']:.0f} | {r['mean_ms']:.2f} | {r['p99_ms']:.2f} "
-            f"| {r['mean_batch_size']:.1f} |"
-            for r in part.get("throughput", [])
-        ]
+        lines += ["", f"## {model}", "", *(f"failed: {part['failed']}" for _ in range("failed" in part))]
+        lines += [*_profile_rows(part), *_sensor_lines(part), *_joules_rows(part), *_throughput_rows(part)]
     return "\n".join(lines) + "\n"
 
 
+def _profile_rows(part: dict[str, Any]) -> Iterator[str]:
+    if "profile" not in part:
+        return
+    times = part["profile"]["service_time_s"]
+    energies = {row["batch_size"]: row for row in part.get("energy", [])}
+    yield "| b | l(b), ms | requests/s | P(b), W | ζ(b) above idle, mJ | ± | total, mJ | above idle, mJ a request |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for b in (b for b in (1, 2, 4, 8, 16, 32, 64) if b <= len(times)):
+        row = energies.get(b)
+        told = (
+            "- | - | - | - | -"
+            if row is None
+            else f"{row['power_w']:.0f} | {row['marginal_mj']:.1f} | {row['marginal_error_mj']:.1f} "
+            f"| {row['total_mj']:.1f} | {row['marginal_mj'] / b:.1f}"
+        )
+        yield f"| {b} | {1e3 * times[b - 1]:.3f} | {b / times[b - 1]:.0f} | {told} |"
+    yield f"\n{part['profile']['note']}"
+
+
+def _sensor_lines(part: dict[str, Any]) -> Iterator[str]:
+    if "sensor" not in part:
+        return
+    found = part["sensor"]
+    idle = " and ".join(f"{found['idle_power_w'][when]['value']:.1f} W {when}" for when in ("before", "after"))
+    loads = ", ".join(f"{power:.0f} W at {load:.2f}" for load, power in found["power_w_by_load"])
+    error = found["duty_cycle_error"]
+    yield f"\nSensor: {found['meter']}, a step every {1e3 * found['step_s']:.0f} ms. Idle,"
+    yield f"with the context open: {idle}."
+    yield f"Power by load (b = {found['batch_size']}): {loads}; off the best line by at most"
+    yield f"{found['off_the_line']:.1%}, off idle and batches added up by {'-' if error is None else f'{error:+.1%}'}."
+
+
+def _joules_rows(part: dict[str, Any]) -> Iterator[str]:
+    if "joules" not in part:
+        return
+    yield "\n| load | 1/s | policy | SLO ms | p95 ms | mean batch | mJ a request, total | above idle | of greedy's |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for cell in part["joules"]:
+        if "failed" in cell:
+            yield f"| {cell['load']:.2f} | - | {cell['policy']} | {cell['failed']} | - | - | - | - | - |"
+            continue
+        slo = f"{cell['slo_p95_ms']:.2f}{'' if cell['kept'] else ' (missed)'}" if "slo_p95_ms" in cell else "-"
+        yield (
+            f"| {cell['load']:.2f} | {cell['answered_hz']:.0f} | {cell['policy'].partition(':')[0]} | {slo} "
+            f"| {cell['p95_ms']:.2f} | {cell['mean_batch_size']:.1f} | {cell['total_mj']:.1f} "
+            f"| {cell['marginal_mj']:.1f} | {cell.get('marginal_over_greedy', 1.0):.0%} |"
+        )
+
+
+def _throughput_rows(part: dict[str, Any]) -> Iterator[str]:
+    if "throughput" not in part:
+        return
+    yield "\n| offered, 1/s | answered, 1/s | mean ms | p99 ms | mean batch |"
+    yield "|---|---|---|---|---|"
+    for r in part["throughput"]:
+        row = f"| {r['offered_hz']} | {r['throughput_hz']:.0f} | {r['mean_ms']:.2f} | {r['p99_ms']:.2f} "
+        yield f"{row}| {r['mean_batch_size']:.1f} |"
+
+
+def attempt(part: dict[str, Any], do: Callable[[], object]) -> None:
+    """Do a part of the work; what failed is said in the record, and what there is, is kept."""
+    try:
+        do()
+    except (RuntimeError, OSError, subprocess.TimeoutExpired, UnmeasuredError) as error:
+        print(f"failed: {error}", flush=True)
+        part["failed"] = "; ".join(filter(None, (part.get("failed"), str(error))))
+
+
+def measure(record: dict[str, Any], name: str, began: float) -> None:
+    """Fill the record, model by model, saving it after each part; `began` is when the budget began, s."""
+    models = record["models"]
+
+    def keep(model: str, key: str, value: Any) -> None:
+        models[model][key] = json.loads(value) if key == "profile" else value
+        if key == "profile":
+            (RECORDS / f"{name}-{model}-profile.json").write_text(value)
+        print(f"{time.monotonic() - began:.0f} s: {model}: {key}", flush=True)
+        save(name, record)
+
+    for number, model in enumerate(MODELS, 1):
+        models[model] = {}
+        until = began + BUDGET * STUDIES * number / len(MODELS)
+        what = Study(model, "cuda:0", MAX_BATCH_SIZE, until - 12.0)  # a cell takes about that long
+        attempt(models[model], partial(study, what, partial(keep, model)))
+    for number, model in enumerate(MODELS, 1):
+        left = began + BUDGET - time.monotonic()
+        until = time.monotonic() + left / (len(MODELS) - number + 1)
+        if until - time.monotonic() > LEAST:
+            attempt(models[model], partial(_throughput, partial(keep, model), model, until))
+    save(name, record)
+
+
+def _throughput(keep: Callable[[str, Any], object], model: str, until: float) -> None:
+    keep("throughput", throughput(model, until))
+
+
 def main() -> None:
-    """Measure and write benchmarks/records/gpu-DEVICE.json and .md."""
+    """Measure and write benchmarks/records/gpu-DEVICE.json and .md, and the profiles beside them."""
     began = time.monotonic()
     gpu = find_gpu()
     if gpu is None:
         print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure")
         return
+    RECORDS.mkdir(exist_ok=True)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     record: dict[str, Any] = {"device": gpu, "date": today, "versions": versions(), "tests": run_tests(), "models": {}}
     name = f"gpu-{gpu.lower().replace(' ', '-')}"
-    for number, model in enumerate(MODELS, 1):
-        until = began + BUDGET * (0.1 + 0.4 * number)
-        part: dict[str, Any] = {}
-        record["models"][model] = part
-        try:
-            part["profile"] = profile(model)
-            part["throughput"] = throughput(model, until)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            part["failed"] = str(error)  # what there is, is kept
-        save(name, record)
+    measure(record, name, began)
     (RECORDS / f"{name}.md").write_text(table(record))
     print(table(record))
     failed = any("failed" in part for part in record["models"].values()) or "passed" not in record["tests"]

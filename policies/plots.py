@@ -34,15 +34,16 @@ def plot_profile(profile: Profile, path: Path) -> None:
     """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
-    panels = 1 if profile.energies is None else 2
+    energies = _energies(profile)
+    panels = 1 + len(energies)
     figure = Figure(figsize=(6.4 * panels, 4.4), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     figure.suptitle(" · ".join(filter(None, (profile.name, profile.device, profile.source))))
     _draw(axes[0], profile.service_times, "ms", profile.cvs)
     axes[0].set_ylabel("service time l(b), ms")
-    if profile.energies is not None:
-        _draw(axes[1], profile.energies, "mJ", None)
-        axes[1].set_ylabel("energy ζ(b), mJ per batch")
+    for panel, (label, values) in zip(axes[1:], energies.items(), strict=True):
+        _draw(panel, values, "mJ", None)
+        panel.set_ylabel(label)
     figure.savefig(path, dpi=150)
 
 
@@ -133,32 +134,38 @@ def _by_load(axes: "Axes", loads: Sequence[float], values: Sequence[float], labe
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _energies(profile: Profile) -> dict[str, Sequence[float]]:
+    """What a policy is charged; and, where it differs, all that the device draws meanwhile; by label."""
+    label, total = "energy ζ(b), mJ per batch", profile.total_energies
+    if profile.energies is None:
+        return {}
+    if total is None or total == profile.energies:
+        return {label: profile.energies}
+    return {label.replace("ζ(b)", "ζ(b) above idle"): profile.energies, label.replace("ζ(b)", "in total"): total}
+
+
 def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float] | None) -> None:
     """Points with one standard deviation either way, and the two fits; values in SI units, drawn in thousandths."""
     sizes = np.arange(1, len(values) + 1)
     y = 1e3 * np.asarray(values)
     errors = None if cvs is None else y * np.asarray(cvs)
-    affine, isotonic = fit_affine(sizes.tolist(), y.tolist()), fit_isotonic(y.tolist())
-    line = f"{affine.slope:.4g} b {'+-'[affine.intercept < 0]} {abs(affine.intercept):.4g} {unit}"
-    axes.errorbar(
-        sizes, y, errors, fmt="o", ms=4, color=_MEASURED, elinewidth=1, label="profile" + (" ± 1 sd" if cvs else "")
-    )
-    axes.plot(
-        sizes,
-        [affine.at(b) for b in sizes.tolist()],
-        color=_AFFINE,
-        label=f"affine: {line}, within {affine.max_relative_error:.1%}",
-    )
-    axes.plot(
-        sizes,
-        isotonic.values,
-        "--",
-        color=_ISOTONIC,
-        label=f"isotonic, within {isotonic.max_relative_error:.1%}",
-    )
+    label = "profile" + (" ± 1 sd" if cvs else "")
+    axes.errorbar(sizes, y, errors, fmt="o", ms=4, color=_MEASURED, elinewidth=1, label=label)
+    if y.min() > 0:  # errors of a fit are relative
+        _draw_fits(axes, y, unit)
     axes.set_xlabel("batch size b")
     axes.set_xlim(0, len(values) + 1)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_fits(axes: "Axes", y: NDArray[np.float64], unit: str) -> None:
+    sizes = list(range(1, len(y) + 1))
+    affine, isotonic = fit_affine(sizes, y.tolist()), fit_isotonic(y.tolist())
+    line = f"{affine.slope:.4g} b {'+-'[affine.intercept < 0]} {abs(affine.intercept):.4g} {unit}"
+    label = f"affine: {line}, within {affine.max_relative_error:.1%}"
+    axes.plot(sizes, [affine.at(b) for b in sizes], color=_AFFINE, label=label)
+    within = f"isotonic, within {isotonic.max_relative_error:.1%}"
+    axes.plot(sizes, isotonic.values, "--", color=_ISOTONIC, label=within)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +12,24 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from policies.command import check_files, run
 from policies.plots import plot_profile
-from policies.profile import Profile, fit_affine, fit_isotonic, load_profile
+from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from profiler import cache
-from profiler.measure import Measurement, Plan, Subject, full_plan, measure, quick_plan
+from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
+from profiler.measure import OnProgress, Plan, Subject, full_plan, measure, quick_plan
+from profiler.preflight import preflight
+from profiler.report import profile_table, summary
+from profiler.sweep import Sweep, rig_of, with_energy
 from server.emulated import EmulatedDevice
-from server.energy import CountingMeter, NoMeter
+from server.energy import CountingMeter, meter_for
 from server.executor import ThreadExecutor
 from server.models import smooth_pictures
 
 _DEFAULT_MAX_BATCH_SIZE = 32
+_log = logging.getLogger("batchwright.profiler")
 
 app = typer.Typer(add_completion=False)
 
@@ -48,6 +52,21 @@ class _Bench:
         return quick_plan(self.max_batch_size, self.tunes_by_size)
 
 
+@dataclass(frozen=True)
+class _Plans:
+    """What the flags ask for; `energy_time` is in s."""
+
+    quick: bool
+    energy_time: float | None
+
+    def times(self, bench: _Bench) -> Plan:
+        return bench.quick_plan() if self.quick else full_plan(bench.max_batch_size)
+
+    def energies(self, service_times: Sequence[float]) -> EnergyPlan:
+        plan = (quick_energy_plan if self.quick else full_energy_plan)(service_times)
+        return plan if self.energy_time is None else plan.within(self.energy_time)
+
+
 @app.command()
 def profile_model(
     model: Annotated[
@@ -59,6 +78,9 @@ def profile_model(
     ] = None,
     weights: Annotated[str, typer.Option(help="auto, random, or a state dict's FILE")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="a dozen sizes in seconds, the others between them")] = False,
+    energy_time: Annotated[
+        float | None, typer.Option(min=0, help="s for the energy, where there is a sensor: five minutes; 0 for none")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="write the profile to this file")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this file (.png, .pdf, .svg)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the profile's JSON and nothing else")] = False,
@@ -69,14 +91,14 @@ def profile_model(
     bench = _bench(model, device, weights, max_batch_size)
     if quick and bench.key is not None and cache.load(bench.key) is not None:
         bench = replace(bench, key=None)  # what is kept may be a full profile: a quick one must not take its place
-    plan = bench.quick_plan() if quick else full_plan(bench.max_batch_size)
-    measurement = _measure(bench, plan)
-    profile = measurement.profile(bench.name, model, bench.device, bench.about)
+    profile, sweep = _measure(bench, _Plans(quick, energy_time))
     _write(bench, profile, output, plot)
     if as_json:
         print(profile.to_json(), end="")
     else:
-        _report(profile, bench.quick_plan().sizes)
+        console = Console()
+        console.print(profile_table(profile, bench.quick_plan().sizes, sweep))
+        console.print("\n".join(summary(profile, sweep)), highlight=False)
         _say_where(output, bench.key)
 
 
@@ -101,13 +123,16 @@ def _real(model: str, device: str, weights: str, max_batch_size: int) -> _Bench:
     from server.torch_models import load
 
     place, device_name = resolve_device(device)
+    found = preflight(str(place))
     served, net = load(model, weights, max_batch_size)
     executor = ThreadExecutor(torch_device([(served, net)], place))
     samples = list(smooth_pictures(served.codec, 16, np.random.default_rng(1)))
-    about = f"{settings(place)}, weights {served.weights}, {_versions()}"
+    for warning in found.warnings:
+        _log.warning("%s", warning)
+    about = f"{settings(place)}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.Key(model, device_name, max_batch_size, settings(place))
     name = f"{model}-{cache.slug(device_name)}"
-    subject = Subject(executor, model, samples, NoMeter())
+    subject = Subject(executor, model, samples, meter_for(str(place)))
     return _Bench(executor, subject, name, device_name, about, max_batch_size, place.type == "cuda", key)
 
 
@@ -115,14 +140,29 @@ def _versions() -> str:
     return ", ".join(f"{name} {number}" for name, number in cache.versions().items())
 
 
-def _measure(bench: _Bench, plan: Plan) -> Measurement:
-    columns = TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn()
+def _measure(bench: _Bench, plans: _Plans) -> tuple[Profile, Sweep | None]:
+    rng = np.random.default_rng(0)
+    with _closing(bench.executor), _bar() as phase:
+        measurement = asyncio.run(measure(bench.subject, plans.times(bench), rng, phase("service times")))
+        profile = measurement.profile(bench.name, bench.subject.model, bench.device, bench.about)
+        if plans.energy_time == 0:
+            return profile, None
+        return with_energy(profile, rig_of(bench.subject, rng), plans.energies, phase("energy"))
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str], OnProgress]]:
+    """A progress bar on a terminal; it shows a phase once that has told how far it is."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")
     console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with _closing(bench.executor), bar as progress:
-        task = progress.add_task("", total=1.0)
-        rng = np.random.default_rng(0)
-        return asyncio.run(measure(bench.subject, plan, rng, lambda share: progress.update(task, completed=share)))
+    bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+
+        def phase(name: str) -> OnProgress:
+            task = bar.add_task(name, total=1.0, visible=False)
+            return lambda share: bar.update(task, completed=share, visible=True)
+
+        yield phase
 
 
 @contextmanager
@@ -145,32 +185,9 @@ def _write(bench: _Bench, profile: Profile, output: Path | None, plot: Path | No
         raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
 
 
-def _report(profile: Profile, shown: Sequence[int]) -> None:
-    columns = ["b", "l(b), ms", "requests/s", "cv"] + ["ζ(b), mJ"] * (profile.energies is not None)
-    table = Table(*columns, title=f"{profile.model} on {profile.device}")
-    for column in table.columns:
-        column.justify = "right"
-    for b in shown:
-        seconds, joules = profile.service_time(b), profile.energy(b)
-        cv = "" if profile.cvs is None else f"{profile.cvs[b - 1]:.1%}"
-        energy = [] if joules is None else [f"{1e3 * joules:.4g}"]
-        table.add_row(str(b), f"{1e3 * seconds:.4g}", f"{b / seconds:.4g}", cv, *energy)
-    console = Console()
-    console.print(table)
-    console.print("\n".join(_fits(profile)), highlight=False)
-
-
 def _say_where(output: Path | None, key: cache.Key | None) -> None:
     for path in filter(None, (output, key and key.path)):
         print(f"written to {path}")
-
-
-def _fits(profile: Profile) -> Iterator[str]:
-    milliseconds = [1e3 * seconds for seconds in profile.service_times]
-    affine = fit_affine(range(1, len(milliseconds) + 1), milliseconds)
-    sign, intercept = "+-"[affine.intercept < 0], abs(affine.intercept)
-    yield f"affine    l(b) = {affine.slope:.4g} b {sign} {intercept:.4g} ms, within {affine.max_relative_error:.1%}"
-    yield f"isotonic  within {fit_isotonic(milliseconds).max_relative_error:.1%}"
 
 
 def main() -> None:

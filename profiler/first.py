@@ -8,7 +8,9 @@ import numpy as np
 
 from policies.profile import Profile
 from profiler import cache
+from profiler.energy_plan import quick_energy_plan
 from profiler.measure import Subject, measure, quick_plan
+from profiler.sweep import is_sensor, rig_of, with_energy
 from server.energy import EnergyMeter
 from server.executor import Executor
 from server.models import ServedModel, smooth_pictures
@@ -35,16 +37,21 @@ def first_profile(
     _log.info("%s: measuring a quick profile up to %d on %s", model.name, model.max_batch_size, key.device)
     began = monotonic()
     samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
-    plan = quick_plan(model.max_batch_size, tunes_by_size)
-    progress = _Progress(model.name)
-    measurement = asyncio.run(
-        measure(Subject(executor, model.name, samples, meter), plan, np.random.default_rng(0), progress)
-    )
-    about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.versions().items())])
-    profile = measurement.profile(f"{model.name}-{cache.slug(key.device)}", model.name, key.device, about)
+    profile = _measured(Subject(executor, model.name, samples, meter), model.max_batch_size, key, tunes_by_size)
     cache.store(key, profile)
     _log.info("%s: profiled in %.1f s, kept in %s", model.name, monotonic() - began, key.path)
     return profile
+
+
+def _measured(subject: Subject, max_batch_size: int, key: cache.Key, tunes_by_size: bool) -> Profile:
+    """Quickly, with the energy of four sizes, five seconds more, where there is a sensor."""
+    rng, progress = np.random.default_rng(0), _Progress(subject.model)
+    measurement = asyncio.run(measure(subject, quick_plan(max_batch_size, tunes_by_size), rng, progress))
+    about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.versions().items())])
+    profile = measurement.profile(f"{subject.model}-{cache.slug(key.device)}", subject.model, key.device, about)
+    if is_sensor(subject.meter):
+        _log.info("%s: measuring the energy of a few batch sizes by %s", subject.model, subject.meter.about)
+    return with_energy(profile, rig_of(subject, rng), quick_energy_plan, lambda share: None)[0]
 
 
 class _Progress:

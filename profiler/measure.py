@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
+from profiler.feed import take
 from server.energy import EnergyMeter
 from server.executor import Batch, Executor
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
 _QUICK_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-_ENERGY_SOURCE: Mapping[str, EnergySource] = {"emulated": "modelled", "nvml": "nvml", "rapl": "rapl"}
+_ENERGY_SOURCE: Mapping[str, EnergySource] = {"emulated": "modelled"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Subject:
         executor: runs the batches.
         model: its name there.
         samples: decoded inputs; a batch takes them in turn.
-        meter: read before and after each batch.
+        meter: read before and after each batch if it counts batches; a sensor's steps are too long for that, and
+            profiler/sweep.py measures by it.
     """
 
     executor: Executor
@@ -162,14 +164,19 @@ def quick_plan(max_batch_size: int, tunes_by_size: bool) -> Plan:
         tunes_by_size: whether the device's first batch of any size is slow, as cuDNN's is; else, as on the CPU, only
             memory has to be warm, which the largest batch sees to, and what little else there is shows in small ones.
     """
+    sizes = octaves(max_batch_size)
+    warm_ups = tuple(b for b in sizes[::-1] if tunes_by_size or b <= 4 or b == max_batch_size)
+    return Plan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
+
+
+def octaves(max_batch_size: int) -> tuple[int, ...]:
+    """All sizes up to 4, two an octave above, and the largest."""
     sizes = {b for b in _QUICK_SIZES if b < max_batch_size} | {max_batch_size}
     octave = 32
     while octave < max_batch_size:
         sizes |= {b for b in (octave, octave * 3 // 2) if b < max_batch_size}
         octave *= 2
-    descending = sorted(sizes, reverse=True)
-    warm_ups = tuple(b for b in descending if tunes_by_size or b <= 4 or b == max_batch_size)
-    return Plan(tuple(descending[::-1]), warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
+    return tuple(sorted(sizes))
 
 
 async def measure(subject: Subject, plan: Plan, rng: np.random.Generator, on_progress: OnProgress) -> Measurement:
@@ -212,13 +219,17 @@ class _Runs:
             self._done.add(size)
 
     async def _run(self, size: int) -> tuple[float, float | None]:
-        samples, meter = self._subject.samples, self._subject.meter
-        inputs = [samples[i % len(samples)] for i in range(size)]
-        before = meter.read()
-        completion = await self._subject.executor.run(Batch(self._subject.model, inputs))
-        after = meter.read()
+        subject = self._subject
+        batch = Batch(subject.model, take(subject.samples, size))
+        before = self._joules_so_far()
+        completion = await subject.executor.run(batch)
+        after = self._joules_so_far()
         joules = None if before is None or after is None else after - before
         return completion.finished - completion.started, joules
+
+    def _joules_so_far(self) -> float | None:
+        meter = self._subject.meter
+        return meter.read() if meter.scope == "batches" else None
 
     def unfinished(self, elapsed: float) -> list[int]:
         """The sizes that want another repeat and may have it."""

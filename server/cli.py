@@ -22,7 +22,7 @@ from server.config import Settings, by_model, load_settings
 from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
-from server.energy import CountingMeter, EnergyMeter, NoMeter
+from server.energy import CountingMeter, EnergyMeter, meter_for
 from server.executor import ThreadExecutor
 from server.gateway import create_app
 from server.inference import Inference
@@ -108,7 +108,7 @@ def _real(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
     largest = {model: _largest(settings, given.get(model)) for model in settings.models}
     loaded = [torch_models.load(model, settings.weights, largest[model]) for model in settings.models]
     executor = ThreadExecutor(torch_device.torch_device(loaded, place), device_name)
-    meter, tunes = NoMeter(), place.type == "cuda"
+    meter, tunes = meter_for(str(place)), place.type == "cuda"
     profiles = {}
     for model, _ in loaded:
         if model.name in given:

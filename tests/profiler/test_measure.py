@@ -182,6 +182,29 @@ def test_metered_energy_is_the_batches_own_and_called_modelled() -> None:
     assert profile.energy_source == "modelled"
 
 
+class Sensor(NoMeter):
+    """Steps by a joule at every look."""
+
+    source = "nvml"
+    scope = "board"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def read(self) -> float | None:
+        self.looks += 1
+        return float(self.looks)
+
+
+def test_a_sensor_is_not_asked_about_single_batches_for_which_its_steps_are_too_long() -> None:
+    sensor = Sensor()
+    subject = Subject(KnownExecutor(affine), "net", ["a"], sensor)
+    measurement = asyncio.run(measure(subject, full_plan(3), np.random.default_rng(0), lambda share: None))
+    assert sensor.looks == 0
+    assert measurement.profile("n", "net", "here").energies is None
+
+
 @pytest.mark.parametrize("meter", [None, CountingMeter()])
 def test_without_energy_the_profile_has_none(meter: CountingMeter | None) -> None:
     profile = run(KnownExecutor(affine), full_plan(3), meter=meter).profile("n", "net", "here")

@@ -1,0 +1,162 @@
+"""What is recorded of a device before it is measured, and what is warned about; no GPU is needed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from profiler.preflight import Findings, PynvmlGpu, SystemCpu, inspect_cpu, inspect_gpu, preflight
+from server.nvml import GPU_LOST, NvmlError
+
+OWN = 4242
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """An H200 at rest, this process alone on it."""
+
+    bits: int = 1  # idle
+    limit: int = 700_000
+    divided: bool = False
+    pids: tuple[int, ...] = (OWN,)
+    lost: bool = False
+
+    def driver(self) -> str:
+        return "570.1"
+
+    def temperature(self) -> int:
+        if self.lost:
+            raise NvmlError(GPU_LOST)
+        return 31
+
+    def clocks(self) -> tuple[int, int]:
+        return 345, 3201
+
+    def held_down(self) -> int:
+        return self.bits
+
+    def power_limits(self) -> tuple[int, int]:
+        return self.limit, 700_000
+
+    def mig(self) -> bool:
+        return self.divided
+
+    def processes(self) -> list[int]:
+        return list(self.pids)
+
+
+@dataclass(frozen=True)
+class FakeCpu:
+    governor: frozenset[str] = frozenset({"performance"})
+    load: float = 0.1
+
+    def governors(self) -> frozenset[str]:
+        return self.governor
+
+    def load_average(self) -> float:
+        return self.load
+
+    def cores(self) -> int:
+        return 8
+
+
+def test_a_gpu_at_rest_is_recorded_without_a_warning() -> None:
+    found = inspect_gpu(FakeGpu(), OWN)
+    assert found.warnings == ()
+    assert found.note == (
+        "found before: driver 570.1, 31 °C, clocks 345 MHz and 3201 MHz (memory), power limit 700 W of 700 W, MIG off, "
+        "nobody else on the GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "warning"),
+    [
+        (FakeGpu(bits=0x1 | 0x4 | 0x20), "clocks are held down by the power cap and heat, by the driver"),
+        (FakeGpu(limit=300_000), "power limit 300 W of 700 W"),
+        (FakeGpu(divided=True), "MIG is on"),
+        (FakeGpu(pids=(OWN, 7, 5)), "processes 5, 7 on the GPU: their"),
+        (FakeGpu(pids=(7, 5)), "processes 5, 7 on the GPU, one of which may be this one: their"),
+    ],
+)
+def test_what_may_spoil_the_numbers_is_warned_about_in_one_line(gpu: FakeGpu, warning: str) -> None:
+    (line,) = inspect_gpu(gpu, OWN).warnings
+    assert warning in line
+    assert "\n" not in line
+
+
+def test_a_lone_process_of_an_unknown_number_is_this_one_seen_from_outside_a_container() -> None:
+    assert inspect_gpu(FakeGpu(pids=(7,)), OWN).warnings == ()
+
+
+def test_what_the_driver_does_not_tell_is_unknown_and_the_rest_is_recorded() -> None:
+    found = inspect_gpu(FakeGpu(lost=True), OWN)
+    assert "temperature unknown (the GPU has fallen off the bus" in found.facts[1]
+    assert found.facts[0] == "driver 570.1"
+    assert found.facts[-1] == "nobody else on the GPU"
+
+
+def test_a_quiet_cpu_is_recorded_without_a_warning() -> None:
+    facts = "governor performance", "load average 0.10 on 8 cores"
+    assert inspect_cpu(FakeCpu()) == Findings(facts)
+    assert inspect_cpu(FakeCpu(frozenset())) == Findings(("governor unknown", facts[1]))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "warning"),
+    [
+        (FakeCpu(frozenset({"schedutil", "powersave"})), "governor is powersave and schedutil"),
+        (FakeCpu(load=2.5), "load average of 2.50 on 8 cores"),
+    ],
+)
+def test_a_cpu_that_changes_its_clock_or_is_busy_is_warned_about(cpu: FakeCpu, warning: str) -> None:
+    (line,) = inspect_cpu(cpu).warnings
+    assert warning in line
+
+
+def test_the_governors_are_read_from_sysfs(tmp_path: Path) -> None:
+    for core, governor in enumerate(("performance\n", "powersave\n", "")):
+        folder = tmp_path / f"cpu{core}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(governor)
+    (tmp_path / "cpu3" / "cpufreq" / "scaling_governor").mkdir(parents=True)  # cannot be read
+    cpu = SystemCpu(tmp_path)
+    assert cpu.governors() == {"performance", "powersave"}
+    assert cpu.cores() >= 1
+    assert cpu.load_average() >= 0.0
+    assert SystemCpu(tmp_path / "nothing").governors() == frozenset()
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    assert any("load average" in fact for fact in preflight("cpu").facts)
+
+
+def failing(*arguments: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def test_nvml_is_asked_by_its_own_names_and_its_errors_become_ours() -> None:
+    clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
+    calls = {
+        "nvmlSystemGetDriverVersion": lambda: "570.1",
+        "nvmlDeviceGetTemperature": lambda handle, sensor: {pynvml.NVML_TEMPERATURE_GPU: 40}[sensor],
+        "nvmlDeviceGetClockInfo": lambda handle, kind: clocks[kind],
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 4,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 600_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": failing,
+        "nvmlDeviceIsMigDeviceHandle": failing,
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=OWN)],
+    }
+    assert all(hasattr(pynvml, name) for name in calls), "the fake has no name that NVML has not"
+    constants = {name: getattr(pynvml, name) for name in ("NVML_TEMPERATURE_GPU", "NVML_CLOCK_SM", "NVML_CLOCK_MEM")}
+    found = inspect_gpu(PynvmlGpu(SimpleNamespace(NVMLError=pynvml.NVMLError, **constants, **calls), "handle"), OWN)
+    assert found.facts[:3] == (
+        "driver 570.1",
+        "40 °C",
+        "clocks 1980 MHz and 3201 MHz (memory), held down by the power cap",
+    )
+    assert found.facts[3].startswith("power limit unknown (this GPU or its driver does not offer it")
+    assert found.facts[4:] == ("MIG off", "nobody else on the GPU")

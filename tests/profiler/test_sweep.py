@@ -1,0 +1,226 @@
+"""Energies by batch size, on a virtual clock, of devices whose power is known."""
+
+import logging
+from dataclasses import replace
+from math import inf, log2
+
+import pytest
+
+from policies.profile import Profile, parse_profile
+from profiler.energy import Mean, UnmeasuredError, Windows
+from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
+from profiler.sweep import Point, Sweep, sweep, watts, with_energy
+from server.energy import CountingMeter, NoMeter
+from tests.profiler.virtual_device import VirtualDevice
+
+SIZES = 32
+# Two edges of each window are seen up to a poll of 0.5 ms late, of 4 s: 0.03 per cent; above idle, up to twice that.
+EXACT = 1e-3
+
+
+def power(b: int) -> float:
+    return 180.0 + 50.0 * log2(b)
+
+
+def service_time(b: int) -> float:
+    return 0.0011 + 0.0003 * b
+
+
+def device(**changes: object) -> VirtualDevice:
+    made = VirtualDevice(power, service_time)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def profile_of(known: VirtualDevice, sizes: int = SIZES) -> Profile:
+    return Profile("n", tuple(known.service_time(b) for b in range(1, sizes + 1)), source="measured", note="times")
+
+
+def ignore(share: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("handover", [0.0, 0.0004], ids=["no rest", "a rest between batches"])
+def test_known_energies_are_found_for_every_size(handover: float) -> None:
+    known = device(handover=handover)
+    found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    sizes = range(1, SIZES + 1)
+    assert found.idle_power == pytest.approx(100.0, rel=EXACT)
+    # the power is a straight line in log b, on which the cubics lie, so it is exact between the measured sizes, too
+    assert found.total_energies == pytest.approx([power(b) * service_time(b) for b in sizes], rel=EXACT)
+    assert found.energies == pytest.approx([(power(b) - 100.0) * service_time(b) for b in sizes], rel=2 * EXACT)
+    assert found.energy_source == "nvml"
+
+
+def test_a_step_of_the_service_time_is_a_step_of_the_energy_although_its_size_was_not_measured() -> None:
+    known = device(service_time=lambda b: 0.002 if b < 7 else 0.003)
+    assert 7 not in full_energy_plan([0.001] * SIZES).sizes
+    found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    assert found.total_energies is not None
+    assert found.total_energies[6] == pytest.approx(power(7) * 0.003, rel=EXACT)
+
+
+def test_power_between_sizes_stays_between_its_neighbours() -> None:
+    known = device(power=lambda b: 200.0 if b < 8 else 500.0)
+    found = sweep(known.rig(), full_energy_plan(profile_of(known).service_times), ignore)
+    assert all(200.0 * (1 - EXACT) <= p <= 500.0 * (1 + EXACT) for p in found.powers(profile_of(known).service_times))
+
+
+def test_the_quick_plan_takes_seconds_and_four_sizes() -> None:
+    known = device()
+    found, swept = with_energy(profile_of(known), known.rig(), quick_energy_plan, ignore)
+    assert known.time.now < 7.0
+    assert [size for size, _ in sorted(known.visited)] == [1, 4, 12, 32]
+    # windows of 0.4 s, at whose two edges a poll is lost
+    assert found.total_energies == pytest.approx([power(b) * service_time(b) for b in range(1, 33)], rel=0.005)
+    assert "single windows have no standard error" in found.note
+    assert swept is not None
+    assert swept.part_loads == ()
+
+
+def test_each_pass_visits_all_sizes_in_an_order_of_its_own_between_two_measurements_of_idle_power() -> None:
+    known, plan = device(), full_energy_plan([0.001] * 8)
+    sweep(known.rig(), plan, ignore)
+    orders = [[size for size, share in known.visited if share == 1.0][i * 6 : i * 6 + 6] for i in range(3)]
+    assert [sorted(order) for order in orders] == [[1, 2, 3, 4, 6, 8]] * 3
+    assert orders[0] != orders[1]
+    assert [share for _, share in known.visited[18:]] == [0.2, 0.5, 0.8]
+    assert known.time.now == pytest.approx(plan.duration, rel=0.02)
+
+
+def test_what_lies_between_idle_before_and_after_is_an_error_of_idle_power() -> None:
+    found = Sweep(full_energy_plan([0.001]), (), Mean(100.0, 0.5), Mean(110.0, 0.5))
+    assert found.idle == Mean(105.0, 5.0)
+    assert replace(found, after=Mean(100.0, 1.2)).idle.standard_error == pytest.approx(0.65)
+    assert replace(found, before=Mean(100.0, inf)).idle == Mean(105.0, 5.0)
+
+
+def test_errors_of_power_are_errors_of_energy() -> None:
+    points = (Point(1, Mean(300.0, 3.0), Mean(500.0, 0.0)),)
+    (reading,) = Sweep(full_energy_plan([0.002]), points, Mean(100.0, 1.0), Mean(100.0, 1.0)).readings([0.002])
+    assert (reading.total.value, reading.total.standard_error) == pytest.approx((0.6, 0.006))
+    assert reading.marginal.value == pytest.approx(0.4)
+    assert reading.marginal.standard_error == pytest.approx(0.002 * (9.0 + 0.5) ** 0.5)  # sqrt(1/2) W of idle power
+
+
+def test_a_rate_above_what_the_service_time_allows_is_no_rest() -> None:
+    points = (Point(1, Mean(300.0, 0.0), Mean(600.0, 0.0)),)
+    (reading,) = Sweep(full_energy_plan([0.002]), points, Mean(100.0, 0.0), Mean(100.0, 0.0)).readings([0.002])
+    assert reading.power.value == 300.0
+
+
+def test_no_energy_above_idle_is_below_0() -> None:
+    known = device(power=lambda b: 99.0 + b)
+    found, _ = with_energy(profile_of(known, 4), known.rig(), full_energy_plan, ignore)
+    assert found.energies is not None
+    assert found.energies[0] == pytest.approx(0.0, abs=1e-4)
+    assert min(found.energies) >= 0.0
+
+
+def test_the_duty_cycle_check_holds_where_gaps_are_idle(caplog: pytest.LogCaptureFixture) -> None:
+    known = device()
+    found, swept = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    assert swept is not None
+    checks = swept.checks(found.service_times)
+    assert [load for load, _ in checks] == pytest.approx([0.2, 0.5, 0.8], rel=EXACT)
+    assert all(abs(check.error) < 2 * EXACT for _, check in checks)
+    assert caplog.text == ""
+
+
+def test_a_device_that_does_not_rest_in_gaps_is_warned_about_once_with_the_worst_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = device(resting=140.0)
+    found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    (warning,) = caplog.messages
+    # at load 0.2 and b = 16, idle power and batches come to 100 + 0.2 x 280 W; four fifths of 40 W come on top
+    assert warning.startswith("at load 0.20 the device draws 188.0 W, +20.5 % off")
+    assert "power against idle plus batches of 16: +20.5% at load 0.20" in found.note
+
+
+def test_the_check_runs_at_a_size_of_which_many_batches_fit_into_a_window() -> None:
+    assert full_energy_plan([0.001 * b for b in range(1, 33)]).checked == 16
+    assert full_energy_plan([0.03 * b for b in range(1, 33)]).checked == 3
+    assert full_energy_plan([1.0] * 32).checked == 1
+
+
+def test_the_note_says_how_the_energies_were_measured() -> None:
+    known = device()
+    found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    for text in (
+        "times; energy by a counter of known power: power of batches back to back, 3 windows of 4 s at each of 10",
+        "standard error of the total at most 0.",
+        "idle power before and after 100.",
+    ):
+        assert text in found.note
+    assert parse_profile(found.to_json(), "written") == found
+
+
+def test_a_sensor_that_fails_leaves_the_profile_without_energies_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    known = device(fails_at=60.0)
+    profile = profile_of(known)
+    assert with_energy(profile, known.rig(), full_energy_plan, ignore) == (profile, None)
+    assert "not measured after all: the meter tells nothing" in caplog.text
+    with pytest.raises(UnmeasuredError):
+        sweep(known.rig(), full_energy_plan(profile.service_times), ignore)
+
+
+@pytest.mark.parametrize("meter", [NoMeter(), CountingMeter()])
+def test_without_a_sensor_nothing_runs(meter: NoMeter | CountingMeter, caplog: pytest.LogCaptureFixture) -> None:
+    known = device()
+    rig = replace(known.rig(), instruments=replace(known.rig().instruments, meter=meter))
+    with caplog.at_level(logging.INFO):
+        assert with_energy(profile_of(known), rig, full_energy_plan, ignore) == (profile_of(known), None)
+    assert (known.visited, known.time.now, caplog.text) == ([], 0.0, "")
+
+
+def test_progress_only_grows_and_ends_at_one() -> None:
+    known, shares = device(), list[float]()
+    sweep(known.rig(), full_energy_plan([0.001] * 4), shares.append)
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < shares[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [
+        (1, (1,)),
+        (5, (1, 2, 3, 4, 5)),
+        (64, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)),
+        (100, (1, 2, 3, 4, 8, 16, 32, 64, 100)),
+        (256, (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)),
+    ],
+)
+def test_about_twelve_sizes_are_measured(largest: int, sizes: tuple[int, ...]) -> None:
+    assert full_energy_plan([0.001] * largest).sizes == sizes
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 5, 64, 4096])
+def test_a_quick_plan_has_the_smallest_and_the_largest_size(largest: int) -> None:
+    sizes = quick_energy_plan([0.001] * largest).sizes
+    assert sizes[0] == 1
+    assert sizes[-1] == largest
+    assert len(sizes) == min(4, largest)
+
+
+def test_a_plan_is_shortened_to_the_time_there_is_but_windows_keep_three_ticks() -> None:
+    plan = full_energy_plan([0.001] * 64)
+    assert 280.0 < plan.duration < 400.0
+    assert plan.within(75.0).duration == pytest.approx(75.0, rel=0.1)
+    assert plan.within(1e9) == plan
+    assert plan.within(1.0).visit.length == pytest.approx(0.3)
+    assert isinstance(plan.within(1.0), EnergyPlan)
+
+
+def test_windows_are_longer_for_slow_batches() -> None:
+    known = device(service_time=lambda b: 2.0)
+    plan = EnergyPlan((1,), 1, Windows(0.0, 0.5, 1), 0.0, Windows(0.0, 0.5, 1))
+    found = sweep(known.rig(), plan, ignore)
+    assert known.time.now > 8.0
+    assert found.points[0].rate.value == pytest.approx(0.5, rel=EXACT)
+
+
+def test_watts_for_people() -> None:
+    assert watts(Mean(112.34, 0.56)) == "112.3 ± 0.6 W"
+    assert watts(Mean(112.34, inf)) == "112.3 W"
