@@ -203,14 +203,17 @@ def choose(
 
 
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
-    """The same spec on another profile; a solved table by the weights of its rows, times `factor`.
+    """The same spec on another profile.
 
-    Rows move with the capacity: each load takes the weight of the row that had it.
+    A file is taken at its word and stays. A percentile is not searched for anew: each load takes the weight of the row
+    that had it, times `factor`, which an objective then adjusts by what clients see. All others are chosen again.
 
     Raises:
         SpecError: the spec cannot be used with this profile.
     """
-    if chosen.table is None:
+    if chosen.name == "file":
+        return replace(chosen, profile=profile)
+    if chosen.table is None or "slo_p95_ms" not in (chosen.table.bound or {}):
         return choose(chosen.spec, profile, chosen.defaults)
     rows = chosen.table.rows
 

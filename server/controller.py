@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeVar
 
 from policies.adaptation import Evidence
@@ -22,6 +23,7 @@ from server.metrics import Metrics
 
 _log = logging.getLogger("batchwright.controller")
 _READINGS = 0.25  # s between readings of the energy counter, at least
+_STEPS = 10.0  # of the counter between two readings, at least
 _SHARE = 0.95  # what slo_p95_ms promises
 _T = TypeVar("_T")
 
@@ -56,7 +58,9 @@ class Controller:
         self._metrics = metrics
         self._meter = meter
         self._pool = pool
-        self._watched = {model: self._watch(chosen) for model, chosen in dispatcher.chosen.items()}
+        self._counts_idle = meter.scope != "batches"
+        self._between = max(_READINGS, _STEPS * meter.resolution)
+        self._watched = {model: self._watch(model, chosen) for model, chosen in dispatcher.chosen.items()}
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
 
@@ -64,7 +68,7 @@ class Controller:
         """A batch was answered: its service time and the response times of its requests, s."""
         watched = self._watched[model]
         if self._dispatcher.chosen[model] is not watched.deciding:
-            watched = self._watched[model] = self._watch(self._dispatcher.chosen[model], watched)
+            watched = self._watched[model] = self._watch(model, self._dispatcher.chosen[model], watched)
         watched.evidence.batch(batch_size, service_time)
         self._read(watched)
         if watched.solving is not None:
@@ -76,11 +80,16 @@ class Controller:
         elif watched.objective is not None:
             self._judge(model, watched, watched.objective, responses)
 
-    def _watch(self, chosen: Chosen, before: _Watched | None = None) -> _Watched:
-        same_profile = before is not None and before.evidence.profile is chosen.profile
-        evidence = before.evidence if before is not None and same_profile else Evidence(chosen.profile)
-        bounded = "slo_p95_ms" in chosen.parameters and chosen.table is not None
-        return _Watched(chosen, chosen, evidence, Objective(chosen.slo, _SHARE) if bounded else None)
+    def _watch(self, model: str, chosen: Chosen, before: _Watched | None = None) -> _Watched:
+        if before is not None and before.evidence.profile is chosen.profile:
+            evidence = before.evidence
+        else:
+            evidence = Evidence(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
+        weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
+        objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
+        if objective is not None or before is not None:
+            self._metrics.objective(model, 0)
+        return _Watched(chosen, chosen, evidence, objective)
 
     def _judge(self, model: str, watched: _Watched, objective: Objective, responses: Sequence[float]) -> None:
         counted = watched.served
@@ -110,6 +119,9 @@ class Controller:
         except SpecError as error:
             _log.warning("%s: %s, but no policy follows: %s", model, why[1], error)
             return
+        except Exception:  # noqa: BLE001  (a broken solver must not end the watching)
+            _log.exception("%s: %s, but solving again failed; the policy stays", model, why[1])
+            return
         finally:
             watched.solving = None
         if self._dispatcher.chosen[model] is not watched.deciding:
@@ -121,16 +133,27 @@ class Controller:
         _log.info("%s: %s; solved again", model, why[1])
 
     def _read(self, watched: _Watched) -> None:
-        """Read the counter now and then; it tells one model's energy only where that is alone on the device."""
-        now = self._dispatcher.now()
-        alone = len(self._watched) == 1 and watched.evidence.profile.energies is not None
-        if not alone or now < self._read_at + _READINGS or (self._reading is not None and not self._reading.done()):
+        """Read the counter now and then, where it tells one model's energy.
+
+        It does where that model is alone on the device, and where what the counter adds for idling is known: a measured
+        profile's energies are above idle.
+        """
+        now, profile = self._dispatcher.now(), watched.evidence.profile
+        alone = len(self._watched) == 1 and profile.energies is not None
+        known = profile.idle_power is not None or not self._counts_idle
+        busy = self._reading is not None and not self._reading.done()
+        if busy or now < self._read_at + self._between or not (alone and known):
             return
         self._read_at = now
         self._reading = asyncio.get_running_loop().create_task(self._note(watched))
 
     async def _note(self, watched: _Watched) -> None:
-        joules = await self._off_the_loop(self._meter.read)
+        try:
+            joules = await self._off_the_loop(self._meter.read)
+        except Exception:  # noqa: BLE001  (a broken sensor must not end the watching)
+            _log.exception("the energy counter cannot be read; it is not asked again")
+            self._between = inf
+            return
         if joules is not None:
             watched.evidence.reading(self._dispatcher.now(), joules)
 

@@ -155,6 +155,8 @@ class Dispatcher:
     def use(self, model: str, chosen: Chosen) -> Chosen:
         """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
 
+        The monitor stays if the policy wants one of its kind, with the time constant that it has.
+
         Returns:
             What decides from now on: the policy, with the monitor that knows the rate.
         """
@@ -287,7 +289,15 @@ class Dispatcher:
             answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
             request.payload.call.answer(request.payload.index, answer)
         if self.on_served is not None:
-            self.on_served(model, size, service, [now - request.arrival for request in done.finished])
+            self._tell(model, size, service, [now - request.arrival for request in done.finished])
+
+    def _tell(self, model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
+        assert self.on_served is not None
+        try:
+            self.on_served(model, batch_size, service, responses)
+        except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
+            _log.exception("watching the batches failed; the policy stays as it is from now on")
+            self.on_served = None
 
     def _leave(self, call: _Call) -> None:
         """The call is answered, failed or cancelled: whoever of it is still here goes."""

@@ -229,7 +229,32 @@ def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
     assert [row.load for row in again.table.rows] == pytest.approx([row.load for row in before.table.rows])
     assert {row.w2 for row in again.table.rows} == {1.6}
     assert again.table.rows[10].batch_size == choose("smdp:w2=1.6", slower).table.rows[10].batch_size  # type: ignore[union-attr]
-    faster = solved_again(before, P4, factor=0.0)
-    assert faster.table is not None
-    assert faster.table.rows[10].batch_size == choose("smdp", P4).table.rows[10].batch_size  # type: ignore[union-attr]
     assert solved_again(choose("rate-matching", P4), slower).policy != choose("rate-matching", P4).policy
+
+
+def test_solved_again_for_a_percentile_each_load_keeps_its_weight_times_the_factor() -> None:
+    small = P4.truncated(8)
+    before, half = choose("smdp:slo_p95_ms=12", small), 0.5
+    again = solved_again(before, small, half)
+    assert before.table is not None
+    assert again.table is not None
+    assert [row.w2 for row in again.table.rows] == pytest.approx([half * row.w2 for row in before.table.rows])
+    assert again.table.bound == {"slo_p95_ms": 12.0}
+    assert again.slo == 0.012
+
+
+def test_solved_again_other_bounds_hold_on_the_new_device_too() -> None:
+    dearer = replace(P4, energies=tuple(1.5 * e for e in P4.energies or ()))
+    again = solved_again(choose("smdp:power_cap_w=40", P4), dearer)
+    assert again.table is not None
+    powers = [row.mean_power or inf for row in again.table.rows]
+    assert powers[15:20] == pytest.approx([40.0] * 5)  # loads 0.32 to 0.4, where the cap binds and can be kept
+
+
+def test_a_file_is_taken_at_its_word_on_another_device(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    save_table(solve_table(Problem(P4, 1.0, w2=1.0, max_batch_size=8), [0.3]), path)
+    before = choose(str(path), P4)
+    again = solved_again(before, replace(P4, service_times=tuple(2 * t for t in P4.service_times)))
+    assert again.policy is before.policy
+    assert again.profile is not before.profile

@@ -15,7 +15,7 @@ from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from server.controller import Controller
 from server.dispatcher import Dispatcher
-from server.energy import CountingMeter
+from server.energy import CountingMeter, EnergyMeter
 from server.executor import Batch, Completion
 from server.metrics import Metrics
 from tests.server.doubles import FakeExecutor
@@ -47,6 +47,7 @@ class ChangingExecutor(FakeExecutor):
     def __init__(self, before: Profile, after: Profile, at: float) -> None:
         super().__init__(before)
         self.meter = CountingMeter()
+        self.believed = P4
         self._after, self._at = after, at
 
     def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
@@ -68,15 +69,17 @@ class Seen:
         return float(next((rest for rest in self.metrics.split("\n") if rest.startswith(line)), f"{line}0").split()[-1])
 
 
-def serve(executor: ChangingExecutor, spec: str, rate: float, swap: str | None = None) -> Seen:
+def serve(
+    executor: ChangingExecutor, spec: str, rate: float, swap: str | None = None, meter: EnergyMeter | None = None
+) -> Seen:
     """30 s of Poisson arrivals under the controller; with `swap`, somebody sets that policy after 5 s."""
     loop = virtual_loop()
     instants = poisson(rate, 30.0, np.random.default_rng(3)).tolist()
 
     async def main() -> Seen:
         metrics = Metrics({"m": "modelled"})
-        dispatcher = Dispatcher(executor, {"m": choose(spec, P4)}, metrics, loop.time, 10**6)
-        dispatcher.on_served = Controller(dispatcher, metrics, executor.meter, Inline()).served
+        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, 10**6)
+        dispatcher.on_served = Controller(dispatcher, metrics, meter or executor.meter, Inline()).served
         task = asyncio.ensure_future(dispatcher.run())
         answers = []
         for instant in instants:
@@ -129,3 +132,44 @@ def test_an_objective_that_is_missed_lightens_the_weight_of_power() -> None:
     assert before is not None
     assert after is not None
     assert after.rows[14].w2 < before.rows[14].w2
+
+
+class Board:
+    """A board's counter: what the batches take above idle, and idle power all the time."""
+
+    source, resolution, scope, about = "nvml", 0.1, "board", "made up"
+
+    def __init__(self, batches: CountingMeter, idle: float) -> None:
+        self._batches, self._idle = batches, idle
+
+    def read(self) -> float | None:
+        now = asyncio.get_running_loop().time()
+        return (self._batches.read() or 0.0) + self._idle * now
+
+
+class BrokenMeter(Board):
+    def read(self) -> float | None:
+        raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("idle", [None, 45.0])
+def test_what_a_board_draws_while_idle_is_no_drift(idle: float | None) -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.believed = replace(P4, idle_power=idle)
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=Board(executor.meter, 45.0))
+    assert seen.changes("drift") == 0
+
+
+def test_a_sensor_that_breaks_disturbs_nobody() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=BrokenMeter(executor.meter, 0.0))
+    assert 'batchwright_policy_info{model="m",' not in seen.metrics or seen.changes("drift") == 0
+
+
+def test_a_watcher_that_breaks_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Controller, "served", broken)
+    seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.3 * P4.capacity)  # gathers every answer
+    assert seen.chosen.spec == "smdp:w2=16"
