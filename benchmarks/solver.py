@@ -63,10 +63,11 @@ def single_solves(profile: Profile, rounds: int) -> dict[str, float]:
 
 
 def long_truncation(problem: Problem, length: int) -> float:
-    """The least gain with so many states, from the solved policy on."""
+    """The least gain with so many states, by policy iteration from the greedy policy on: no rule for how many."""
     model, weights = build_model(problem), objective_weights(problem)
-    short = ShortModel(close(model, best_tail(model, weights)), length)
-    policy = short.extend(np.array(solve(problem).batch_size))
+    tail = best_tail(model, weights)
+    short = ShortModel(close(model, tail), length)
+    policy = short.extend(np.where(np.arange(tail + 1) >= problem.min_batch_size, np.arange(tail + 1), 0))
     while True:
         measured = short.measure(policy)
         better = short.improve(policy, measured, weights)

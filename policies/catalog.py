@@ -21,7 +21,7 @@ from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bou
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
-from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table
+from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table, table_of
 from policies.types import Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
@@ -130,7 +130,7 @@ def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
         except UnreachableError as error:
             return error.nearest
 
-    return replace(solve_table(problem, default_loads(), nearest), w2=None, bound={key: value})
+    return solve_table(problem, default_loads(), nearest, {key: value})
 
 
 def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
@@ -213,19 +213,14 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
     """
     if chosen.name == "file":
         return replace(chosen, profile=profile)
-    if chosen.table is None or "slo_p95_ms" not in (chosen.table.bound or {}):
+    before = chosen.table
+    if before is None or "slo_p95_ms" not in (before.bound or {}):
         return choose(chosen.spec, profile, chosen.defaults)
-    rows = chosen.table.rows
-
-    def find(problem: Problem) -> Solution:
-        load = profile.load(problem.arrival_rate)
-        return solve(replace(problem, w2=factor * min(rows, key=lambda row: abs(row.load - load)).w2))
-
-    problem = Problem(profile, 1.0, chosen.table.w1, max_batch_size=profile.max_batch_size)
-    table = replace(solve_table(problem, [row.load for row in rows if row.load < 1.0], find), w2=chosen.table.w2)
-    table = replace(table, bound=chosen.table.bound)
-    inner, max_wait = _following(table, profile, chosen.name), float(chosen.parameters["max_wait_ms"]) / 1e3
-    policy = _patient(inner, profile, max_wait)
+    problem = Problem(profile, 1.0)
+    at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
+    table = table_of(problem, [solve(each) for each in at], before.bound)
+    max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
+    policy = _patient(table_policy(table, profile), profile, max_wait)
     return replace(chosen, profile=profile, policy=policy, table=table, monitor=ForgettingMonitor(memory(profile)))
 
 

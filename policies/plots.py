@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["distribution_chart", "frontier_chart", "plot_policy", "plot_profile", "plot_table", "policy_chart"]
 _MEASURED, _AFFINE, _ISOTONIC = "#1f4e79", "#d1495b", "#66a182"
 
 

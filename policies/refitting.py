@@ -197,16 +197,19 @@ def _affine(windows: Sequence[EnergyWindow], largest: int, idles: bool) -> _Affi
         (sum(w.batches.values()), sum(size * count for size, count in w.batches.items()), w.elapsed) for w in windows
     ]
     design = np.array(rows, dtype=np.float64)[:, : 3 if idles else 2]
-    columns = design.shape[1]
-    if len(windows) < columns + 2 or np.linalg.matrix_rank(design / np.linalg.norm(design, axis=0)) < columns:
+    columns, norms = design.shape[1], np.linalg.norm(design, axis=0)
+    design /= norms  # batches, requests and seconds: as they come, rank and inverse would depend on the units
+    if len(windows) < columns + 2 or np.linalg.matrix_rank(design) < columns:
         return None
     found, residual = nnls(design, np.array([window.energy for window in windows]))
     ends = np.zeros((2, columns))
     ends[:, :2] = (1, 1), (1, largest)
+    ends /= norms
     covariance = residual**2 / (len(windows) - columns) * np.linalg.inv(design.T @ design)
     errors = np.sqrt(np.diag(ends @ covariance @ ends.T))
     if np.any(errors > EFFECT * (ends @ found)):
         return None
+    found /= norms
     energies = found[0] + found[1] * np.arange(1, largest + 1)
     return _Affine(tuple(energies.tolist()), float(found[2]) if idles else 0.0, float(residual**2))
 

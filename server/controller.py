@@ -130,7 +130,7 @@ class Controller:
         watched.served = Answers(0, 0, 0)
         self._metrics.policy(model, chosen.name, chosen.spec)
         self._metrics.adapted(model, why[0])
-        _log.info("%s: %s; solved again", model, why[1])
+        _log.info("%s: %s; policy %s follows", model, why[1], chosen.spec)
 
     def _read(self, watched: _Watched) -> None:
         """Read the counter now and then, where it tells one model's energy.

@@ -39,13 +39,11 @@ class Weighting:
         factor: of w2.
         rows: ascending in arrival rate.
         boundaries: ascending, 1/s; row i + 1 serves from boundaries[i] on.
-        ratio: mean rate over measured rate from which on this factor is the nearest; the lowest one's is 0.
     """
 
     factor: float
     rows: Sequence[Row]
     boundaries: Sequence[float]
-    ratio: float = 0.0
 
     def row(self, arrival_rate: float) -> Row:
         """The row that serves at this rate (1/s)."""
@@ -65,6 +63,7 @@ class Lookup:
         max_batch_size: largest batch.
         seed: of the draws, where a row is a mix of two tables.
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 stays as it is.
+        ratios: of mean rate to row's rate; weighting i + 1 serves from ratios[i] on.
     """
 
     rows: Sequence[Row]
@@ -72,6 +71,7 @@ class Lookup:
     max_batch_size: int
     seed: int = 0
     weightings: Sequence[Weighting] = ()
+    ratios: Sequence[float] = ()
 
     def row(self, arrival_rate: float) -> Row | None:
         """The row that serves at this rate (1/s); None below half the lowest."""
@@ -93,8 +93,7 @@ class Lookup:
         row = self.row(rate)
         if row is None or not self.weightings or not state.mean_rates:
             return row
-        ratio = state.mean_rate / row.arrival_rate
-        return next(w for w in reversed(self.weightings) if ratio >= w.ratio).row(rate)
+        return self.weightings[bisect_right(self.ratios, state.mean_rate / row.arrival_rate)].row(rate)
 
     def _action(self, row: Row, state: State) -> int:
         table = row.batch_size
@@ -122,9 +121,9 @@ def lookup(rows: Sequence[Row], max_batch_size: int, seed: int = 0) -> Lookup:
 def weighted(plain: Lookup, others: Mapping[float, Sequence[Row]]) -> Lookup:
     """The same, with the rows for other factors of w2; each factor serves up to the geometric mean with the next."""
     tables = sorted({1.0: plain.rows, **others}.items())
-    ratios = [0.0, *(sqrt(low * high) for (low, _), (high, _) in pairwise(tables))]
-    weightings = [Weighting(factor, rows, _middles(rows), r) for (factor, rows), r in zip(tables, ratios, strict=True)]
-    return replace(plain, weightings=weightings)
+    weightings = [Weighting(factor, rows, _middles(rows)) for factor, rows in tables]
+    ratios = [sqrt(low.factor * high.factor) for low, high in pairwise(weightings)]
+    return replace(plain, weightings=weightings, ratios=ratios)
 
 
 def _middles(rows: Sequence[Row]) -> list[float]:

@@ -67,20 +67,26 @@ def default_loads() -> list[float]:
     return [round(0.02 * n, 2) for n in range(1, 50)]
 
 
-def solve_table(problem: Problem, loads: Sequence[float], find: Callable[[Problem], Solution] = solve) -> PolicyTable:
+def solve_table(
+    problem: Problem,
+    loads: Sequence[float],
+    find: Callable[[Problem], Solution] = solve,
+    bound: Mapping[str, float | str] | None = None,
+) -> PolicyTable:
     """The policy of least cost at each load; the problem's own arrival rate is not looked at.
 
     Args:
         problem: the system and the weights.
         loads: ascending within 0..1, both excluded.
         find: the policy at one load.
+        bound: that chose it, if one did.
 
     Raises:
         SpecError: a load is outside (0, 1), or the problem is malformed.
     """
     model = build_model(problem)
     solutions = (find(replace(problem, arrival_rate=load * model.capacity)) for load in loads)
-    return table_of(problem, tuple(solutions))
+    return table_of(problem, tuple(solutions), bound)
 
 
 def table_of(

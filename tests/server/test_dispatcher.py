@@ -1,7 +1,7 @@
 """The dispatcher on an event loop whose clock jumps: exact instants, no sleeping."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -357,3 +357,22 @@ def test_infinite_waits_cost_nothing() -> None:
         return answer.waiting
 
     assert play(scenario, parts(greedy(STEPS.max_batch_size))) == 0.0
+
+
+def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[int] = []
+
+    def broken(model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
+        asked.append(batch_size)
+        raise RuntimeError("a bug")
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Answer]]:
+        dispatcher.on_served = broken
+        first = await dispatcher.submit("m", [1.0])
+        await asyncio.sleep(0)
+        return [first, await dispatcher.submit("m", [2.0])]
+
+    answers = play(scenario, parts(greedy(8)))
+    assert [answer.output for call in answers for answer in call] == [1.0, 2.0]
+    assert asked == [1]
+    assert "watching the batches failed" in caplog.text

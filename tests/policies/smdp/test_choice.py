@@ -26,6 +26,7 @@ from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import Trial
 from policies.types import SpecError
+from tests.policies.smdp.drawn import profiles
 
 P4 = load_profile("googlenet-tesla-p4")
 
@@ -133,10 +134,7 @@ def test_the_frontier_is_convex_and_is_all_that_a_grid_of_weights_finds() -> Non
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    largest = draw(st.integers(2, 6))
-    times = draw(st.lists(st.floats(1e-3, 1e-2), min_size=largest, max_size=largest))
-    joules = draw(st.lists(st.floats(0.01, 1.0), min_size=largest, max_size=largest))
-    profile = Profile("drawn", tuple(times), energies=tuple(joules))
+    profile = draw(profiles(fewest=2, shortest=1e-3, cheapest=0.01))
     return Problem(profile, draw(st.floats(0.05, 0.7)) * profile.capacity)
 
 

@@ -12,6 +12,7 @@ from policies.smdp.distributions import Floats, distribution
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.types import SpecError
+from tests.policies.smdp.drawn import profiles
 
 P4 = load_profile("googlenet-tesla-p4")
 # The solver stops when the gain moves by less than 1e-10 and improves actions that gain more than 1e-12 of the largest
@@ -24,10 +25,7 @@ LOADS = st.floats(0.02, 0.9)
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     """Any profile, monotone or not, of up to six sizes, with any distribution of service times."""
-    largest = draw(st.integers(1, 6))
-    times = draw(st.lists(st.floats(1e-4, 1e-2), min_size=largest, max_size=largest))
-    joules = draw(st.lists(st.floats(0.0, 1.0), min_size=largest, max_size=largest))
-    profile = Profile("drawn", tuple(times), energies=tuple(joules))
+    profile = draw(profiles())
     w2 = draw(st.sampled_from([0.0, 0.1, 1.0, 20.0, 500.0]))
     service = distribution(
         draw(st.sampled_from(["deterministic", "erlang2", "exponential", "hyperexponential"])), profile

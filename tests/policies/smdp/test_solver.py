@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.solver import long_truncation
 from policies.profile import Profile, load_profile
 from policies.smdp.distributions import Gamma, distribution
-from policies.smdp.model import Problem, build_model, objective_weights
+from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
-from policies.smdp.tail import ShortModel, best_tail, close
 from policies.types import Mix, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
@@ -150,26 +150,12 @@ def test_another_distribution_gives_the_mm1_queue(load: float) -> None:
     assert solve(problem).mean_response_time == pytest.approx(0.004 / (1.0 - load), rel=1e-10)
 
 
-def gain_on(problem: Problem, length: int) -> float:
-    """The least gain with a fixed number of states."""
-    model, weights = build_model(problem), objective_weights(problem)
-    tail = best_tail(model, weights)
-    short = ShortModel(close(model, tail), length)
-    policy = short.extend(np.arange(tail + 1))
-    while True:
-        measured = short.measure(policy)
-        better = short.improve(policy, measured, weights)
-        if np.array_equal(better, policy):
-            return float(measured.average @ weights)
-        policy = better
-
-
 @pytest.mark.parametrize("profile", [P4, STAIRCASE, PROPORTIONAL], ids=lambda p: p.name)
 @pytest.mark.parametrize("load", [0.5, 0.9, 0.97])
 def test_the_state_space_is_long_enough(profile: Profile, load: float) -> None:
     problem = at_load(load, profile=profile)
     # 1e-10: the relative change at which the solver stops. The error left is smaller still, for it falls geometrically
-    assert solve(problem).gain == pytest.approx(gain_on(problem, 600), rel=1e-10)
+    assert solve(problem).gain == pytest.approx(long_truncation(problem, 600), rel=1e-10)
 
 
 def test_one_at_a_time_is_best_where_batches_bring_nothing() -> None:
@@ -265,7 +251,7 @@ ODD_PROFILES = [
 @pytest.mark.parametrize(("load", "w2"), [(0.5, 500.0), (0.995, 1.0)])
 def test_gains_agree_with_a_long_truncation(service: str, profile: Profile, load: float, w2: float) -> None:
     problem = replace(at_load(load, w2, profile), service=distribution(service, profile))
-    assert solve(problem).gain == pytest.approx(gain_on(problem, 700), rel=1e-9)
+    assert solve(problem).gain == pytest.approx(long_truncation(problem, 700), rel=1e-9)
 
 
 def test_the_smallest_batch_is_kept_and_costs_what_it_must() -> None:
