@@ -1,55 +1,59 @@
 """generate-load: load a server, or a simulation of it, and report."""
 
-import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 
-from loadgen import client
-from loadgen.report import Record, Report, comparison, from_records, from_run, report, table
+from loadgen import client, history, live, processes
+from loadgen.admin import borrowed, describe, find_desk
+from loadgen.history import Result
+from loadgen.live import Target
+from loadgen.page import page
+from loadgen.plots import plot_runs
+from loadgen.progress import Progress
+from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import PROCESSES, Schedule, schedule
+from loadgen.settings import hide_password, settings
 from loadgen.simulated import Simulation
-from policies.command import run
+from loadgen.tables import comparison, table
+from policies.command import check_files, run
 from policies.profile import load_profile
 from policies.types import SpecError
 
 INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+LATE = 10.0  # ms: a generator that sends later than this measures itself
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What both kinds of run share; the SLO in s (inf: none)."""
+class _Files:
+    """What is written beside what is printed."""
 
-    schedule: Schedule
-    model: str | None
-    slo: float
     output: Path | None
-    json: bool
-
-    @property
-    def quiet(self) -> bool:
-        return self.json or not sys.stderr.isatty()
+    plot: Path | None
+    report: Path | None
 
 
 @dataclass(frozen=True)
-class _Target:
-    """What is sent where."""
+class _Job:
+    """What both kinds of run share, and what the page tells of it."""
 
-    url: str
-    image: Path | None
-    pixels: bool
-    give_up_after: float
+    schedule: Schedule
+    objective: Objective
+    files: _Files
+    specs: Sequence[str]
+    compare: bool
+    json: bool
+    told: Mapping[str, str | None]
 
 
 @app.command()
@@ -57,7 +61,10 @@ def generate_load(
     url: Annotated[str | None, typer.Argument(help="Of a server, such as http://127.0.0.1:8000.")] = None,
     simulate: Annotated[str | None, typer.Option(help="Instead of a URL: a profile, by name or file.")] = None,
     policy: Annotated[str | None, typer.Option(help="With --simulate: the policy.")] = None,
-    compare: Annotated[list[str] | None, typer.Option(help="Instead of --policy, repeatable: one row each.")] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(help="Repeatable: a run under each policy, with the same arrivals; a server gets its own back."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Its name; needless where one is loaded.")] = None,
     rate: Annotated[float | None, typer.Option(help="Mean arrival rate, 1/s.")] = None,
     duration: Annotated[float | None, typer.Option(help="Time for which requests arrive, s.")] = None,
@@ -65,35 +72,67 @@ def generate_load(
     seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
     image: Annotated[Path | None, typer.Option(help="The picture to send to /predict.")] = None,
     pixels: Annotated[bool, typer.Option("--pixels", help="Send raw pixels by the Open Inference Protocol.")] = False,
-    slo_ms: Annotated[float | None, typer.Option(help="Report how many are answered within this time.")] = None,
     give_up_after: Annotated[float, typer.Option(help="Longest wait for an answer, s.")] = client.GIVE_UP_AFTER,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BATCHWRIGHT_API_KEY", help="For a server with keys; better by environment.")
+    ] = None,
+    processes_: Annotated[
+        str, typer.Option("--processes", help="From how many to send when one is too slow: a number, or auto.")
+    ] = "1",
+    slo_ms: Annotated[float | None, typer.Option(help="Report how many are answered within this time.")] = None,
+    w1: Annotated[float, typer.Option(help="In the cost: weight of the mean response time, per ms.")] = 1.0,
+    w2: Annotated[float, typer.Option(help="In the cost: weight of the mean power, per W.")] = 0.0,
     output: Annotated[Path | None, typer.Option(help="Write one JSON line for each request.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture of the run: png, pdf or svg.")] = None,
+    report_: Annotated[Path | None, typer.Option("--report", help="Write one HTML page with charts.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Send requests at their scheduled instants, whatever the answers do, and report the response times."""
-    live, specs = url is not None, compare or ([policy] if policy else [])
+    """Send requests at their scheduled instants, whatever the answers do, and report the response times.
+
+    A line of the --output file is one request: scheduled_s, sent_s, finished_s (after the start), status (HTTP code,
+    connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj; null: not known.
+    """
+    is_live, specs = url is not None, compare or ([policy] if policy else [])
     _refuse(
         {
-            "give the URL of a server, or --simulate PROFILE": not live and simulate is None,
-            "a URL and --simulate exclude each other; leave one out": live and simulate is not None,
-            "--policy and --compare are for --simulate; the server has its own policy": live and bool(specs),
+            "give the URL of a server, or --simulate PROFILE": not is_live and simulate is None,
+            "a URL and --simulate exclude each other; leave one out": is_live and simulate is not None,
+            "--policy is for --simulate; a server has its own, and --compare SPEC swaps it": is_live and bool(policy),
             "--policy and --compare exclude each other; leave one out": bool(policy and compare),
-            "--simulate needs --policy SPEC, or --compare SPEC for each of several": not live and not specs,
-            "--image and --pixels are for a server; leave them out": not live and (pixels or image is not None),
+            "--simulate needs --policy SPEC, or --compare SPEC for each of several": not is_live and not specs,
+            "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
+            "--processes is for a server; leave it out": not is_live and processes_ != "1",
             "--output holds one run; use --policy instead of --compare": bool(compare) and output is not None,
+            "two policies of --compare are the same; name each once": len(set(specs)) < len(specs),
             f"--slo-ms is {slo_ms}; give a number above 0": not _is_positive(slo_ms),
             f"--give-up-after is {give_up_after}; give a number above 0": not _is_positive(give_up_after),
-            f"{url!r} is no URL; write http://HOST:PORT": live and not str(url).startswith(("http://", "https://")),
+            f"--w1 is {w1:g} and --w2 is {w2:g}; give numbers of 0 or more": not all(map(_is_weight, (w1, w2))),
+            "the API key holds blanks or signs that no header may hold": not _is_key(api_key),
+            f"{url!r} is no URL; write http://HOST:PORT": is_live and not str(url).startswith(("http://", "https://")),
         }
     )
-    slo = inf if slo_ms is None else slo_ms / 1e3
-    _check_output(output)
-    job = _Job(schedule(arrivals, rate, duration, seed), model, slo, output, json_)
+    files = _Files(output, plot, report_)
+    _check(files)
+    told = {
+        "server": url,
+        "profile": simulate,
+        "model": model,
+        "policies" if compare else "policy": " · ".join(specs) or None,
+        "arrivals": f"{arrivals}, seed {seed}",
+        "rate": None if rate is None else f"{rate:g}/s",
+        "duration": None if duration is None else f"{duration:g} s",
+        "processes": processes_ if is_live else None,
+    }
+    objective = Objective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
+    job = _Job(schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, told)
     if url is not None:
-        _live(job, _Target(url.rstrip("/"), image, pixels, give_up_after))
+        target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None)
+        if report_ is not None and not compare:
+            job = replace(job, told=told | describe(target.url, model, target.key))
+        _live(job, target, processes.how_many(processes_, job.schedule, processes.cores()))
     elif simulate is not None:
-        _simulated(job, simulate, specs, bool(compare))
+        _simulated(job, simulate, model)
 
 
 def _refuse(reasons: dict[str, bool]) -> None:
@@ -106,99 +145,100 @@ def _is_positive(value: float | None) -> bool:
     return value is None or (isfinite(value) and value > 0)
 
 
-def _check_output(path: Path | None) -> None:
-    """Find out before the run, not after it."""
-    if path is not None:
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise SpecError(f"cannot write --output {str(path)!r} ({error.strerror}); choose another file") from None
+def _is_weight(value: float) -> bool:
+    return isfinite(value) and value >= 0
 
 
-def _simulated(job: _Job, profile_name: str, specs: list[str], compare: bool) -> None:
-    profile = load_profile(profile_name)
-    runs = {spec: Simulation(profile, spec, job.model or profile.model) for spec in specs}
-    rows: dict[str, Report] = {}
+def _is_key(key: str | None) -> bool:
+    return key is None or (key.isascii() and key.isprintable() and " " not in key)
+
+
+def _check(files: _Files) -> None:
+    """Find out before the run, not after it, that a file cannot be written; leaves no empty ones behind."""
+    for flag, path in {"--output": files.output, "--plot": files.plot, "--report": files.report}.items():
+        if path is not None:
+            new = not path.exists()
+            try:
+                path.open("a").close()
+            except OSError as error:
+                raise SpecError(f"cannot write {flag} {str(path)!r} ({error.strerror}); choose another file") from None
+            if new:
+                path.unlink()
+    check_files(files.output, files.plot)
+
+
+def _simulated(job: _Job, profile_name: str, model: str | None) -> None:
+    profile, instants = load_profile(profile_name), job.schedule.instants
+    runs = {spec: Simulation(profile, spec, model or profile.model) for spec in job.specs}
+    results: list[Result] = []
+    quiet = job.json or not sys.stderr.isatty()
     for spec, simulation in runs.items():
-        with Console(stderr=True, quiet=job.quiet).status(f"simulating {spec}", refresh_per_second=1):
-            outcome = from_run(simulation.run(job.schedule.instants))
-        rows[spec] = report(outcome, job.schedule.duration, job.slo)
-    if job.output is not None:
-        _write(job.output, runs[specs[0]].records(job.schedule.instants))
-    if not compare:
-        _print(job, rows[specs[0]])
-    elif job.json:
-        _print_json({"rows": [{"policy": spec, **row} for spec, row in rows.items()]})
-    else:
-        Console().print(comparison(rows))
+        with Console(stderr=True, quiet=quiet).status(f"simulating {spec}", refresh_per_second=1):
+            done = simulation.run(instants)
+        figures = report(from_run(done), job.schedule.duration, job.objective)
+        results.append(Result(spec, figures, history.from_run(done, instants)))
+    if job.files.output is not None:
+        _write(job.files.output, runs[job.specs[0]].records(instants))
+    _tell(job, results)
 
 
-def _live(job: _Job, target: _Target) -> None:
-    _allow_many_connections()
-    records: list[Record] = []
-    duration, interrupted = job.schedule.duration, False
+def _live(job: _Job, target: Target, count: int) -> None:
+    results: list[Result] = []
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_load(job, target, records))
-    except KeyboardInterrupt:
-        interrupted = True
-        duration = min(duration, max((r.finished for r in records), default=0.0))
-    if job.output is not None:
-        _write(job.output, sorted(records, key=lambda record: record.scheduled))
-    _print(job, report(from_records(records), duration, job.slo))
+        interrupted = _run_each(job, target, count, results)
+    finally:
+        if results:  # what was measured is told even where the server is then lost
+            _tell(job, results)
+    if complaint := lateness(results):
+        print(complaint, file=sys.stderr)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-async def _load(job: _Job, target: _Target, records: list[Record]) -> None:
-    async with client.open_session(target.give_up_after) as session:
-        sender: client.Sender = (
-            await client.pixels(session, target.url, job.model)
-            if target.pixels
-            else await client.photograph(session, target.url, job.model, target.image)
-        )
-        async with _progress(job, records):
-            await client.offer(sender, job.schedule.instants.tolist(), records)
+def _run_each(job: _Job, target: Target, count: int, results: list[Result]) -> bool:
+    """A run under each policy; whether Ctrl-C ended them."""
+    with closing(_policies(job, target)) as specs:
+        for spec in specs:
+            log, progress = client.Log(), Progress(job.schedule, spec, job.json)
+            if count == 1:
+                interrupted = live.load(target, job.schedule, progress, log)
+            else:
+                interrupted = processes.load(target, job.schedule, progress, log, count)
+            results.append(_result(job, spec, log.records, interrupted))
+            if interrupted:
+                return True
+    return False
 
 
-@asynccontextmanager
-async def _progress(job: _Job, records: list[Record]) -> AsyncIterator[None]:
-    if job.quiet:
-        yield
+def _policies(job: _Job, target: Target) -> Generator[str, None, None]:
+    """One after the other, each deciding while it is yielded; the server's own, by no name, where none is named."""
+    if not job.compare:
+        yield ""
         return
-    ticker = asyncio.create_task(_tick(job.schedule, records))
-    try:
-        yield
-    finally:
-        ticker.cancel()
-        await asyncio.wait([ticker])
+    with borrowed(find_desk(target.url, target.model, target.key)) as swap:
+        for spec in job.specs:  # a policy that is refused after an hour of runs would waste them
+            swap(spec)
+        for spec in job.specs:
+            swap(spec)
+            yield spec
 
 
-async def _tick(schedule: Schedule, records: list[Record]) -> None:
-    clock = asyncio.get_running_loop().time
-    start, to_come = clock(), len(schedule.instants)
-    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as line:
-        while True:
-            spent = f"{clock() - start:.0f} s of {schedule.duration:.0f} s"
-            line.update(f"{spent}, {len(records):,} of {to_come:,} requests are over", refresh=True)
-            await asyncio.sleep(1)
+def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> Result:
+    duration = job.schedule.duration
+    if interrupted:
+        duration = min(duration, max((r.finished for r in records), default=0.0))
+    records = sorted(records, key=lambda record: record.scheduled)
+    if job.files.output is not None:
+        _write(job.files.output, records)
+    figures = report(from_records(records), duration, job.objective)
+    return Result(spec, figures, history.from_records(records))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not made for Windows
-        return None
-    return uvloop.new_event_loop
-
-
-def _allow_many_connections() -> None:
-    """An open loop has a connection for each request in flight: more, in overload, than shells usually allow files."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def lateness(results: Iterable[Result]) -> str:
+    """What to say where the generator itself was late; nothing where it was not."""
+    lag = max((result.report["send_lag_p99_ms"] or 0.0 for result in results), default=0.0)
+    late = f"one request in a hundred left {lag:,.0f} ms late or more, and that counts in the response times"
+    return f"generate-load: {late}; give more --processes, or a lower --rate" if lag > LATE else ""
 
 
 def _write(path: Path, records: Iterable[Record]) -> None:
@@ -206,11 +246,30 @@ def _write(path: Path, records: Iterable[Record]) -> None:
         lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
 
 
-def _print(job: _Job, content: Report) -> None:
+def _tell(job: _Job, results: Sequence[Result]) -> None:
+    """Print the report, draw the picture, write the page."""
+    reports = {result.policy: result.report for result in results}
     if job.json:
-        _print_json(content)
+        rows = [{"policy": spec, **content} for spec, content in reports.items()]
+        _print_json(
+            {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2} if job.compare else results[0].report
+        )
     else:
-        Console().print(table(content))
+        Console().print(comparison(reports, job.objective) if job.compare else table(results[0].report))
+    title = _title(job)
+    shown = results if job.compare else [replace(results[0], policy="")]
+    if job.files.plot is not None:
+        plot_runs(shown, job.objective, title, job.files.plot)
+    if job.files.report is not None:
+        words = settings(["generate-load", *sys.argv[1:]], job.told)
+        job.files.report.write_text(page(shown, job.objective, title, words), encoding="utf-8")
+
+
+def _title(job: _Job) -> str:
+    told = job.told
+    how = ("simulated", told["profile"]) if told["server"] is None else ("measured", hide_password(told["server"]))
+    which = f"{len(job.specs)} policies" if job.compare else told["policy"]
+    return " · ".join(filter(None, (*how, which, told["rate"])))
 
 
 def _print_json(content: Any) -> None:

@@ -9,7 +9,7 @@ import mimetypes
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -24,6 +24,7 @@ from policies.types import SpecError
 
 GIVE_UP_AFTER = 300.0
 _INTRODUCTION = aiohttp.ClientTimeout(total=10.0)  # for the questions asked before the load starts
+REFUSED = {401: "asks for a key", 403: "does not take this key"}
 _TICK = 1e-3  # the shortest sleep that uvloop does not round down to none at all: shorter ones would be a busy wait
 
 
@@ -50,27 +51,52 @@ class Sender(Protocol):
         ...
 
 
+@dataclass
+class Log:
+    """What has happened so far; it holds what there is even when a run is cut off.
+
+    Attributes:
+        sent: requests that have left.
+        errors: requests that are over without an answer of code 200.
+        records: one for each request that is over, in order of its end.
+    """
+
+    sent: int = 0
+    errors: int = 0
+    records: list[Record] = field(default_factory=list)
+
+    def add(self, record: Record) -> None:
+        """A request is over."""
+        self.records.append(record)
+        self.errors += record.status != OK
+
+
 async def offer(
-    sender: Sender, instants: Iterable[float], records: list[Record], clock: Callable[[], float] = time.monotonic
+    sender: Sender,
+    instants: Iterable[float],
+    log: Log,
+    clock: Callable[[], float] = time.monotonic,
+    start: float | None = None,
 ) -> None:
     """Send one request at each instant, and wait for all answers.
 
     Args:
         sender: what to send.
-        instants: when, s after now; sorted.
-        records: grows by one when a request is over, so that it holds what there is even when this is cancelled;
-            those in flight are then recorded as interrupted.
+        instants: when, s after the start; sorted.
+        log: grows as requests leave and end; those in flight when this is cancelled are recorded as interrupted.
         clock: s; not the loop's own, which uvloop advances in steps of a millisecond.
+        start: by that clock, s; None is now.
     """
-    start = clock()
+    origin = clock() if start is None else start
 
     def elapsed() -> float:
-        return clock() - start
+        return clock() - origin
 
     async with asyncio.TaskGroup() as exchanges:
         for instant in instants:
             await _until(instant, elapsed)
-            exchanges.create_task(_exchange(sender, instant, elapsed, records))
+            log.sent += 1
+            exchanges.create_task(_exchange(sender, instant, elapsed, log))
 
 
 async def _until(instant: float, elapsed: Callable[[], float]) -> None:
@@ -79,7 +105,7 @@ async def _until(instant: float, elapsed: Callable[[], float]) -> None:
         await asyncio.sleep(max(ahead, _TICK))  # uvloop's timers also fire early, so look at the clock again
 
 
-async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], records: list[Record]) -> None:
+async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], log: Log) -> None:
     sent, answer = elapsed(), Answer("interrupted")
     try:
         answer = await sender.send()
@@ -88,20 +114,24 @@ async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], floa
     except (aiohttp.ClientError, OSError):
         answer = Answer("connection")
     finally:
-        records.append(Record(scheduled, sent, elapsed(), *answer))
+        log.add(Record(scheduled, sent, elapsed(), *answer))
 
 
-def open_session(give_up_after: float = GIVE_UP_AFTER) -> aiohttp.ClientSession:
+def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -> aiohttp.ClientSession:
     """A session with as many connections as there are requests in flight, kept alive; call it within the loop.
 
     Args:
         give_up_after: how long a request waits for its answer, s.
+        key: what a server with keys asks for; it goes with every request.
     """
+    headers = {"Accept-Encoding": "identity"}  # aiohttp would ask the server to compress every answer
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
         timeout=aiohttp.ClientTimeout(total=give_up_after),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Accept-Encoding": "identity"},  # aiohttp would ask the server to compress every answer
+        headers=headers,
     )
 
 
@@ -182,7 +212,7 @@ async def photograph(session: aiohttp.ClientSession, url: str, model: str | None
         body = path.read_bytes()
     except OSError as error:
         raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image a picture") from None
-    name = await _find_model(session, url, model)
+    name = await find_model(session, url, model)
     target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
     content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
     return Photograph(_Post(session, target, body, {"Content-Type": content_type}))
@@ -194,7 +224,7 @@ async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) ->
     Raises:
         SpecError: there is no server at `url`, no such model on it, or the model takes no pixels.
     """
-    name = await _find_model(session, url, model)
+    name = await find_model(session, url, model)
     if name is None:
         raise SpecError(f"{url} does not list its models; name one with --model")
     path = f"{url}/v2/models/{quote(name, safe='')}"
@@ -251,9 +281,15 @@ def _pixel_request(metadata: _Metadata) -> tuple[bytes, bytes]:
     return orjson.dumps({"inputs": [entry], "outputs": [best]}), values
 
 
-async def _find_model(session: aiohttp.ClientSession, url: str, model: str | None) -> str | None:
-    """The model to ask for; None where the server does not list its models (it may still serve one)."""
+async def find_model(session: aiohttp.ClientSession, url: str, model: str | None) -> str | None:
+    """The model to ask for; None where the server does not list its models (it may still serve one).
+
+    Raises:
+        SpecError: no server, no such model, several to choose from, or a key that is missing or wrong.
+    """
     status, body = await _ask(session, "POST", url, f"{url}/v2/repository/index")
+    if status in REFUSED:
+        raise SpecError(f"{url} {REFUSED[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
     try:
         listed = TypeAdapter(list[_Listed]).validate_json(body) if status == OK else None
     except ValidationError:

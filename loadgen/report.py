@@ -8,7 +8,6 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from policies.queue.simulator import Run
 
@@ -41,7 +40,13 @@ class Record:
     energy: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a line of the output file: instants in s, spans in ms, energy in mJ."""
+        """The record as one line of the file that --output names; what the answer does not say is null.
+
+        Returns:
+            scheduled_s, sent_s, finished_s: instants, s after the start of the run; status: the HTTP code, or
+            "connection", "timeout" or "interrupted"; response_ms: finished minus scheduled; batch_size: of the batch
+            that served it; waiting_ms, service_ms: as the server saw them; energy_mj: its share of the batch's energy.
+        """
         return {
             "scheduled_s": self.scheduled,
             "sent_s": self.sent,
@@ -53,6 +58,30 @@ class Record:
             "service_ms": _scaled(self.service),
             "energy_mj": _scaled(self.energy),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """By what a run is judged: a promise, and the papers' weighted cost.
+
+    Attributes:
+        slo: promised response time, s; inf where there is none.
+        w1: weight of the mean response time, per ms.
+        w2: weight of the mean power, per W.
+    """
+
+    slo: float = inf
+    w1: float = 1.0
+    w2: float = 0.0
+
+    def cost(self, mean_ms: float | None, power: float | None) -> float | None:
+        """w1 x mean response time in ms + w2 x mean power in W; None where a part that counts is unknown."""
+        if mean_ms is None or (power is None and self.w2 > 0):
+            return None
+        return self.w1 * mean_ms + self.w2 * (power or 0.0)
+
+
+PLAIN = Objective()
 
 
 class Report(TypedDict):
@@ -74,6 +103,8 @@ class Report(TypedDict):
     mean_power_w: float | None
     slo_attainment: float | None
     send_lag_p99_ms: float | None
+    slo_violations: int | None
+    cost: float | None
 
 
 @dataclass(frozen=True)
@@ -131,22 +162,24 @@ def from_run(run: Run) -> Outcome:
     )
 
 
-def report(outcome: Outcome, duration: float, slo: float = inf) -> Report:
+def report(outcome: Outcome, duration: float, objective: Objective = PLAIN) -> Report:
     """The report of a run.
 
     Args:
         outcome: what the run came to.
         duration: the time for which arrivals were asked, s.
-        slo: promised response time, s; inf where there is none.
+        objective: what it is judged by.
     """
     ok, ms = len(outcome.responses), outcome.responses * 1e3
-    energy = outcome.energy
+    mean_ms, energy = float(ms.mean()) if ok else None, outcome.energy
+    power = None if energy is None else _ratio(energy, outcome.elapsed)
+    in_time = None if objective.slo == inf else int((outcome.responses <= objective.slo).sum())
     return {
         "scheduled": outcome.scheduled,
         "ok": ok,
         "errors": dict(sorted(outcome.errors.items())),
         "arrival_rate_hz": _ratio(outcome.scheduled, duration),
-        "mean_ms": float(ms.mean()) if ok else None,
+        "mean_ms": mean_ms,
         "p50_ms": _percentile(ms, 50),
         "p90_ms": _percentile(ms, 90),
         "p95_ms": _percentile(ms, 95),
@@ -155,9 +188,11 @@ def report(outcome: Outcome, duration: float, slo: float = inf) -> Report:
         "throughput_hz": _ratio(ok, outcome.elapsed),
         "mean_batch_size": outcome.mean_batch_size,
         "energy_per_request_mj": None if energy is None else _ratio(energy * 1e3, ok),
-        "mean_power_w": None if energy is None else _ratio(energy, outcome.elapsed),
-        "slo_attainment": None if slo == inf else _ratio(int((outcome.responses <= slo).sum()), outcome.scheduled),
+        "mean_power_w": power,
+        "slo_attainment": None if in_time is None else _ratio(in_time, outcome.scheduled),
         "send_lag_p99_ms": None if outcome.send_lags is None else _percentile(outcome.send_lags * 1e3, 99),
+        "slo_violations": None if in_time is None else outcome.scheduled - in_time,
+        "cost": objective.cost(mean_ms, power),
     }
 
 
@@ -172,63 +207,3 @@ def _percentile(values: NDArray[np.float64], percent: float) -> float | None:
 
 def _scaled(value: float | None) -> float | None:
     return None if value is None else value * 1e3
-
-
-_ROWS: Mapping[str, tuple[str, str]] = {  # words and unit of each value, in the order of the table
-    "arrival_rate_hz": ("arrival rate", "1/s"),
-    "throughput_hz": ("throughput", "1/s"),
-    "mean_ms": ("response time, mean", "ms"),
-    "p50_ms": ("median", "ms"),
-    "p90_ms": ("90 % within", "ms"),
-    "p95_ms": ("95 % within", "ms"),
-    "p99_ms": ("99 % within", "ms"),
-    "max_ms": ("longest", "ms"),
-    "mean_batch_size": ("mean batch size", ""),
-    "energy_per_request_mj": ("energy per request", "mJ"),
-    "mean_power_w": ("mean power", "W"),
-    "slo_attainment": ("answered within the SLO", ""),
-    "send_lag_p99_ms": ("sent late, 99 % within", "ms"),
-}
-_COLUMNS: Mapping[str, str] = {
-    "mean_ms": "mean ms",
-    "p50_ms": "median",
-    "p95_ms": "95 %",
-    "p99_ms": "99 %",
-    "mean_batch_size": "batch",
-    "energy_per_request_mj": "mJ each",
-    "mean_power_w": "W",
-    "slo_attainment": "in SLO",
-}
-
-
-def table(content: Report) -> Table:
-    """The report of one run, for people; what is unknown is left out."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column()
-    grid.add_column(justify="right")
-    grid.add_column()
-    grid.add_row("requests", str(content["scheduled"]), "")
-    grid.add_row("answered", str(content["ok"]), "")
-    for status, count in content["errors"].items():
-        grid.add_row(f"not answered: {status}", str(count), "")
-    values: Mapping[str, Any] = {**content}
-    for key, (words, unit) in _ROWS.items():
-        if values[key] is not None:
-            grid.add_row(words, _text(values[key]), unit)
-    return grid
-
-
-def comparison(rows: Mapping[str, Report]) -> Table:
-    """One row a policy, by its spec, for people: the same arrivals under each."""
-    grid = Table(box=None, pad_edge=False)  # 80 columns have to do
-    grid.add_column("policy", overflow="fold")
-    for words in _COLUMNS.values():
-        grid.add_column(words, justify="right", no_wrap=True)
-    for spec, content in rows.items():
-        values: Mapping[str, Any] = {**content}
-        grid.add_row(spec, *(_text(values[key]) for key in _COLUMNS))
-    return grid
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

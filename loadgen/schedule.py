@@ -11,7 +11,7 @@ from policies.queue.arrivals import Instants
 from policies.types import SpecError
 
 MOST = 10_000_000
-PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,... or trace:FILE"
+PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,24 @@ def _steps(rest: str, demand: _Demand) -> Instants:
     return arrivals.steps([demand.rate * number for number in relative], lengths, demand.duration, demand.rng)
 
 
+def _ramp(rest: str, demand: _Demand) -> Instants:
+    usage = "ramp:R1:R2 (rates at the start and at the end, relative to --rate)"
+    ends = _numbers(rest.split(":"), usage)
+    if len(ends) != 2:
+        raise SpecError(f"ramp takes two numbers, not {len(ends)}: {usage}")
+    _check_relative(ends, (), demand, usage)
+    if max(ends) == 0:
+        raise SpecError(f"a ramp from 0 to 0 brings nobody: write {usage}")
+    return arrivals.ramp(demand.rate * ends[0], demand.rate * ends[1], demand.duration, demand.rng)
+
+
 _BUILD: dict[str, Callable[[str, _Demand], Instants]] = {
     "poisson": _poisson,
     "constant": _constant,
     "backlog": _backlog,
     "mmpp": _mmpp,
     "steps": _steps,
+    "ramp": _ramp,
 }
 
 
@@ -126,7 +138,7 @@ def _check_plain(name: str, rest: str, demand: _Demand) -> None:
 
 def _check_relative(relative: Sequence[float], lengths: Sequence[float], demand: _Demand, usage: str) -> None:
     if not all(isfinite(r) and r >= 0 for r in relative) or not all(isfinite(s) and s > 0 for s in lengths):
-        raise SpecError(f"rates are 0 or more and lengths above 0: write {usage}")
+        raise SpecError(f"rates are 0 or more{' and lengths above 0' if lengths else ''}: write {usage}")
     _check_number(demand.rate * max(relative), demand)
 
 

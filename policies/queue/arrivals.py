@@ -56,6 +56,19 @@ def steps(rates: Sequence[float], lengths: Sequence[float], duration: float, rng
     return np.concatenate(parts)
 
 
+def ramp(first: float, last: float, duration: float, rng: np.random.Generator) -> Instants:
+    """Poisson arrivals whose rate (1/s) goes in a straight line from `first` at 0 to `last` at the end.
+
+    By a change of time: the arrivals of a process of rate 1, taken back through the expected number of arrivals until
+    t, m(t) = first t + slope t^2 / 2. Its inverse is written so that nothing cancels as the slope goes to 0.
+    """
+    slope = (last - first) / duration
+    expected = poisson(1.0, (first + last) / 2 * duration, rng)
+    root = np.sqrt(np.maximum(first**2 + 2 * slope * expected, 0.0))  # rounding may fall below 0 where last is 0
+    instants: Instants = np.maximum.accumulate(2 * expected / (first + root))  # rounding may swap close neighbours
+    return instants[instants < duration]
+
+
 def trace(path: str, rate: float | None, duration: float | None) -> Instants:
     """The TIMESTAMP column of a CSV file, from 0; rescaled in time to the mean `rate` (1/s), cut at `duration` (s).
 

@@ -59,8 +59,10 @@ def run_table(table: CountTable, device: Device, instants: Instants) -> Run:
     return Run(
         scheduled=len(instants),
         responses=np.repeat(finishes, batch_sizes) - instants,
+        arrivals=instants,
         waits=np.repeat(starts, batch_sizes) - instants,
         batch_sizes=batch_sizes,
+        finishes=np.array(finishes),
         energies=None if device.energies is None else np.array(device.energies)[batch_sizes - 1],
         elapsed=finishes[-1] - float(instants[0]),
     )

@@ -67,16 +67,20 @@ class Run:
     Attributes:
         scheduled: number of requests that arrived.
         responses: response time of each served request, s, in order of completion.
+        arrivals: instant of arrival of each, s.
         waits: waiting time of each, s.
-        batch_sizes: size of each batch that was launched.
+        batch_sizes: size of each batch that was launched, in order of completion.
+        finishes: instant of completion of each batch, s.
         energies: energy of each batch, J; None where the profile has none.
         elapsed: first arrival to last completion, s.
     """
 
     scheduled: int
     responses: NDArray[np.float64]
+    arrivals: NDArray[np.float64]
     waits: NDArray[np.float64]
     batch_sizes: NDArray[np.int64]
+    finishes: NDArray[np.float64]
     energies: NDArray[np.float64] | None
     elapsed: float
 
@@ -101,23 +105,29 @@ def run(
         energy: of a launch, J.
     """
     responses: list[float] = []
+    arrivals: list[float] = []
     waits: list[float] = []
+    finishes: list[float] = []
     sizes: list[int] = []
     energies: list[float | None] = []
     last = requests[0].arrival
     for service in simulate(batcher, requests, service_time):
         last = service.finish
+        finishes.append(last)
         sizes.append(len(service.launch.requests))
         energies.append(energy(service.launch))
         for request in service.finished:
             responses.append(last - request.arrival)
+            arrivals.append(request.arrival)
             waits.append(request.started - request.arrival)
     known = [e for e in energies if e is not None]
     return Run(
         scheduled=len(requests),
         responses=np.array(responses),
+        arrivals=np.array(arrivals),
         waits=np.array(waits),
         batch_sizes=np.array(sizes, dtype=np.int64),
+        finishes=np.array(finishes),
         energies=np.array(known) if len(known) == len(sizes) else None,
         elapsed=last - requests[0].arrival,
     )

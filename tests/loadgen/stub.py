@@ -17,6 +17,7 @@ METADATA = {
     "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, 4, 5, 3]}],
     "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}],
 }
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 
@@ -24,22 +25,45 @@ Reply = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 class Stub:
     """What the server is to do, and what came.
 
-    `replies` are used up in order of arrival, each instead of a good answer; None stands for a good one.
+    `replies` are used up in order of arrival, each instead of a good answer; None stands for a good one. With a `key`
+    nobody is served without it. `swaps` are the policies that were asked for; it knows all but those called "clever".
     """
 
     replies: list[Reply | None] = field(default_factory=list)
     models: Any = field(default_factory=lambda: [{"name": "tiny", "version": "1", "state": "READY", "reason": ""}])
     metadata: Any = field(default_factory=lambda: METADATA)
+    key: str | None = None
+    policy: str = "greedy"
+    swaps: list[str] = field(default_factory=list)
     calls: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/admin/models/{model}/policy", self._policy)
+        app.router.add_put("/admin/models/{model}/policy", self._swap)
         app.router.add_post("/v2/repository/index", self._index)
         app.router.add_get("/v2/models/{model}", self._metadata)
         app.router.add_post("/v2/models/{model}/infer", self._infer)
         app.router.add_post("/predict", self._predict)
         app.router.add_post("/predict/{model}", self._predict)
         return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "no key"}, status=401)
+        return await handler(request)
+
+    async def _policy(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": "x", "spec": self.policy, "profile": "tiny on a stub"})
+
+    async def _swap(self, request: web.Request) -> web.Response:
+        wanted = (await request.json())["policy"]
+        if wanted == "clever":
+            return web.json_response({"error": "unknown policy 'clever'"}, status=400)
+        self.policy = wanted
+        self.swaps.append(wanted)
+        return await self._policy(request)
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.json_response(self.models) if self.models is not None else web.Response(status=404)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadgen import client
-from loadgen.client import Answer, offer, open_session
+from loadgen.client import Answer, Log, offer, open_session
 from loadgen.report import Record
 from policies.types import SpecError
 from tests.loadgen.stub import METADATA, Stub, busy, hang_up, hold, serving
@@ -31,12 +31,13 @@ class Slow:
 def offered(
     instants: list[float], clock_of: Callable[[asyncio.AbstractEventLoop], Callable[[], float]]
 ) -> list[Record]:
-    loop, records = virtual_loop(), list[Record]()
+    loop, log = virtual_loop(), Log()
     try:
-        loop.run_until_complete(offer(Slow(), instants, records, clock_of(loop)))
+        loop.run_until_complete(offer(Slow(), instants, log, clock_of(loop)))
     finally:
         loop.close()
-    return records
+    assert log.sent == len(log.records) == len(instants)
+    return log.records
 
 
 def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[Any, Any, Any]], patience: float) -> Any:
@@ -49,12 +50,13 @@ def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[A
 
 def load(stub: Stub, requests: int, pixels: bool = False, patience: float = PATIENCE) -> list[Record]:
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        records: list[Record] = []
+        log = Log()
         sender: client.Sender = (
             await client.pixels(session, url, None) if pixels else await client.photograph(session, url, None, None)
         )
-        await offer(sender, np.arange(requests) * 1e-3, records)
-        return sorted(records, key=lambda record: record.scheduled)
+        await offer(sender, np.arange(requests) * 1e-3, log)
+        assert log.errors == sum(record.status != 200 for record in log.records)
+        return sorted(log.records, key=lambda record: record.scheduled)
 
     records = with_server(stub, scenario, patience)
     assert isinstance(records, list)
@@ -90,12 +92,12 @@ def test_gaps_below_the_loops_resolution_are_waited_for_without_a_spin() -> None
 
 def test_a_request_in_flight_when_the_run_is_cancelled_counts_as_interrupted() -> None:
     async def main() -> list[Record]:
-        records: list[Record] = []
-        task = asyncio.create_task(offer(Slow(), [0.0, 5.0, 5000.0], records, loop.time))
+        log = Log()
+        task = asyncio.create_task(offer(Slow(), [0.0, 5.0, 5000.0], log, loop.time))
         await asyncio.sleep(10.0)
         task.cancel()
         await asyncio.wait([task])
-        return sorted(records, key=lambda record: record.scheduled)
+        return sorted(log.records, key=lambda record: record.scheduled)
 
     loop = virtual_loop()
     records = loop.run_until_complete(main())
@@ -168,10 +170,10 @@ def test_a_hung_answer_is_given_up() -> None:
 
     async def scenario(session: ClientSession, url: str) -> list[Record]:
         sender = await client.photograph(session, url, None, None)
-        records: list[Record] = []
-        await offer(sender, [0.0], records)
+        log = Log()
+        await offer(sender, [0.0], log)
         never.set()  # lets the server stop
-        return records
+        return log.records
 
     (record,) = with_server(Stub([hold(never)]), scenario, 0.01)
     assert record.status == "timeout"
@@ -184,6 +186,23 @@ def test_an_answer_without_facts_is_an_answer(text: str) -> None:
 
     (record,) = load(Stub([reply]), 1)
     assert (record.status, record.batch_size, record.waiting, record.energy) == (200, None, None, None)
+
+
+def test_a_common_start_in_the_future_is_waited_for() -> None:
+    loop, log = virtual_loop(), Log()
+    loop.run_until_complete(offer(Slow(), [0.0, 1.0], log, loop.time, start=loop.time() + 3.0))
+    loop.close()
+    assert [(r.scheduled, r.sent) for r in log.records] == [(0.0, 0.0), (1.0, 1.0)]
+
+
+def test_a_key_goes_with_every_request_and_a_server_that_misses_it_is_told_of() -> None:
+    async def scenario(session: ClientSession, url: str) -> None:
+        with pytest.raises(SpecError, match="asks for a key; give --api-key"):
+            await client.find_model(session, url, None)
+        async with open_session(key="secret") as keyed:
+            assert await client.find_model(keyed, url, None) == "tiny"
+
+    with_server(Stub(key="secret"), scenario, PATIENCE)
 
 
 def test_nobody_listens_is_said_with_the_url_and_a_remedy() -> None:

@@ -8,20 +8,32 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.report import Outcome, Record, Report, comparison, from_records, from_run, report, table
+from loadgen.report import Objective, Outcome, Record, Report, from_records, from_run, report
+from loadgen.tables import comparison, table
 from policies.queue.simulator import Run
 
 KEYS = [
     *("scheduled", "ok", "errors", "arrival_rate_hz", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "max_ms"),
     *("throughput_hz", "mean_batch_size", "energy_per_request_mj", "mean_power_w", "slo_attainment"),
-    "send_lag_p99_ms",
+    *("send_lag_p99_ms", "slo_violations", "cost"),
 ]
 SERVED = Record(1.0, 1.0, 1.5, 200, batch_size=1, waiting=0.1, service=0.4, energy=0.5)
 PAIR = Record(2.0, 2.25, 3.0, 200, batch_size=2, waiting=0.3, service=0.5, energy=0.25)
 
+RUN = Run(
+    scheduled=3,
+    responses=np.array([0.5, 1.0, 1.0]),
+    arrivals=np.array([1.0, 2.0, 2.0]),
+    waits=np.zeros(3),
+    batch_sizes=np.array([1, 2]),
+    finishes=np.array([1.5, 3.0]),
+    energies=np.array([0.5, 0.5]),
+    elapsed=2.0,
+)
+
 
 def told(*records: Record, slo: float = inf) -> Report:
-    return report(from_records(records), 4.0, slo)
+    return report(from_records(records), 4.0, Objective(slo))
 
 
 def rendered(thing: object) -> str:
@@ -62,7 +74,18 @@ def test_errors_are_counted_by_code_and_leave_the_response_times_alone() -> None
 def test_attainment_is_of_all_that_were_scheduled() -> None:
     refused = replace(SERVED, status=503)
     assert told(SERVED, PAIR, refused, refused, slo=0.5)["slo_attainment"] == 0.25
-    assert told(SERVED)["slo_attainment"] is None
+    assert told(SERVED, PAIR, refused, refused, slo=0.5)["slo_violations"] == 3
+    assert told(SERVED)["slo_attainment"] is told(SERVED)["slo_violations"] is None
+
+
+def test_the_cost_weighs_mean_response_time_in_ms_and_mean_power_in_w() -> None:
+    outcome = from_records([PAIR, SERVED, PAIR])
+    content = report(outcome, 4.0, Objective(w1=2.0, w2=10.0))
+    assert content["mean_ms"] is not None
+    assert content["cost"] == pytest.approx(2 * content["mean_ms"] + 10 * 0.5)
+    dark = report(replace(outcome, energy=None), 4.0, Objective(w2=10.0))
+    assert dark["cost"] is None
+    assert report(replace(outcome, energy=None), 4.0)["cost"] == content["mean_ms"]
 
 
 @pytest.mark.parametrize("records", [[], [replace(SERVED, status="connection")]])
@@ -81,14 +104,12 @@ def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
 
 
 def test_a_simulated_run_reports_the_same_and_no_lag() -> None:
-    run = Run(3, np.array([0.5, 1.0, 1.0]), np.zeros(3), np.array([1, 2]), np.array([0.5, 0.5]), 2.0)
-    content = report(from_run(run), 4.0)
+    content = report(from_run(RUN), 4.0)
     assert content == told(SERVED, PAIR, PAIR) | {"send_lag_p99_ms": None}
 
 
 def test_a_simulated_run_without_energies_has_none() -> None:
-    run = Run(1, np.array([0.5]), np.zeros(1), np.array([1]), None, 2.0)
-    assert report(from_run(run), 4.0)["mean_power_w"] is None
+    assert report(from_run(replace(RUN, energies=None)), 4.0)["mean_power_w"] is None
 
 
 def test_a_duration_of_zero_has_no_rate() -> None:
@@ -104,10 +125,19 @@ def test_the_table_leaves_out_what_is_unknown() -> None:
 
 
 def test_the_comparison_has_one_row_a_policy() -> None:
-    text = rendered(comparison({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}))
+    text = rendered(comparison({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}, Objective(1.0, w2=2.0)))
     assert [line for line in text.splitlines() if "greedy" in line]
     assert [line for line in text.splitlines() if "static:2" in line and "-" in line]
-    assert "SLO" in text
+    assert "late: not answered within 1000 ms" in text
+    assert "cost: 1 x mean ms + 2 x W" in text
+
+
+def test_a_comparison_of_names_and_figures_of_usual_length_fits_eighty_columns() -> None:
+    console = Console(width=80, no_color=True)
+    with console.capture() as captured:
+        console.print(comparison({"smdp:slo_p95_ms=50": told(SERVED, PAIR, slo=1.0)}, Objective(1.0, w2=2.0)))
+    assert "smdp:slo_p95_ms=" in captured.get().splitlines()[1]
+    assert "…" not in captured.get()
 
 
 def test_a_line_of_the_output_converts_to_the_units_it_names() -> None:

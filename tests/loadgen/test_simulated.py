@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.report import Record, from_records, from_run, report
+from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import schedule
 from loadgen.simulated import Simulation, simulate
 from policies.catalog import Chosen, choose, count_table, solved
@@ -52,8 +52,10 @@ def test_a_batch_takes_the_profiles_time_and_energy() -> None:
 def test_records_of_a_run_come_to_the_same_report(spec: str) -> None:
     arrivals = schedule("poisson", 400.0, 5.0, 3)
     simulation = Simulation(DEVICE, spec, "net")
-    from_each: dict[str, Any] = {**report(from_records(list(simulation.records(arrivals.instants))), 5.0, 0.02)}
-    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 5.0, 0.02)}
+    from_each: dict[str, Any] = {
+        **report(from_records(list(simulation.records(arrivals.instants))), 5.0, Objective(0.02))
+    }
+    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 5.0, Objective(0.02))}
     assert from_each.pop("errors") == from_whole.pop("errors") == {}
     assert from_each == pytest.approx(from_whole | {"send_lag_p99_ms": 0.0})
 
@@ -106,6 +108,8 @@ def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen,
     assert np.array_equal(a.batch_sizes, b.batch_sizes)
     assert np.array_equal(a.responses, b.responses)
     assert np.array_equal(a.waits, b.waits)
+    assert np.array_equal(a.arrivals, b.arrivals)
+    assert np.array_equal(a.finishes, b.finishes)
     assert a.energies is not None
     assert b.energies is not None
     assert np.array_equal(a.energies, b.energies)

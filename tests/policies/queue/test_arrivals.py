@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue.arrivals import Instants, backlog, constant, mmpp, poisson, steps, trace
+from policies.queue.arrivals import Instants, backlog, constant, mmpp, poisson, ramp, steps, trace
 from policies.types import SpecError
 
 AZURE = Path(__file__).parents[3].parent / "shared" / "data" / "azure-llm-2023-conv.csv"
@@ -16,6 +16,9 @@ RANDOM: dict[str, Callable[[float, np.random.Generator], Instants]] = {
     "poisson": lambda duration, rng: poisson(100.0, duration, rng),
     "mmpp": lambda duration, rng: mmpp([150.0, 50.0], [0.2, 0.2], duration, rng),
     "steps": lambda duration, rng: steps([50.0, 0.0, 200.0], [1.0, 0.5, 1.0], duration, rng),
+    "ramp up": lambda duration, rng: ramp(0.0, 200.0, duration, rng),
+    "ramp down": lambda duration, rng: ramp(200.0, 0.0, duration, rng),
+    "ramp level": lambda duration, rng: ramp(100.0, 100.0, duration, rng),
 }
 
 
@@ -58,6 +61,18 @@ def test_steps_keep_to_their_rates_and_the_last_holds_on() -> None:
     counts = np.histogram(instants, [0, 10, 20, 30, 40])[0]
     expected = np.array([10_000, 0, 5_000, 5_000])
     assert (np.abs(counts - expected) <= 4 * expected**0.5).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(first=st.floats(0.0, 2000.0), last=st.floats(0.0, 2000.0), seed=st.integers(0, 2**32))
+def test_a_ramp_brings_in_each_part_what_its_straight_line_promises(first: float, last: float, seed: int) -> None:
+    if first + last == 0:
+        return
+    duration, edges = 10.0, np.linspace(0.0, 10.0, 6)
+    counts = np.histogram(ramp(first, last, duration, np.random.default_rng(seed)), edges)[0]
+    expected = np.diff(first * edges + (last - first) * edges**2 / (2 * duration))
+    # a Poisson count's deviation is its root; where few are expected its tail is longer, and the second term covers it
+    assert (np.abs(counts - expected) <= 6 * expected**0.5 + 12).all()
 
 
 def test_mmpp_has_the_mean_of_its_phases_and_more_than_poisson_variance() -> None:

@@ -1,0 +1,99 @@
+"""One run against a server, from this process or from several when one is too slow."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import ClientSession
+
+from loadgen import client
+from loadgen.client import Log
+from loadgen.progress import EVERY, Progress
+from loadgen.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is sent where.
+
+    Attributes:
+        url: of the server.
+        model: its name; None where only one is loaded.
+        image: the picture to send; None: matplotlib's sample photograph.
+        pixels: send raw pixels by the Open Inference Protocol instead.
+        give_up_after: longest wait for an answer, s.
+        key: what a server with keys asks for.
+    """
+
+    url: str
+    model: str | None = None
+    image: Path | None = None
+    pixels: bool = False
+    give_up_after: float = client.GIVE_UP_AFTER
+    key: str | None = None
+
+    async def sender(self, session: ClientSession) -> client.Sender:
+        """What sends one request; see client.photograph and client.pixels."""
+        if self.pixels:
+            return await client.pixels(session, self.url, self.model)
+        return await client.photograph(session, self.url, self.model, self.image)
+
+
+def load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> bool:
+    """Send all requests and wait for their answers; whether Ctrl-C cut that short.
+
+    Args:
+        target: what is sent where.
+        schedule: when.
+        progress: is shown how it goes.
+        log: what happened; it is whole even when cut short.
+
+    Raises:
+        SpecError: nothing can be sent at all.
+    """
+    allow_many_connections()
+    try:
+        with progress, asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_load(target, schedule, progress, log))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+async def _load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> None:
+    async with client.open_session(target.give_up_after, target.key) as session:
+        sender = await target.sender(session)
+        ticker = asyncio.create_task(_tick(progress, log))
+        try:
+            await client.offer(sender, schedule.instants.tolist(), log)
+        finally:
+            ticker.cancel()
+            await asyncio.wait([ticker])
+
+
+async def _tick(progress: Progress, log: Log) -> None:
+    start = time.monotonic()
+    while not progress.quiet:
+        progress.show(time.monotonic() - start, log)
+        await asyncio.sleep(EVERY / 2)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:  # not made for Windows
+        return None
+    return uvloop.new_event_loop
+
+
+def allow_many_connections() -> None:
+    """An open loop has a connection for each request in flight: more, in overload, than shells usually allow files."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

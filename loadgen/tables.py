@@ -1,0 +1,88 @@
+"""The report of a run, or of several, as words and figures: for the terminal, and for the page."""
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from rich.table import Table
+
+from loadgen.report import Objective, Report
+
+ROWS: Mapping[str, tuple[str, str]] = {  # words and unit of each value, in the order of the table
+    "arrival_rate_hz": ("arrival rate", "1/s"),
+    "throughput_hz": ("throughput", "1/s"),
+    "mean_ms": ("response time, mean", "ms"),
+    "p50_ms": ("median", "ms"),
+    "p90_ms": ("90 % within", "ms"),
+    "p95_ms": ("95 % within", "ms"),
+    "p99_ms": ("99 % within", "ms"),
+    "max_ms": ("longest", "ms"),
+    "mean_batch_size": ("mean batch size", ""),
+    "energy_per_request_mj": ("energy per request", "mJ"),
+    "mean_power_w": ("mean power", "W"),
+    "cost": ("cost", ""),
+    "slo_attainment": ("share answered within the SLO", ""),
+    "slo_violations": ("late: not within the SLO", ""),
+    "send_lag_p99_ms": ("sent late, 99 % within", "ms"),
+}
+_COLUMNS: Mapping[str, str] = {
+    "mean_ms": "mean ms",
+    "p50_ms": "median",
+    "p95_ms": "95 %",
+    "p99_ms": "99 %",
+    "mean_batch_size": "batch",
+    "energy_per_request_mj": "mJ",
+    "mean_power_w": "W",
+    "cost": "cost",
+    "slo_violations": "late",
+}
+
+_NAME = 16  # columns at least for the name of a policy, if it is so long
+
+
+def table(content: Report) -> Table:
+    """The report of one run, for people; what is unknown is left out."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(justify="right")
+    grid.add_column()
+    grid.add_row("requests", str(content["scheduled"]), "")
+    grid.add_row("answered", str(content["ok"]), "")
+    for status, count in content["errors"].items():
+        grid.add_row(f"not answered: {status}", str(count), "")
+    values: Mapping[str, Any] = {**content}
+    for key, (words, unit) in ROWS.items():
+        if values[key] is not None:
+            grid.add_row(words, figure(values[key]), unit)
+    return grid
+
+
+def comparison(rows: Mapping[str, Report], objective: Objective) -> Table:
+    """One row a policy, by its spec, for people; columns that nobody fills are left out."""
+    contents: dict[str, Mapping[str, Any]] = {spec: {**content} for spec, content in rows.items()}
+    shown = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
+    grid = Table(box=None, pad_edge=False, caption=_explain(objective), caption_justify="left")  # 80 columns have to do
+    grid.add_column("policy", overflow="fold", min_width=min(_NAME, max(map(len, contents), default=0)))
+    for key in shown:
+        grid.add_column(_COLUMNS[key], justify="right", no_wrap=True)
+    for spec, content in contents.items():
+        grid.add_row(spec, *(figure(content[key]) for key in shown))
+    return grid
+
+
+def explain_cost(objective: Objective) -> str:
+    """What the cost is made of."""
+    return f"cost = {objective.w1:g} x mean response time in ms + {objective.w2:g} x mean power in W"
+
+
+def _explain(objective: Objective) -> str:
+    late = f"\nlate: not answered within {1e3 * objective.slo:g} ms" if isfinite(objective.slo) else ""
+    cost = f"cost: {objective.w1:g} x mean ms + {objective.w2:g} x W"
+    return f"mJ: energy per request; {cost}{late}"
+
+
+def figure(value: float | None) -> str:
+    """A value as people read it: four digits, and whole numbers from a thousand on; None is a dash."""
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,87 @@
+"""What happened over time: live and simulated runs tell the same story, and every series adds up to its run."""
+
+from math import isfinite
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import history
+from loadgen.history import History
+from loadgen.report import Record
+from loadgen.schedule import schedule
+from loadgen.simulated import Simulation
+from policies.profile import load_profile
+
+SIMULATION = Simulation(load_profile("googlenet-tesla-p4"), "timeout:5")
+ARRIVALS = schedule("ramp:0.5:1.5", 1000.0, 4.0, 1).instants
+TOLD = history.from_run(SIMULATION.run(ARRIVALS), ARRIVALS)
+NOTHING = history.from_records([])
+
+
+def test_records_of_a_run_tell_the_same_story() -> None:
+    each = history.from_records(list(SIMULATION.records(ARRIVALS)))
+    assert each.batches == pytest.approx(TOLD.batches)
+    assert each.end == pytest.approx(TOLD.end)
+    edges = history.windows([TOLD])
+    assert history.power(each, edges) == pytest.approx(history.power(TOLD, edges))
+    for mine, theirs in zip(
+        history.percentiles(each, edges, [0.5]), history.percentiles(TOLD, edges, [0.5]), strict=True
+    ):
+        assert mine == pytest.approx(theirs)
+
+
+def test_the_windows_hold_all_requests_and_all_energy() -> None:
+    edges = history.windows([TOLD])
+    widths = np.diff(edges)
+    watts = history.power(TOLD, edges)
+    assert len(widths) == 60
+    assert watts is not None
+    assert TOLD.energies is not None
+    assert (watts * widths).sum() == pytest.approx(TOLD.energies.sum())
+    assert (history.rate(TOLD.offered, edges) * widths).sum() == pytest.approx(len(ARRIVALS))
+
+
+def test_a_window_without_arrivals_has_no_percentile() -> None:
+    told = History(np.zeros(0), np.array([0.5, 2.5]), np.array([0.1, 0.3]), None, np.zeros(0), None)
+    (values,) = history.percentiles(told, np.array([0.0, 1.0, 2.0, 3.0]), [0.5])
+    assert values[[0, 2]].tolist() == pytest.approx([0.1, 0.3])
+    assert np.isnan(values[1])
+
+
+@given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
+def test_a_distribution_rises_from_the_shortest_to_the_longest(responses: list[float]) -> None:
+    told = History(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
+    values, shares = history.distribution(told)
+    assert (values[0], values[-1]) == (min(responses), max(responses))
+    assert (np.diff(values) >= 0).all()
+    assert (np.diff(shares) > 0).all()
+
+
+def test_batch_sizes_that_never_came_have_a_share_of_zero() -> None:
+    told = History(np.zeros(0), np.zeros(0), np.zeros(0), {1: 3.0, 4: 1.0}, np.zeros(0), None)
+    sizes, shares = history.batch_shares(told)
+    assert sizes.tolist() == [1, 2, 3, 4]
+    assert shares.tolist() == [0.75, 0, 0, 0.25]
+
+
+def test_few_points_stand_for_many_requests() -> None:
+    arrivals, responses = history.points(TOLD)
+    assert 1000 <= len(arrivals) == len(responses) <= 2000
+    assert (np.diff(arrivals) >= 0).all()
+
+
+def test_of_a_run_without_answers_nothing_is_known_and_nothing_breaks() -> None:
+    edges = history.windows([NOTHING])
+    assert isfinite(edges[-1])
+    assert history.power(NOTHING, edges) is None
+    assert np.isnan(history.percentiles(NOTHING, edges, [0.5])[0]).all()
+    assert [len(values) for values in (*history.distribution(NOTHING), *history.batch_shares(NOTHING))] == [0] * 4
+    assert len(history.points(NOTHING)[0]) == 0
+
+
+def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
+    told = history.from_records([Record(0.0, 0.0, 1.0, 200, 1, energy=0.5), Record(0.0, 0.0, 1.0, 200)])
+    assert told.batches is None
+    assert told.energies is None
