@@ -114,11 +114,8 @@ class _Rule:
 
 def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
     """By a weight, or by a bound: where a load leaves none that keeps it, by what comes nearest."""
-    given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
-    if len(given) > 1:
-        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
-    key = given[0] if given else "w2"
-    value, problem = spec.number(key, 0.0), Problem(profile, 1.0)
+    key, value = _weight(spec)
+    problem = Problem(profile, 1.0)
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
         return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
     bound = parse_bound(key, spec.parameters[key], _REHEARSED)
@@ -131,6 +128,20 @@ def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
             return error.nearest
 
     return solve_table(problem, default_loads(), nearest, {key: value})
+
+
+def _weight(spec: Spec) -> tuple[str, float]:
+    """What says how much power counts, w2 or one of the bounds, and its value."""
+    given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
+    if len(given) > 1:
+        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
+    key = given[0] if given else "w2"
+    value = spec.number(key, 0.0)
+    if not value < inf:
+        raise SpecError(f"policy {spec.text!r}: {key} must be finite")
+    if key != "w2":
+        parse_bound(key, spec.parameters[key])
+    return key, value
 
 
 def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
@@ -200,6 +211,21 @@ def choose(
         table=table,
         defaults=defaults or {},
     )
+
+
+def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None) -> None:
+    """Whether a spec can be used, as far as that can be told before the profile is measured.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    spec = _with_defaults(parse_spec(text), defaults or {})
+    if spec.name in CATALOG and CATALOG[spec.name].build is _smdp:  # solving takes long, and would be for nothing
+        _weight(spec)
+        spec.number("max_wait_ms", inf)
+    else:
+        any_times = tuple(float(b) for b in range(1, max_batch_size + 1))
+        choose(text, Profile("unmeasured", any_times), defaults)
 
 
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
@@ -326,6 +352,11 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
 
 def _row(row: TableRow) -> Row:
     return Row(row.arrival_rate, row.batch_size, row.mix)
+
+
+def names_file(text: str) -> bool:
+    """Whether a spec is a FILE.json: something to read from this machine's disk."""
+    return _is_file(_split_name(text)[0])
 
 
 def _is_file(name: str) -> bool:

@@ -8,20 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.optimize import isotonic_regression
 
+from policies.files import first_mistake, read_text
 from policies.types import SpecError
 
 Source = Literal["measured", "literature", "modelled"]
 EnergySource = Literal["nvml", "rapl", "literature", "modelled", "none"]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_T = TypeVar("_T")
+# Beyond these bounds, in s, J and W, numbers are mistakes, and arithmetic with them overflows.
+_Time = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+_BySize = Annotated[list[_T], Field(max_length=4096, fail_fast=True)]
 
 
 class ProfileFile(BaseModel):
@@ -35,15 +38,15 @@ class ProfileFile(BaseModel):
     device: str = ""
     source: Source = "modelled"
     note: str = ""
-    batch_size: list[Annotated[int, Field(ge=1, le=4096)]] = Field(min_length=1)
-    service_time_s: list[_Positive]
-    service_time_cv: list[_NonNegative] | None = None
-    energy_j: list[_NonNegative] | None = None
-    energy_total_j: list[_NonNegative] | None = None
+    batch_size: _BySize[Annotated[int, Field(ge=1, le=4096)]] = Field(min_length=1)
+    service_time_s: _BySize[_Time]
+    service_time_cv: _BySize[_NonNegative] | None = None
+    energy_j: _BySize[_NonNegative] | None = None
+    energy_total_j: _BySize[_NonNegative] | None = None
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = Field("J", min_length=1, max_length=20)
-    stage_service_time_s: list[list[_NonNegative]] | None = None
+    stage_service_time_s: _BySize[Annotated[list[_NonNegative], Field(max_length=4096, fail_fast=True)]] | None = None
 
     @model_validator(mode="after")
     def _sizes_ascend_and_lengths_agree(self) -> Self:
@@ -115,6 +118,11 @@ class Profile:
         """The largest service rate, max over b of b / l(b), 1/s."""
         return max((b + 1) / t for b, t in enumerate(self.service_times))
 
+    def time_to_serve(self, requests: int) -> float:
+        """Time for that many requests in batches as large as there are, s."""
+        full, rest = divmod(requests, self.max_batch_size)
+        return full * self.service_times[-1] + (self.service_times[rest - 1] if rest else 0.0)
+
     def load(self, arrival_rate: float) -> float:
         """rho: arrival rate over capacity."""
         return arrival_rate / self.capacity
@@ -180,7 +188,7 @@ def load_profile(name_or_path: str) -> Profile:
     if name_or_path in shipped_profiles():
         return parse_profile(shipped.read_text(), name_or_path)
     try:
-        return parse_profile(Path(name_or_path).read_text(errors="replace"), name_or_path)
+        return parse_profile(read_text(name_or_path), name_or_path)
     except OSError as error:
         known = ", ".join(shipped_profiles())
         raise SpecError(f"no profile {name_or_path!r} ({error.strerror}): give a file, or one of {known}") from error
@@ -195,9 +203,7 @@ def parse_profile(text: str, origin: str) -> Profile:
     try:
         return _dense(ProfileFile.model_validate_json(text))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise SpecError(f"profile {origin!r} is malformed at {where}: {first['msg']}; mend the file") from error
+        raise SpecError(f"profile {origin!r} is malformed at {first_mistake(error)}; mend the file") from error
 
 
 def _dense(file: ProfileFile) -> Profile:

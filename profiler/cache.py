@@ -5,11 +5,11 @@ import json
 import logging
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from policies.files import read_text, write_atomically
 from policies.profile import Profile, parse_profile
 from policies.types import SpecError
 
@@ -45,10 +45,10 @@ class Key:
 def load(key: Key) -> Profile | None:
     """The profile kept for the key; None where there is none, or it is damaged or another's."""
     try:
-        profile = parse_profile(key.path.read_text(), str(key.path))
+        profile = parse_profile(read_text(key.path), str(key.path))
     except OSError:
         return None
-    except (SpecError, UnicodeDecodeError) as error:
+    except SpecError as error:
         _log.warning("the cached profile is ignored: %s", error)
         return None
     fits = (profile.model, profile.device, profile.max_batch_size) == (key.model, key.device, key.max_batch_size)
@@ -63,23 +63,6 @@ def store(key: Key, profile: Profile) -> None:
         write_atomically(path, profile.to_json())
     except OSError as error:
         _log.warning("the profile is not kept: %s", error)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write the whole file or nothing: a reader never sees half of it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(part, 0o644)  # mkstemp's file is its owner's alone
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
 
 
 def versions() -> dict[str, str]:

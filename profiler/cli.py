@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from policies import files
 from policies.command import check_files, run
 from policies.plots import plot_profile
 from policies.profile import Profile, load_profile
@@ -178,7 +179,7 @@ def _write(bench: _Bench, profile: Profile, output: Path | None, plot: Path | No
         cache.store(bench.key, profile)
     try:
         if output is not None:
-            cache.write_atomically(output, profile.to_json())
+            files.write_atomically(output, profile.to_json())
         if plot is not None:
             plot_profile(profile, plot)
     except OSError as error:

@@ -1,7 +1,6 @@
 """The policy file ("batchwright.policy/1"): solved tables over a grid of loads, and how they are solved."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from policies.files import first_mistake, read_text, write_atomically
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
 from policies.types import Mix, SpecError
 
-_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Actions = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
+_Actions = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _row(solution: Solution) -> TableRow:
 
 class _MixFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    probability: Annotated[float, Field(ge=0, le=1)]
+    probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
     batch_size: _Actions
 
 
@@ -129,16 +129,19 @@ class _RowFile(BaseModel):
 
 
 class _PolicyFile(BaseModel):
-    """The file's shape, as contracts fix it; keys beyond these are somebody's notes."""
+    """The file's shape, as contracts fix it; a `note` is for people."""
+
+    model_config = ConfigDict(extra="forbid")
 
     schema_: Literal["batchwright.policy/1"] = Field(alias="schema")
     profile: str
     policy: str = "smdp"
+    note: str = ""
     w1: _Figure = 1.0
     w2: _Figure | None = None
-    bound: dict[str, float | str] | None = None
+    bound: dict[str, Annotated[float, Field(allow_inf_nan=False)] | str] | None = None
     max_batch_size: int = Field(ge=1, le=4096)
-    rows: list[_RowFile] = Field(min_length=1)
+    rows: Annotated[list[_RowFile], Field(min_length=1, fail_fast=True)]
 
     @model_validator(mode="after")
     def _rows_ascend_and_actions_are_feasible(self) -> Self:
@@ -160,9 +163,7 @@ def parse_table(text: str, origin: str) -> PolicyTable:
     try:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise SpecError(f"policy file {origin!r} is malformed at {where}: {first['msg']}; solve it again") from error
+        raise SpecError(f"policy file {origin!r} is malformed at {first_mistake(error)}; solve it again") from error
     rows = tuple(_row_from(row) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
@@ -187,7 +188,7 @@ def load_table(path: str) -> PolicyTable:
         SpecError: there is none, or it is malformed.
     """
     try:
-        return parse_table(Path(path).read_text(errors="replace"), path)
+        return parse_table(read_text(path), path)
     except OSError as error:
         raise SpecError(f"no policy file {path!r} ({error.strerror}): write one with solve-policy --output") from error
 
@@ -227,9 +228,7 @@ def save_table(table: PolicyTable, path: Path) -> None:
     Raises:
         SpecError: it cannot be written there.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(to_json(table))
-        os.replace(part, path)
+        write_atomically(path, to_json(table))
     except OSError as error:
         raise SpecError(f"cannot write {str(path)!r}: {error.strerror}; give a path that can be written") from error

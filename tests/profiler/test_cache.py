@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from policies.files import write_atomically
 from policies.profile import Profile
 from profiler import cache
-from profiler.cache import Key, load, slug, store, write_atomically
+from profiler.cache import Key, load, slug, store
 
 KEY = Key("net", "Some CPU (TM)", 3, "fp32, 1 threads")
 PROFILE = Profile("n", (1.0, 1.5, 2.0), model="net", device="Some CPU (TM)", source="measured")

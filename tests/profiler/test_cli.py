@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from policies import files
 from policies.profile import load_profile
-from profiler import cache
 from profiler.cli import main
 
 P4 = "emulated:googlenet-tesla-p4"
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_written_after_all_is_a_mistake_too(
     def full(path: Path, text: str) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(cache, "write_atomically", full)
+    monkeypatch.setattr(files, "write_atomically", full)
     code, _, err = run("net", "--device", P4, "--max-batch-size", "1", "--output", str(tmp_path / "p.json"))
     assert code == 2
     assert "No space left on device" in err

@@ -1,0 +1,155 @@
+"""Files from anywhere: one line for whatever is wrong with them, and whole or not at all when we write."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import files
+from policies.files import MAX_BYTES, read_text, write_atomically
+from policies.profile import load_profile
+from policies.smdp.table import load_table
+from policies.types import SpecError
+
+Load = Callable[[str], Any]
+PROFILE = {"schema": "batchwright.profile/1", "name": "x", "batch_size": [1, 2, 4], "service_time_s": [0.1, 0.2, 0.3]}
+ROW = {"arrival_rate_hz": 100.0, "load": 0.1, "w2": 1.0, "batch_size": [0, 1, 2]}
+POLICY = {"schema": "batchwright.policy/1", "profile": "p", "w1": 1.0, "w2": 1.0, "max_batch_size": 2, "rows": [ROW]}
+BOTH: list[Load] = [load_profile, load_table]
+
+
+def refused(load: Load, path: Path) -> str:
+    with pytest.raises(SpecError) as caught:
+        load(str(path))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 2000
+    return text
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"rows": [ROW | changes]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema": "batchwright.policy/1"}, "schema"),
+        ({"note\n": 1}, "Extra inputs"),
+        ({"batch_size": [1, 2, 5000]}, "4096, not 5000"),
+        ({"batch_size": list(range(1, 5000))}, "at most 4096"),
+        ({"batch_size": [1, 2, 2]}, "ascend"),
+        ({"batch_size": [1, 2, 2.5]}, "batch_size.2"),
+        ({"batch_size": []}, "at least 1"),
+        ({"service_time_s": [0.1, 0.2]}, "2 values for 3"),
+        ({"service_time_s": [0.1, float("nan"), 0.3]}, "service_time_s.1"),
+        ({"service_time_s": [0.1, float("inf"), 0.3]}, "service_time_s.1"),
+        ({"service_time_s": [0.1, -0.2, 0.3]}, "not -0.2"),
+        ({"service_time_s": [0.1, 0, 0.3]}, "service_time_s.1"),
+        ({"service_time_s": [0.1, 5e-324, 0.3]}, "service_time_s.1"),
+        ({"service_time_s": [0.1, 1e300, 0.3]}, "service_time_s.1"),
+        ({"energy_j": [0.1, float("-inf"), 0.3]}, "energy_j.1"),
+        ({"service_time_cv": [0.1, -1, 0.3]}, "service_time_cv.1"),
+        ({"idle_power_w": -1}, "idle_power_w"),
+        ({"name": ""}, "name"),
+    ],
+)
+def test_a_profile_that_is_wrong_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(PROFILE | changes))
+    assert says in refused(load_profile, path)
+
+
+@pytest.mark.parametrize("missing", ["schema", "name", "batch_size", "service_time_s"])
+def test_a_profile_without_a_key_is_refused(missing: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({key: value for key, value in PROFILE.items() if key != missing}))
+    assert f"{missing}: Field required" in refused(load_profile, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema": "batchwright.profile/1"}, "schema"),
+        ({"maximum": 3}, "maximum"),
+        ({"max_batch_size": 5000}, "4096, not 5000"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"rows": []}, "rows"),
+        ({"rows": [ROW, ROW]}, "ascend"),
+        ({"rows": [ROW, ROW | {"arrival_rate_hz": 1.0}]}, "ascend"),
+        ({"w2": float("nan")}, "w2"),
+        ({"w1": -1}, "w1"),
+        ({"bound": {"slo_p95_ms": float("nan")}}, "bound"),
+        (row(arrival_rate_hz=0), "arrival_rate_hz"),
+        (row(arrival_rate_hz=5e-324), "arrival_rate_hz"),
+        (row(arrival_rate_hz=float("inf")), "arrival_rate_hz"),
+        (row(extra=1), "extra"),
+        (row(batch_size=[0, 1, 3]), "action 3"),
+        (row(batch_size=[0, 1, -1]), "batch_size.2"),
+        (row(batch_size=[0, 1, 99999]), "batch_size.2"),
+        (row(batch_size=[0]), "at least 2"),
+        (row(mix={"probability": -0.1, "batch_size": [0, 1]}), "probability"),
+        (row(mix={"probability": 1.1, "batch_size": [0, 1]}), "probability"),
+        (row(mix={"probability": float("nan"), "batch_size": [0, 1]}), "probability"),
+        (row(mix={"probability": 0.5}), "mix.batch_size: Field required"),
+    ],
+)
+def test_a_policy_that_is_wrong_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(POLICY | changes))
+    assert says in refused(load_table, path)
+
+
+@pytest.mark.parametrize("load", BOTH)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00\xff\xfe\x80" * 1000, b"[" * 100_000, b'{"a":' * 100_000, b"null", b"1e999", b'"\\ud800"'],
+    ids=["empty", "binary", "nested lists", "nested objects", "null", "huge", "surrogate"],
+)
+def test_what_is_no_such_file_at_all_is_refused(load: Load, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    assert "malformed" in refused(load, path)
+
+
+@pytest.mark.parametrize("load", BOTH)
+def test_folders_devices_and_files_of_hundreds_of_megabytes_are_refused(load: Load, tmp_path: Path) -> None:
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(500 * 2**20)
+    assert "larger than 32 MiB" in refused(load, large)
+    assert "larger than 32 MiB" in refused(load, Path("/dev/zero"))
+    assert "directory" in refused(load, tmp_path)
+    with pytest.raises(SpecError, match="null"):
+        load("a\0b.json")
+
+
+def test_a_file_at_the_bound_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 10)
+    path = tmp_path / "x"
+    path.write_text("0123456789")
+    assert read_text(path) == "0123456789"
+    assert MAX_BYTES > 10
+
+
+def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    write_atomically(path, "old")
+    program = f"""
+import os, signal
+from pathlib import Path
+from policies import files
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+files.write_atomically(Path({str(path)!r}), "new" * 100000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == -9
+    assert path.read_text() == "old"
+    write_atomically(path, "newer")
+    assert path.read_text() == "newer"
+    assert os.stat(path).st_mode & 0o777 == 0o644
