@@ -26,7 +26,9 @@ from profiler.energy_plan import EnergyPlan, full_energy_plan
 from profiler.measure import Subject, full_plan, measure
 from profiler.preflight import preflight
 from profiler.sweep import Sweep, rig_of, with_energy
-from server.dispatcher import Answer, Dispatcher
+from server.admission import Limits
+from server.calls import Answer
+from server.dispatcher import Dispatcher
 from server.energy import EnergyMeter, meter_for
 from server.errors import ServerError
 from server.executor import Executor, ThreadExecutor
@@ -98,7 +100,7 @@ async def joules(served: Served, spec: str, rate: float, seed: int = 1) -> dict[
     profile = served.profile
     chosen = await asyncio.to_thread(choose, spec, profile)
     metrics = Metrics({profile.model: profile.energy_source})
-    dispatcher = Dispatcher(served.executor, {profile.model: chosen}, metrics, served.clock, _CAPACITY)
+    dispatcher = Dispatcher(served.executor, {profile.model: chosen}, metrics, served.clock, Limits(_CAPACITY))
     tally = _Tally([], [], Progress(0, served.clock()))
     loop, offer = (
         asyncio.create_task(dispatcher.run()),

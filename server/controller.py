@@ -80,6 +80,13 @@ class Controller:
         elif watched.objective is not None:
             self._judge(model, watched, watched.objective, responses)
 
+    def shrunk(self, model: str) -> None:
+        """The batches of this model have to be smaller: solve for that, from what serves greedily meanwhile."""
+        before, stand_in = self._watched[model], self._dispatcher.chosen[model]
+        watched = self._watched[model] = self._watch(model, stand_in, before)
+        watched.asked_for = before.asked_for
+        self._solve(model, stand_in.profile, "memory", f"batches of at most {stand_in.profile.max_batch_size} fit")
+
     def _watch(self, model: str, chosen: Chosen, before: _Watched | None = None) -> _Watched:
         if before is not None and before.evidence.profile is chosen.profile:
             evidence = before.evidence

@@ -9,67 +9,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from math import ceil, inf
+from math import inf
 from typing import Any
 
-from policies.catalog import Chosen, combine
+from policies.catalog import Chosen, choose, combine
 from policies.queue.batcher import Batcher
 from policies.types import Action, Kind, Launch, Request, Wait
-from server.errors import DrainingError, ExecutionError, ExpiredError, QueueFullError, ServerError
-from server.executor import Batch, Completion, Executor
+from server.admission import DEFAULT_LIMITS, Backlog, Limits, refusal
+from server.alarm import Alarm
+from server.calls import Answer, Call, Sample
+from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
+from server.executor import Batch, Completion, DeviceLostError, Executor
+from server.logs import log_batch
 from server.metrics import Metrics
+from server.rescue import Part, complete, rescue, watched
 
 _log = logging.getLogger("batchwright.dispatcher")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of one request.
-
-    Attributes:
-        output: float32 [classes].
-        batch_size: size of the batch it was served in.
-        waiting: arrival to launch, s.
-        service: time of its batch on the device, s.
-        energy: its share of the batch's energy by the profile, J; None where unknown.
-    """
-
-    output: Any
-    batch_size: int
-    waiting: float
-    service: float
-    energy: float | None
-
-
-class _Call:
-    """The samples of one HTTP call: separate requests, answered together."""
-
-    __slots__ = ("answers", "future", "missing", "requests")
-
-    def __init__(self, future: "asyncio.Future[list[Answer]]") -> None:
-        self.future = future
-        self.requests: list[Request] = []
-        self.answers: list[Any] = []
-        self.missing = 0
-
-    def answer(self, index: int, answer: Answer) -> None:
-        self.answers[index] = answer
-        self.missing -= 1
-        if self.missing == 0 and not self.future.done():
-            self.future.set_result(self.answers)
-
-    def fail(self, error: ServerError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """What `Request.payload` holds here."""
-
-    input: Any
-    call: _Call
-    index: int
+_HUNG_AFTER = 20.0  # times its expected service time, a batch is held for hung
+_GRACE = 5.0  # s that the loop may be late before it counts as stuck
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +44,15 @@ class Dispatcher:
 
     Attributes:
         chosen: by model, the policy that decides now, its profile, and where they came from.
+        leaving: told to stop soon: not ready, though calls are still admitted.
         on_served: told of each batch that is answered: model, size, service time and response times, s.
+        on_shrunk: told of a model whose batches have to be smaller from now on.
+        broken: set when nothing can be served any more: the device is lost, or the loop itself broke.
     """
 
+    leaving = False
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
+    on_shrunk: Callable[[str], None] | None = None
 
     def __init__(
         self,
@@ -98,27 +60,28 @@ class Dispatcher:
         chosen: Mapping[str, Chosen],
         metrics: Metrics,
         clock: Callable[[], float],
-        capacity: int = 1024,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`clock` is the executor's own, time.monotonic, s; `capacity` counts waiting requests."""
+        """`clock` is the executor's own, time.monotonic, s."""
         self.chosen = dict(chosen)
+        self.broken = asyncio.Event()
         self._executor = executor
         self._metrics = metrics
         self._clock = clock
-        self._capacity = capacity
+        self._limits = limits
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         self._batcher = Batcher(policy, largest, monitor)
+        self._free_at = 0.0  # when the batch in service should be done
+        self._turns_by = inf  # when the loop should have come round again
         self._ids = count()
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
-        self._calls: set[_Call] = set()
+        self._calls: set[Call] = set()
         self._draining = False
-        self._broken = False
         self._undelivered: _Done | None = None
         self._last_finish: float | None = None  # of the batch before, while nobody has waited since
-        self._expiry_timer: asyncio.TimerHandle | None = None
-        self._expiry_at = inf
+        self._expiry = Alarm(clock, self._on_expiry)  # a busy device does not delay it
 
     # what the gateway asks
 
@@ -131,26 +94,44 @@ class Dispatcher:
             timeout: time after which the client no longer wants the answer, s.
 
         Raises:
-            QueueFullError: there is no room for all of them.
+            QueueFullError: there is no room for all of them, or no time.
             DrainingError: the server is stopping.
         """
-        self._admit(model, len(inputs))
+        self.check_room(model, len(inputs), timeout)
         now = self._clock()
-        call = _Call(asyncio.get_running_loop().create_future())
+        call = Call(asyncio.get_running_loop().create_future(), len(inputs))
         slo = self.chosen[model].slo
         for index, sample in enumerate(inputs):
             request = Request(
-                next(self._ids), now, Kind(model), now + slo, now + timeout, payload=_Sample(sample, call, index)
+                next(self._ids), now, Kind(model), now + slo, now + timeout, payload=Sample(sample, call, index)
             )
             call.requests.append(request)
             self._batcher.arrive(request)
-        call.missing = len(inputs)
-        call.answers = [None] * len(inputs)
         call.future.add_done_callback(lambda _: self._leave(call))
         self._calls.add(call)
+        if not self._batcher.busy:
+            self._turns_by = now
         self._wake.set()
-        self._arm_expiry()
+        self._expiry.set(self._batcher.next_expiry())
         return call.future
+
+    def check_room(self, model: str, n: int, timeout: float = inf) -> None:
+        """Whether `n` more samples of `model` would be admitted now; a gateway may ask before it reads the body.
+
+        Raises:
+            QueueFullError: there is no room for them, or their answers would come after `timeout`, s.
+            DrainingError: the server is stopping.
+        """
+        if self._draining or self.broken.is_set():
+            raise DrainingError("the server is stopping; send the request to another one", 1)
+        backlog = Backlog(self._batcher.queue_length, self._limits.capacity, self.backlog)
+        refused = refusal(n, backlog, timeout, lambda: self._time_to_serve({model: n}))
+        if refused is not None:
+            raise refused
+
+    def backlog(self) -> float:
+        """The least time in which the device serves everybody who is here, s."""
+        return self._time_to_serve({})
 
     def use(self, model: str, chosen: Chosen) -> Chosen:
         """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
@@ -188,8 +169,13 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether new calls are admitted."""
-        return not (self._draining or self._broken)
+        """Whether new calls should be sent here; one that is `leaving` still admits them until it drains."""
+        return not (self.leaving or self._draining or self.broken.is_set())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop turns: it is not broken, and not overdue."""
+        return not self.broken.is_set() and self._clock() <= self._turns_by + _GRACE
 
     async def drain(self) -> None:
         """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
@@ -200,34 +186,54 @@ class Dispatcher:
             self._all_answered.clear()
             await self._all_answered.wait()
 
+    def abandon(self) -> None:
+        """Refuse new calls, and those accepted as well: whoever stops the server has lost patience."""
+        self._draining = True
+        for call in list(self._calls):
+            call.fail(DrainingError("the server stopped before the answer; send the request to another one", 1))
+
     # the loop
 
     async def run(self) -> None:
-        """Decide and serve until cancelled.
+        """Decide and serve until cancelled, or until nothing can be served any more: then `broken` is set.
 
-        Should this loop itself break, everybody gets an error, nobody new is admitted, and it ends with the exception.
+        Everybody gets an error then, and nobody new is admitted.
         """
         try:
             while True:
                 await self._turn()
-        except Exception as error:
-            self._broken = True
+        except DeviceLostError as error:
+            _log.critical("the device is lost (%s); the server has to be restarted", error)
+            self._end(UnavailableError(f"the device is lost: {error}; send the request to another server", 1))
+        except Exception as error:  # noqa: BLE001  (a bug here must not leave anybody without an answer)
             _log.exception("the dispatcher broke; the server has to be restarted")
-            for call in list(self._calls):
-                call.fail(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
-            raise
+            self._end(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
+
+    def _end(self, error: ServerError) -> None:
+        self.broken.set()
+        for call in list(self._calls):
+            call.fail(error)
 
     async def _turn(self) -> None:
         self._wake.clear()
         match self._decide():
             case Launch() as launch:
-                running = self._executor.run(_batch(launch))
+                batch = _batch(launch)
+                running = self._run(batch)
                 self._deliver()  # the batch before, while the device works on this one
-                await self._serve(launch, running)
+                await self._serve(launch, batch, running)
             case Wait(until):
                 self._last_finish = None
+                self._turns_by = until
                 self._deliver()
                 await self._sleep(until)
+
+    def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
+        expected = self._expected(batch.model, len(batch.inputs))
+        within = max(self._limits.patience, _HUNG_AFTER * expected)
+        self._free_at = self._clock() + expected
+        self._turns_by = self._free_at - expected + within
+        return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:
         now = self._clock()
@@ -239,28 +245,51 @@ class Dispatcher:
             self._batcher.drain()
             return self._batcher.decide(now)
 
-    async def _serve(self, launch: Launch, running: "asyncio.Future[Completion]") -> None:
-        policy = self.chosen[launch.requests[0].kind.model].name  # another one may be set during the service
+    async def _serve(self, launch: Launch, batch: Batch, running: "asyncio.Future[Completion]") -> None:
+        policy = self.chosen[batch.model].name  # another one may be set during the service
         try:
-            completion = await running
-            if len(completion.outputs) != len(launch.requests):
-                raise ExecutionError(f"{len(completion.outputs)} outputs for {len(launch.requests)} inputs")
-        except Exception as error:  # noqa: BLE001  (whatever the device raised fails this batch, not the loop)
-            self._fail(launch, error)
+            completion = complete(batch, await running)
+        except Exception as error:  # noqa: BLE001  (whatever the device raised, as few as possible fail for it)
+            self._last_finish = None
+            await self._rescue(policy, launch, batch, error)
             return
         if self._last_finish is not None:
             self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
         self._undelivered = _Done(policy, launch, self._batcher.complete(launch), completion)
         self._last_finish = completion.finished if len(self._batcher) else None
 
-    def _fail(self, launch: Launch, error: Exception) -> None:
-        _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
-        self._last_finish = None
-        for request in self._batcher.fail(launch):
+    async def _rescue(self, policy: str, launch: Launch, batch: Batch, error: Exception) -> None:
+        _log.error("a batch of %d failed; its parts are tried", len(launch.requests), exc_info=error)
+        self._metrics.device_fault(batch.model, type(error).__name__)
+        rescued = await rescue(self._run, batch, error)
+        finished = {request.id for request in self._batcher.complete(launch)}
+        for part in rescued.parts:
+            self._settle(policy, replace(launch, requests=_of(part, launch)), part, finished)
+        if rescued.largest is not None:
+            self._shrink(batch.model, rescued.largest)
+
+    def _settle(self, policy: str, launch: Launch, part: Part, finished: set[int]) -> None:
+        if isinstance(part.result, Completion):
+            here = [request for request in launch.requests if request.id in finished]
+            self._answer(_Done(policy, launch, here, part.result))
+            return
+        for request in launch.requests:
             call = request.payload.call
-            call.fail(ExecutionError(f"the device failed: {type(error).__name__}"))
+            call.fail(ExecutionError(f"the device failed on this input alone: {_one_line(part.result)}"))
             for other in call.requests:  # nobody waits for them any more
                 self._batcher.cancel(other)
+
+    def _shrink(self, model: str, largest: int) -> None:
+        """Greedy service within what the memory takes, until somebody solves for it."""
+        now = self.chosen[model]
+        if largest >= now.profile.max_batch_size:
+            return
+        _log.error("%s: out of memory; batches are of at most %d from now on", model, largest)
+        self._batcher.limit(model, largest)
+        self.use(model, choose("greedy", now.profile.truncated(largest), now.defaults))
+        self._metrics.policy(model, "greedy", "greedy")
+        if self.on_shrunk is not None:
+            self.on_shrunk(model)
 
     async def _sleep(self, until: float) -> None:
         if until == inf:
@@ -276,20 +305,36 @@ class Dispatcher:
         done, self._undelivered = self._undelivered, None
         if done is None:
             return
+        self._answer(done)
+        if self.on_served is not None:
+            batch, now = done.launch.requests, self._clock()
+            service = done.completion.finished - done.completion.started
+            responses = [now - request.arrival for request in done.finished]
+            self._tell(batch[0].kind.model, len(batch), service, responses)
+
+    def _answer(self, done: _Done) -> None:
         batch, completion = done.launch.requests, done.completion
         model, size = batch[0].kind.model, len(batch)
         service = completion.finished - completion.started
         energy = self.chosen[model].profile.energy(size)
         self._metrics.batch(self._executor.name, done.policy, done.launch, service, energy)
-        now = self._clock()
-        self._metrics.answered(self._executor.name, done.finished, now)
+        self._metrics.answered(self._executor.name, done.finished, self._clock())
+        log_batch(
+            model=model,
+            device=self._executor.name,
+            policy=done.policy,
+            reason=done.launch.reason,
+            batch_size=size,
+            service=service,
+            waited=batch[0].started - batch[0].arrival,
+            queue_length=self._batcher.queue_length,
+            energy=energy,
+        )
         share = None if energy is None else energy / size
         outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
         for request in done.finished:
             answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
             request.payload.call.answer(request.payload.index, answer)
-        if self.on_served is not None:
-            self._tell(model, size, service, [now - request.arrival for request in done.finished])
 
     def _tell(self, model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
         assert self.on_served is not None
@@ -299,7 +344,7 @@ class Dispatcher:
             _log.exception("watching the batches failed; the policy stays as it is from now on")
             self.on_served = None
 
-    def _leave(self, call: _Call) -> None:
+    def _leave(self, call: Call) -> None:
         """The call is answered, failed or cancelled: whoever of it is still here goes."""
         if call.missing:
             for request in call.requests:
@@ -309,19 +354,18 @@ class Dispatcher:
         if not self._calls:
             self._all_answered.set()
 
-    def _admit(self, model: str, n: int) -> None:
-        if not self.ready:
-            self._metrics.rejected(model, "draining" if self._draining else "broken", n)
-            raise DrainingError("the server is stopping; send the request to another one", 1)
-        waiting = self._batcher.queue_length
-        if waiting + n > self._capacity:
-            self._metrics.rejected(model, "queue_full", n)
-            seconds = max(1, ceil(waiting / self.chosen[model].profile.capacity))
-            raise QueueFullError(
-                f"no room for {n} more: {waiting} of {self._capacity} places in the queue are taken; "
-                f"come again in {seconds} s",
-                seconds,
-            )
+    def _time_to_serve(self, more: Mapping[str, int]) -> float:
+        """The least time for the rest of the batch in service, everybody who waits, and `more` by model, s."""
+        waiting = self._batcher.waiting_by_model()
+        models = waiting.keys() | more.keys()
+        left = max(0.0, self._free_at - self._clock())
+        return left + sum(
+            self.chosen[model].profile.time_to_serve(waiting.get(model, 0) + more.get(model, 0)) for model in models
+        )
+
+    def _expected(self, model: str, size: int) -> float:
+        profile = self.chosen[model].profile
+        return profile.service_time(min(size, profile.max_batch_size))
 
     # time-outs of clients
 
@@ -330,24 +374,20 @@ class Dispatcher:
             waited = 1e3 * (now - request.arrival)
             request.payload.call.fail(ExpiredError(f"the time-out passed after {waited:.0f} ms, before an answer"))
 
-    def _arm_expiry(self) -> None:
-        """One timer, for the earliest expiry: a busy device does not delay it."""
-        at = self._batcher.next_expiry()
-        if at >= self._expiry_at:
-            return
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
-        self._expiry_at = at
-        delay = max(0.0, at - self._clock())
-        self._expiry_timer = asyncio.get_running_loop().call_later(delay, self._on_expiry)
-
     def _on_expiry(self) -> None:
-        self._expiry_at = inf
         self._expire(self._clock())
         self._wake.set()
-        self._arm_expiry()
+        self._expiry.set(self._batcher.next_expiry())
 
 
 def _batch(launch: Launch) -> Batch:
     first = launch.requests[0]
     return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages)
+
+
+def _of(part: Part, launch: Launch) -> Sequence[Request]:
+    return launch.requests[part.first : part.first + part.size]
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

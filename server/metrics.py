@@ -55,6 +55,7 @@ class Metrics:
         self._queue_length = gauge("queue_length", "Requests waiting", "model")
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
         self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
+        self._faults = counter("device_faults", "Batches that the device failed on, by exception", "model", "error")
         self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", "model")
         self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
 
@@ -115,6 +116,10 @@ class Metrics:
     def rejected(self, model: str, reason: str, n: int) -> None:
         """`n` requests were not admitted."""
         self._rejected.labels(model, reason).inc(n)
+
+    def device_fault(self, model: str, error: str) -> None:
+        """The device raised on a batch; `error` is the exception's type."""
+        self._faults.labels(model, error).inc()
 
     def idle_gap(self, device: str, seconds: float) -> None:
         """The device stood idle between two batches although requests waited and the policy launched."""

@@ -3,7 +3,8 @@
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from policies.types import SpecError
-from server.executor import Batch, Executor, Logits
+from server.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
 from server.models import ServedModel
 from server.torch_models import PixelNet
 
@@ -49,9 +50,38 @@ class TorchDevice:
         place = self._places[batch.model]
         count = len(batch.inputs)
         np.stack(batch.inputs, out=place.rows[:count])  # refuses a sample of another shape, which [...] would spread
-        with torch.inference_mode():
+        with torch.inference_mode(), _named_faults():
             logits: Logits = self._run(place.net, place.pixels[:count]).numpy()
+        if not np.isfinite(logits).all():
+            raise NotFiniteError("the model's output is not finite")
         return [row.copy() for row in logits]
+
+
+@contextmanager
+def _named_faults() -> Iterator[None]:
+    """Tell apart, by type, what a smaller batch may mend and what only a new process may.
+
+    After an error of the accelerator every later call fails too if its context is gone; then so does the next one.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemoryError(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # the CPU's allocator has no type of its own for it
+            raise OutOfMemoryError(str(error)) from error
+        if isinstance(error, torch.AcceleratorError) and not _context_lives():
+            raise DeviceLostError(str(error)) from error
+        raise
+
+
+def _context_lives() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001  (whatever it is: a context that lives answers)
+        return False
+    return True
 
 
 async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:

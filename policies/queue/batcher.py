@@ -5,6 +5,7 @@ asyncio Dispatcher and the simulator; whatever both must do alike stands here.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -24,7 +25,7 @@ class Batcher:
     def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
         """`max_batch_size` holds the largest batch of each model; requests of other models are refused."""
         self.policy = policy
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = dict(max_batch_size)
         self.monitor = monitor
         self._waiting: list[Request] = []
         self._suspended: list[Request] = []
@@ -38,13 +39,28 @@ class Batcher:
         return len(self._waiting) + len(self._suspended)
 
     @property
+    def busy(self) -> bool:
+        """Whether a batch is in service."""
+        return bool(self._in_service)
+
+    @property
     def queue_length(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
     def waiting_of(self, model: str) -> int:
         """How many requests of `model` wait."""
-        return sum(r.kind.model == model for r in self._waiting)
+        return self.waiting_by_model().get(model, 0)
+
+    def waiting_by_model(self) -> Mapping[str, int]:
+        """How many wait, by model."""
+        if len(self._max_batch_size) == 1:  # as nearly always: nobody need be looked at
+            return {next(iter(self._max_batch_size)): len(self._waiting)}
+        return Counter(r.kind.model for r in self._waiting)
+
+    def limit(self, model: str, max_batch_size: int) -> None:
+        """From now on no batch of `model` may be larger."""
+        self._max_batch_size[model] = max_batch_size
 
     def arrive(self, request: Request) -> None:
         """Take a request in.

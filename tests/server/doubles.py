@@ -1,7 +1,7 @@
 """Fakes that implement the server's protocols on a virtual clock."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,11 @@ from policies.catalog import Chosen
 from policies.profile import Profile
 from policies.queue.monitor import Monitor, NoMonitor
 from policies.types import Policy
+from server.admission import Limits
+from server.dispatcher import Dispatcher
 from server.executor import Batch, Completion
+from server.metrics import Metrics
+from tests.virtual import virtual_loop
 
 STEPS = Profile("steps", tuple(0.010 + 0.001 * b for b in range(1, 9)), energies=tuple(0.1 * b for b in range(1, 9)))
 
@@ -47,3 +51,36 @@ def chosen(
 ) -> Mapping[str, Chosen]:
     """One model, "m", under this policy."""
     return {"m": Chosen("spec", "name", {}, profile, policy, monitor or NoMonitor(), **fields)}
+
+
+UNLIMITED = Limits(10**6)
+Scenario = Callable[[Dispatcher, FakeExecutor], Coroutine[Any, Any, Any]]
+
+
+def play(
+    scenario: Scenario,
+    by_model: Mapping[str, Chosen],
+    executor: FakeExecutor | None = None,
+    limits: Limits = UNLIMITED,
+) -> Any:
+    """Run a scenario against a running dispatcher on a virtual clock."""
+    loop = virtual_loop()
+    executor = executor or FakeExecutor()
+
+    async def main() -> Any:
+        metrics = Metrics(dict.fromkeys(by_model, "modelled"))
+        dispatcher = Dispatcher(executor, by_model, metrics, loop.time, limits)
+        task = asyncio.ensure_future(dispatcher.run())
+        try:
+            return await scenario(dispatcher, executor)
+        finally:
+            task.cancel()
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def parts(policy: Policy) -> Mapping[str, Chosen]:
+    return chosen(policy)

@@ -16,9 +16,9 @@ from policies.queue.arrivals import poisson
 from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.energy import CountingMeter, EnergyMeter
-from server.executor import Batch, Completion
+from server.executor import Batch, Completion, OutOfMemoryError
 from server.metrics import Metrics
-from tests.server.doubles import FakeExecutor
+from tests.server.doubles import UNLIMITED, FakeExecutor
 from tests.virtual import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -78,8 +78,9 @@ def serve(
 
     async def main() -> Seen:
         metrics = Metrics({"m": "modelled"})
-        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, 10**6)
-        dispatcher.on_served = Controller(dispatcher, metrics, meter or executor.meter, Inline()).served
+        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
+        dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
         task = asyncio.ensure_future(dispatcher.run())
         answers = []
         for instant in instants:
@@ -132,6 +133,34 @@ def test_an_objective_that_is_missed_lightens_the_weight_of_power() -> None:
     assert before is not None
     assert after is not None
     assert after.rows[14].w2 < before.rows[14].w2
+
+
+def does_not_fit(outputs: list[Any]) -> list[Any]:
+    if len(outputs) > 12:
+        raise OutOfMemoryError
+    return outputs
+
+
+@pytest.mark.parametrize("slower", [P4, SLOWER])
+def test_a_memory_that_is_too_small_is_solved_for_and_the_device_followed_on(slower: Profile) -> None:
+    executor = ChangingExecutor(P4, slower, 15.0)
+    executor.fault = does_not_fit
+    seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity)
+    assert seen.changes("memory") >= 1
+    assert (seen.changes("drift") >= 1) == (slower is SLOWER)
+    assert seen.chosen.spec == "smdp:w2=16"
+    assert seen.chosen.table is not None
+    assert max(max(row.batch_size) for row in seen.chosen.table.rows) == seen.chosen.profile.max_batch_size <= 12
+    assert max(len(entry[2]) for entry in executor.log[-50:]) <= 12
+
+
+def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = does_not_fit
+    seen = serve(executor, "static:16", 0.3 * P4.capacity)
+    assert seen.chosen.spec == "greedy"
+    assert seen.chosen.profile.max_batch_size == 8
+    assert 'batchwright_policy_info{model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
 
 
 class Board:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from policies.types import SpecError
-from server.executor import Batch, ThreadExecutor
+from server.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError, ThreadExecutor
 from server.models import Pixels, ServedModel, smooth_pictures
 from server.torch_device import TorchDevice, cpu_threads, resolve_device, settings, torch_device, warm_up
 from server.torch_models import load
@@ -70,6 +71,35 @@ def test_a_batch_too_large_or_of_another_shape_is_refused(device: TorchDevice, s
     for inputs in ([*samples, samples[0]], [samples[0][:1]], [samples[0], samples[1][0]]):
         with pytest.raises(ValueError, match=r"shape|dimension"):
             device.serve(Batch("resnet18", inputs))
+
+
+def failing(device: TorchDevice, error: Exception | None) -> TorchDevice:
+    """The same device, whose network raises, or whose logits are not finite."""
+
+    def run(_: Any, pixels: torch.Tensor) -> torch.Tensor:
+        if error is not None:
+            raise error
+        return torch.full((len(pixels), 1000), float("nan"))
+
+    return TorchDevice(device._places, run)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemoryError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), DeviceLostError),
+        (RuntimeError("expected scalar type"), RuntimeError),
+        (None, NotFiniteError),
+    ],
+)
+def test_faults_are_told_apart_by_type(
+    device: TorchDevice, samples: list[Pixels], error: Exception | None, named: type[Exception]
+) -> None:
+    with pytest.raises(named) as raised:
+        failing(device, error).serve(Batch("resnet18", samples[:2]))
+    assert raised.type is named
 
 
 def test_the_executors_thread_leaves_one_core_free(device: TorchDevice, samples: list[Pixels]) -> None:

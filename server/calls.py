@@ -1,0 +1,61 @@
+"""The samples of one HTTP call inside the house: separate requests, answered together."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from policies.types import Request
+from server.errors import ServerError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request.
+
+    Attributes:
+        output: float32 [classes].
+        batch_size: size of the batch it was served in.
+        waiting: arrival to launch, s.
+        service: time of its batch on the device, s.
+        energy: its share of the batch's energy by the profile, J; None where unknown.
+    """
+
+    output: Any
+    batch_size: int
+    waiting: float
+    service: float
+    energy: float | None
+
+
+class Call:
+    """One call: its requests, and the future of their answers."""
+
+    __slots__ = ("answers", "future", "missing", "requests")
+
+    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int) -> None:
+        """`n` samples are to be answered."""
+        self.future = future
+        self.requests: list[Request] = []
+        self.answers: list[Any] = [None] * n
+        self.missing = n
+
+    def answer(self, index: int, answer: Answer) -> None:
+        """The sample of this index is served; the last one's answer ends the call."""
+        self.answers[index] = answer
+        self.missing -= 1
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result(self.answers)
+
+    def fail(self, error: ServerError) -> None:
+        """The whole call ends with this error, unless it has ended."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What `Request.payload` holds here."""
+
+    input: Any
+    call: Call
+    index: int
