@@ -1,4 +1,8 @@
 # The CUDA runtime, Python, and the very steps that `make install` takes. Serves on a GPU if there is one.
+# Nothing is written but the cache (weights, profiles) and /tmp, so the root file system can be read-only:
+#   docker run --read-only --tmpfs /tmp --volume batchwright-cache:/home/batchwright/.cache \
+#     --cap-drop ALL --security-opt no-new-privileges --publish 8000:8000 batchwright
+# After SIGTERM calls are admitted for the drain delay, then finished: --stop-timeout has to be longer than both.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 RUN apt-get update \
@@ -12,7 +16,8 @@ COPY . .
 RUN make install EXTRAS= && rm -rf /root/.cache
 
 USER batchwright
-ENV BATCHWRIGHT_HOST=0.0.0.0 XDG_CACHE_HOME=/home/batchwright/.cache
+ENV BATCHWRIGHT_HOST=0.0.0.0 BATCHWRIGHT_DRAIN_DELAY_S=5 XDG_CACHE_HOME=/home/batchwright/.cache \
+    PYTHONDONTWRITEBYTECODE=1
 EXPOSE 8000
 VOLUME /home/batchwright/.cache
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \

@@ -1,0 +1,272 @@
+"""A real Prometheus scrapes a real server under load: does every query return data, and do the numbers agree?
+
+The server is benchmarks/drill.py's, on an emulated device that is slower than its profile says, so that it drifts. The
+rules are deploy's with their windows shortened (an hour becomes 20 s), so that offsets and burn rates have a past.
+A plain load comes first, and its report is compared with what Prometheus has; then all that may happen: a burst that is
+partly refused, a failing device, another policy, bad input, time-outs that pass. Needs Debian's `prometheus`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import resources
+from math import isnan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from benchmarks.serving import Server, command_line, free_port, run_json, running, save
+from deploy.expressions import DEPLOY, RULES, Expression, all_expressions
+from policies.profile import load_profile
+
+PROFILE = "googlenet-tesla-p4-x10"
+BELIEVED = 0.8  # of the device's service times, by the profile that the server starts with
+POLICY = "smdp:slo_p95_ms=120"
+CAPACITY = 64  # of the queue
+TOLERANCE = 0.02
+HTTP = 0.25  # of the response time that clients see, at most, passes outside the server
+SHORTENED = {"1d": 40, "6h": 30, "2h": 25, "1h": 20, "30m": 15, "15m": 5, "10m": 5, "5m": 10, "2m": 3, "1m": 5}  # s
+VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "10s", "$__interval": "1s", "$__range": "60s"}
+
+
+# Prometheus
+
+
+def shortened(expression: str) -> str:
+    """The expression with windows and offsets for a run of a minute and a half."""
+
+    def short(found: re.Match[str]) -> str:
+        return f"{found[1]}{SHORTENED[found[2]]}s"
+
+    return re.sub(r"(\[|offset )(\d+[mhd])\b", short, expression)
+
+
+def asked(expression: Expression) -> str:
+    """The query by which one sees whether an expression has data; of an alert, every side of every comparison."""
+    text = shortened(expression.text)
+    for variable, value in VARIABLES.items():
+        text = text.replace(variable, value)
+    if expression.kind == "alert":
+        text = re.sub(r" (==|>=|>|<=|<) ", r" \1 bool ", text).replace(" unless ", " and ").replace("absent(", "(")
+    return text
+
+
+def configure(folder: Path, target: str) -> Path:
+    """Deploy's configuration, scraping the target every second by shortened rules."""
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] == "batchwright"]
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    (folder / "rules").mkdir()
+    for path in RULES:
+        content = yaml.safe_load(path.read_text())
+        for rule in (rule for group in content["groups"] for rule in group["rules"]):
+            rule["expr"] = shortened(rule["expr"])
+            if "for" in rule:
+                rule["for"] = f"{SHORTENED[rule['for']]}s"
+        (folder / "rules" / path.name).write_text(yaml.safe_dump(content))
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    return folder / "prometheus.yml"
+
+
+@contextmanager
+def prometheus(target: str) -> Iterator[str]:
+    """A Prometheus that scrapes the target, its URL; its data go with it."""
+    with TemporaryDirectory() as name:
+        folder, address = Path(name), f"127.0.0.1:{free_port()}"
+        files = [f"--config.file={configure(folder, target)}", f"--storage.tsdb.path={folder / 'data'}"]
+        line = ["prometheus", *files, f"--web.listen-address={address}", "--log.level=warn"]
+        process = subprocess.Popen(line)
+        try:
+            _await(f"http://{address}/-/ready")
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _await(url: str) -> None:
+    for _ in range(100):
+        with suppress(urllib.error.URLError), urllib.request.urlopen(url, timeout=1):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{url} does not answer")
+
+
+def query(url: str, path: str, **parameters: str) -> list[Any]:
+    """What Prometheus answers: a list of series."""
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
+        result: list[Any] = json.load(answer)["data"]["result"]
+    return result
+
+
+def value(url: str, expression: str) -> float:
+    """One number, now."""
+    return float(query(url, "query", query=expression)[0]["value"][1])
+
+
+# what happens to the server
+
+
+def swap(server: Server, policy: str) -> None:
+    address = f"{server.url}/admin/models/googlenet/policy"
+    body = json.dumps({"policy": policy}).encode()
+    urllib.request.urlopen(urllib.request.Request(address, body, method="PUT"), timeout=30).close()
+
+
+def send(server: Server, body: bytes, timeout_ms: int) -> int:
+    """One picture to /predict; the status."""
+    return post(urllib.request.Request(f"{server.url}/predict", body, {"x-timeout-ms": str(timeout_ms)}))
+
+
+def post(request: urllib.request.Request) -> int:
+    """Send it; the status, whatever it is."""
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def poison(server: Server) -> int:
+    """A sample on which drill.py's device fails; the status."""
+    pixels = b"POISON".ljust(224 * 224 * 3, b"\x00")
+    address = f"{server.url}/v2/models/googlenet/infer"
+    return post(urllib.request.Request(address, pixels, {"inference-header-content-length": "0"}))
+
+
+def misfortunes(server: Server, orders: Path) -> dict[str, Any]:
+    """Everything that a dashboard wants to show, in 45 s."""
+    photograph = (resources.files("matplotlib") / "mpl-data" / "sample_data" / "grace_hopper.jpg").read_bytes()
+    load = ["--pixels", "--rate", "120", "--duration", "40", "--seed", "1", "--json"]
+    behind = subprocess.Popen([*command_line("generate-load"), server.url, *load], stdout=subprocess.PIPE)
+    time.sleep(3)
+    burst = run_json(
+        "generate-load", server.url, "--pixels", "--rate", "300", "--duration", "1", "--arrivals", "backlog"
+    )
+    time.sleep(8)
+    orders.write_text("error:1")
+    wrong = [send(server, b"no picture", 1000), poison(server)]
+    time.sleep(4)
+    swap(server, "greedy")
+    report, _ = behind.communicate(timeout=120)
+    swap(server, "static:32")
+    late = [send(server, photograph, 60) for _ in range(20)]  # alone, they wait for a batch of 32
+    swap(server, POLICY)
+    time.sleep(3)
+    errors = {"load": json.loads(report)["errors"], "burst": burst["errors"]}
+    return errors | {"no picture, poison": wrong, "time-outs": sorted(set(late))}
+
+
+# what is compared
+
+
+def compare(url: str, report: dict[str, Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The load report beside what Prometheus has of the same requests."""
+    energy = report["energy_per_request_mj"]
+    waiting = sum(record["waiting_ms"] for record in records) / len(records)
+    return [
+        _row("requests answered", report["ok"], value(url, 'sum(batchwright_requests_total{outcome="ok"})')),
+        _row("mean batch size", report["mean_batch_size"], _ratio(url, "batch_size_sum", "batch_size_count")),
+        _row("energy per request, mJ", energy, 1e3 * _ratio(url, "energy_joules_total", "batch_size_sum")),
+        _row("energy by the sensor, mJ", energy, 1e3 * _ratio(url, "device_energy_joules_total", "batch_size_sum")),
+        _row("mean waiting time, ms", waiting, 1e3 * _ratio(url, "waiting_seconds_sum", "waiting_seconds_count")),
+        # the server sees less than its clients do, by what HTTP and a busy machine take
+        _row(
+            "mean response time, ms",
+            report["mean_ms"],
+            1e3 * _ratio(url, "response_seconds_sum", "response_seconds_count"),
+            (-HTTP, 0.0),
+        ),
+    ]
+
+
+def _ratio(url: str, dividend: str, divisor: str) -> float:
+    return value(url, f"sum(batchwright_{dividend}) / sum(batchwright_{divisor})")
+
+
+def _row(
+    name: str, reported: float, exported: float, within: tuple[float, float] = (-TOLERANCE, TOLERANCE)
+) -> dict[str, Any]:
+    difference = exported / reported - 1
+    numbers = {"report": round(reported, 3), "prometheus": round(exported, 3), "difference": round(difference, 6)}
+    return {"name": name, **numbers, "within": within, "agrees": within[0] <= difference <= within[1]}
+
+
+def without_data(url: str, begin: float) -> list[str]:
+    """Which expressions returned nothing at any second of the run."""
+    span = {"start": str(begin), "end": str(time.time()), "step": "1s"}
+    return [
+        expression.where
+        for expression in all_expressions()
+        if not any(
+            not isnan(float(sample[1]))
+            for series in query(url, "query_range", query=asked(expression), **span)
+            for sample in series["values"]
+        )
+    ]
+
+
+def fired(url: str, begin: float) -> list[str]:
+    """The alerts that fired during the run, with their severity."""
+    span = {"start": str(begin), "end": str(time.time()), "step": "1s"}
+    series = query(url, "query_range", query='ALERTS{alertstate="firing"}', **span)
+    return sorted({f"{each['metric']['alertname']} ({each['metric']['severity']})" for each in series})
+
+
+def promtool(server: Server) -> str:
+    """What promtool has against /metrics; nothing, it is hoped."""
+    text = urllib.request.urlopen(f"{server.url}/metrics", timeout=10).read()
+    line = ["promtool", "check", "metrics"]
+    done = subprocess.run(line, input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    return str(done.stdout.decode())
+
+
+def run() -> dict[str, Any]:
+    """The whole of it."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        orders, output, profile = folder / "orders", folder / "run.jsonl", folder / "believed.json"
+        real = load_profile(PROFILE)
+        believed = replace(real, service_times=tuple(BELIEVED * t for t in real.service_times))
+        profile.write_text(believed.to_json())
+        os.environ["DRILL_FILE"] = str(orders)
+        device = ["--device", f"emulated:{PROFILE}", "--profile", str(profile), "--queue-capacity", str(CAPACITY)]
+        command = [sys.executable, "-m", "benchmarks.drill", "googlenet", *device, "--policy", POLICY]
+        with running(*command) as server, prometheus(server.url.removeprefix("http://")) as url:
+            began = time.time()
+            load = ["--pixels", "--rate", "120", "--duration", "45", "--output", str(output)]
+            report = run_json("generate-load", server.url, *load)
+            time.sleep(2)  # for a scrape
+            answers = [json.loads(line) for line in output.read_text().splitlines()]
+            rows = compare(url, report, [answer for answer in answers if answer["status"] == 200])
+            happened = misfortunes(server, orders)
+            queries = {"asked": len(all_expressions()), "without_data": without_data(url, began)}
+            alerts, complaints = fired(url, began), promtool(server)
+    return {"comparison": rows, "queries": queries, "alerts": alerts, "promtool": complaints, "errors": happened}
+
+
+def main() -> None:
+    """Print and record the run; exit code 1 where something is amiss."""
+    record = run()
+    save("scrape", record)
+    for row in record["comparison"]:
+        print(f"{row['name']:40} {row['report']:12} {row['prometheus']:12} {row['difference']:+.3%} {row['agrees']}")
+    print(json.dumps({key: record[key] for key in ("queries", "alerts", "promtool", "errors")}, indent=1))
+    bad = record["queries"]["without_data"] or record["promtool"]
+    sys.exit(bool(bad or not all(row["agrees"] for row in record["comparison"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The compose file: what runs how, and that docker-compose reads it as we mean it."""
+
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.expressions import DEPLOY
+
+COMPOSE = DEPLOY / "compose.yaml"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+WATCHING = {"prometheus", "grafana"}
+RUN = {
+    "gpu": {"batchwright"},
+    "gpu-load": {"batchwright", "loadgen"},
+    "emulated": {"batchwright-emulated"},
+    "emulated-load": {"batchwright-emulated", "loadgen-emulated"},
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_may_do_as_little_as_possible(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["user"].split(":")[0]) > 0
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+@pytest.mark.parametrize("profile", RUN)
+def test_a_profile_runs_its_services(profile: str) -> None:
+    active = {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
+    assert active == RUN[profile] | WATCHING
+    for name in active:
+        for needed, how in SERVICES[name].get("depends_on", {}).items():
+            assert needed in active, name
+            assert how == {"condition": "service_healthy"}, name
+            assert "healthcheck" in SERVICES[needed], needed
+
+
+def test_what_is_not_ours_is_pinned() -> None:
+    for name in WATCHING:
+        assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"]), name
+
+
+def test_a_server_has_time_to_drain() -> None:
+    from server.config import Settings
+
+    for name in ("batchwright", "batchwright-emulated"):
+        service = SERVICES[name]
+        delay = float(service["environment"]["BATCHWRIGHT_DRAIN_DELAY_S"])
+        longest_batch = Settings.model_fields["hung_after_s"].default
+        assert float(service["stop_grace_period"].removesuffix("s")) > delay + longest_batch
+
+
+def test_only_the_gpu_profile_reserves_a_gpu() -> None:
+    assert [name for name, service in SERVICES.items() if "deploy" in service] == ["batchwright"]
+
+
+def test_prometheus_scrapes_the_name_that_both_servers_have() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (target,) = next(job for job in config["scrape_configs"] if job["job_name"] == "batchwright")["static_configs"][0][
+        "targets"
+    ]
+    for name in ("batchwright", "batchwright-emulated"):
+        assert target.split(":")[0] in SERVICES[name]["networks"]["default"]["aliases"]
+
+
+def test_what_is_mounted_is_there() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            if volume.startswith("./"):
+                assert (DEPLOY / volume.split(":")[0]).is_dir(), volume
+
+
+@pytest.mark.skipif(
+    shutil.which("docker-compose") is None, reason="docker-compose is not installed (apt: docker-compose)"
+)
+@pytest.mark.parametrize("profile", RUN)
+def test_docker_compose_reads_it(profile: str) -> None:
+    line = ["docker-compose", "--file", str(COMPOSE), "--profile", profile, "config", "--quiet"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
