@@ -43,10 +43,15 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
 
+stress: $(STAMP)  ## try to break it: 200,000 hostile inputs, overload, 15 minutes of faults (about 30 minutes)
+	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
+	$(BIN)/python -m benchmarks.soak
+
 paper: $(STAMP)  ## print the papers' tables beside ours and draw their figures
 	$(BIN)/python -m benchmarks.paper
 
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
-.PHONY: help install serve test check format bench paper gpu
+.PHONY: help install serve test check format bench stress paper gpu

@@ -22,6 +22,7 @@ from server.energy import CountingMeter
 from server.executor import Batch, Logits, ThreadExecutor
 from server.gateway import create_app
 from server.inference import Inference
+from server.intake import Intake
 from server.lifecycle import bind, serve
 from server.metrics import Metrics
 from server.models import emulated_model
@@ -67,7 +68,7 @@ def serve_jumping(port: int, believed: Profile, played: tuple[Profile, Profile],
     metrics.watch_meter("jumping", meter)
     if adapt:
         dispatcher.on_served = Controller(dispatcher, metrics, meter, pool).served
-    inference = Inference({"demo": emulated_model("demo", 32)}, dispatcher, metrics, pool, 1024)
+    inference = Inference({"demo": emulated_model("demo", 32)}, dispatcher, metrics, pool, 1024, Intake(2**30))
     with bind("127.0.0.1", port) as bound:
         serve(create_app(inference, "benchmark"), dispatcher, bound)
 

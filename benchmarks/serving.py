@@ -43,7 +43,7 @@ class Server:
 @contextmanager
 def running(*command: str, ready_within: float = 120.0) -> Iterator[Server]:
     """Run a server's command line on a free port until it is ready; end it by SIGTERM if it is still there."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, "--port", str(port)], stderr=log)
         try:
@@ -65,7 +65,8 @@ def bare(profile: str) -> AbstractContextManager[Server]:
     return running(sys.executable, "-m", "benchmarks.bare", "--profile", profile)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

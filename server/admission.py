@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from server.errors import QueueFullError, TooLateError
+
+_TRAVEL = 0.05  # of a time-out: the client's clock began before ours, and ends after
+_HALF_LIFE = 5.0  # s after which half of what was learned of lateness is forgotten, if nothing more is seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,48 +26,75 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What stands before a new call.
+class Lateness:
+    """How much later than the least possible time answers come: smoothed mean plus twice the smoothed deviation.
+
+    Learned as TCP learns its retransmission time-out (RFC 6298): a policy that waits, an interpreter that is busy and
+    a device slower than believed all show here. It fades while nothing is seen, since whoever refuses sees nothing.
+    """
+
+    def __init__(self) -> None:
+        self._mean = self._deviation = 0.0
+        self._seen_at = -inf
+
+    def see(self, excess: float, now: float) -> None:
+        """An answer came, or a time-out passed, so much after the least possible time, s."""
+        self._deviation += 0.25 * (abs(excess - self._mean) - self._deviation)
+        self._mean += 0.125 * (excess - self._mean)
+        self._seen_at = now
+
+    def margin(self, now: float) -> float:
+        """What to add to the least possible time, s."""
+        learned = max(0.0, self._mean + 2.0 * self._deviation)
+        return learned * 0.5 ** ((now - self._seen_at) / _HALF_LIFE) if learned else 0.0
+
+
+class Admission:
+    """Admits calls by room and by time.
 
     Attributes:
-        waiting: requests in the queue.
-        capacity: how many may be.
-        seconds: the least time in which the device serves all of them; asked only where it matters.
+        limits: what there is room for.
+        lateness: what was learned of how late answers come.
     """
 
-    waiting: int
-    capacity: int
-    seconds: Callable[[], float]
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.lateness = Lateness()
 
+    def refuse_if_full(self, n: int, waiting: int, backlog: Callable[[], float]) -> None:
+        """Check that there is room for `n` more requests beside those `waiting`.
 
-def refusal(n: int, backlog: Backlog, timeout: float, answered_in: Callable[[], float]) -> QueueFullError | None:
-    """Why `n` more samples are not admitted; None if they are.
+        Raises:
+            QueueFullError: there is none; it says in how many seconds of `backlog` there may be.
+        """
+        capacity = self.limits.capacity
+        if waiting + n > capacity:
+            wait = _seconds(backlog())
+            raise QueueFullError(
+                f"no room for {n} more: {waiting} of {capacity} places in the queue are taken; come again in {wait} s",
+                wait,
+            )
 
-    Args:
-        n: samples of the call.
-        backlog: what stands before them.
-        timeout: the client's, s; inf: it has none.
-        answered_in: the least time in which they and all before them are served, s. No policy answers earlier, so
-            nobody is refused who could have been on time.
-    """
-    waiting, capacity = backlog.waiting, backlog.capacity
-    if waiting + n > capacity:
-        wait = _seconds(backlog.seconds())
-        return QueueFullError(
-            f"no room for {n} more: {waiting} of {capacity} places in the queue are taken; come again in {wait} s", wait
-        )
-    if timeout == float("inf"):
-        return None
-    needed = answered_in()
-    if needed <= timeout:
-        return None
-    wait = _seconds(needed - timeout)
-    return TooLateError(
-        f"the answer would take at least {1e3 * needed:.0f} ms, over the time-out of {1e3 * timeout:.0f} ms; "
-        f"come again in {wait} s",
-        wait,
-    )
+    def refuse_if_late(self, needed: float, timeout: float, now: float) -> None:
+        """Check that the client will have its answer in time.
+
+        Args:
+            needed: the least time in which the device can serve this call and all before it, s.
+            timeout: the client's, s.
+            now: s.
+
+        Raises:
+            TooLateError: it would not, by `needed` and what was seen of answers lately.
+        """
+        expected = needed + self.lateness.margin(now)
+        late = expected - (1.0 - _TRAVEL) * timeout
+        if late > 0.0:
+            wait = _seconds(late)
+            raise TooLateError(
+                f"the answer would take about {1e3 * expected:.0f} ms, too long for the time-out of "
+                f"{1e3 * timeout:.0f} ms; come again in {wait} s",
+                wait,
+            )
 
 
 def _seconds(time: float) -> int:

@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from policies.types import Request
+from policies.types import Launch, Request
 from server.errors import ServerError
+from server.executor import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,13 @@ class Answer:
 
 
 class Call:
-    """One call: its requests, and the future of their answers."""
+    """One call: its requests, and the future of their answers.
 
-    __slots__ = ("answers", "future", "missing", "requests")
+    Attributes:
+        earliest: the least instant at which it could be answered when it came, s; 0 where nobody asked.
+    """
+
+    __slots__ = ("answers", "earliest", "future", "missing", "requests")
 
     def __init__(self, future: "asyncio.Future[list[Answer]]", n: int) -> None:
         """`n` samples are to be answered."""
@@ -38,6 +43,7 @@ class Call:
         self.requests: list[Request] = []
         self.answers: list[Any] = [None] * n
         self.missing = n
+        self.earliest = 0.0
 
     def answer(self, index: int, answer: Answer) -> None:
         """The sample of this index is served; the last one's answer ends the call."""
@@ -59,3 +65,9 @@ class Sample:
     input: Any
     call: Call
     index: int
+
+
+def batch_of(launch: Launch) -> Batch:
+    """What the device is given for a launch."""
+    first = launch.requests[0]
+    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages)

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -13,26 +15,32 @@ from typing import Annotated
 import typer
 from prometheus_client import disable_created_metrics
 
-from policies.catalog import Chosen, choose
+from policies.catalog import Chosen
 from policies.command import run
-from policies.profile import Profile, load_profile
+from policies.profile import Profile
 from profiler import cache
 from profiler.first import first_profile
-from server.config import Settings, by_model, load_settings
+from server.admission import Limits
+from server.config import Settings, read_settings
+from server.connection import TimeLimits
 from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, EnergyMeter, meter_for
 from server.executor import ThreadExecutor
+from server.front import Front
 from server.gateway import create_app
 from server.inference import Inference
-from server.lifecycle import bind, serve
+from server.intake import Intake
+from server.keys import Keys, load_keys
+from server.lifecycle import Listening, exit_on_sigterm, serve
+from server.logs import logging_to
 from server.metrics import Metrics
 from server.models import ServedModel, emulated_model
+from server.plan import Plan, make_plan
+from server.tls import tls_context
 
 _log = logging.getLogger("batchwright")
-_MEASURED_UP_TO = 32  # largest batch where neither a flag nor a profile says
-
 app = typer.Typer(add_completion=False)
 
 
@@ -47,26 +55,64 @@ def serve_model(
     w2: Annotated[float | None, typer.Option(help="weight of power in the objective")] = None,
     slo_p95_ms: Annotated[float | None, typer.Option(help="95th percentile of the response time to keep")] = None,
     queue_capacity: Annotated[int | None, typer.Option(help="requests that may wait")] = None,
+    queue_bytes: Annotated[int | None, typer.Option(help="bytes that all calls may hold")] = None,
+    hung_after_s: Annotated[float | None, typer.Option(help="s after which a batch is held for hung")] = None,
     host: Annotated[str | None, typer.Option(help="address to bind")] = None,
     port: Annotated[int | None, typer.Option(help="port to bind; 0 takes a free one")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="lines: name scope sha256-of-key [per-second]")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate, with its chain")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
+    header_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send its headers")] = None,
+    body_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send a body")] = None,
+    read_timeout_s: Annotated[float | None, typer.Option(help="s for a client to take an answer")] = None,
+    drain_delay_s: Annotated[float | None, typer.Option(help="s after SIGTERM in which calls are admitted yet")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, console or json")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings")] = None,
 ) -> None:
     """Serve models over HTTP, batching by policy."""
     flags = {name: value for name, value in locals().items() if name != "config" and value not in (None, [])}
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = load_settings(flags, config)
-    with bind(settings.host, settings.port) as bound:
-        began = monotonic()
-        backend = _backend(settings)
-        chosen = _choose(settings, backend.profiles)
+    exit_on_sigterm()
+    reading = read_settings(flags, config)
+    with logging_to(*reading.voice):
+        code = _run(make_plan(reading, _kept, _CHECKS))
+    if code:
+        logging.shutdown()
+        os._exit(code)  # a wedged device call would keep the interpreter from ending by itself
+
+
+def _run(plan: Plan) -> int:
+    """Serve as planned; the exit code."""
+    began, settings = monotonic(), plan.settings
+    with plan.bound as bound:
+        backend = _backend(plan)
+        chosen = _choose(plan, backend.profiles)
         metrics = Metrics({model: profile.energy_source for model, profile in backend.profiles.items()})
-        dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, settings.queue_capacity)
-        inference = Inference(backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity)
+        dispatcher = Dispatcher(
+            backend.executor, chosen, metrics, monotonic, Limits(settings.queue_capacity, settings.hung_after_s)
+        )
+        intake = Intake(settings.queue_bytes, lambda: max(1, ceil(dispatcher.backlog())))
+        inference = Inference(
+            backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake
+        )
         _watch(metrics, dispatcher, backend)
         controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
-        dispatcher.on_served = controller.served
+        dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        serve(create_app(inference, cache.versions()["batchwright"]), dispatcher, bound)
+        gateway = Front(create_app(inference, cache.versions()["batchwright"]), _keys(settings))
+        return serve(gateway, dispatcher, bound, settings.drain_delay_s, _listening(settings))
+
+
+def _keys(settings: Settings) -> Keys | None:
+    return None if settings.api_key_file is None else load_keys(settings.api_key_file)
+
+
+def _listening(settings: Settings) -> Listening:
+    limits = TimeLimits(settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s)
+    return Listening(limits, tls_context(settings.tls_cert, settings.tls_key))
+
+
+_CHECKS: Sequence[Callable[[Settings], object]] = (_keys, _listening)  # before anything starts
 
 
 @dataclass(frozen=True)
@@ -86,34 +132,37 @@ class _Backend:
     profiles: Mapping[str, Profile]
 
 
-def _backend(settings: Settings) -> _Backend:
-    given = {model: load_profile(name) for model, name in by_model(settings.profile, settings.models).items()}
-    return (_emulated if settings.device.startswith("emulated:") else _real)(settings, given)
+def _kept(settings: Settings, model: str, largest: int) -> Profile | None:
+    """The cached profile of a model on a real device."""
+    from server import torch_device
+
+    place, device_name = torch_device.resolve_device(settings.device)
+    return cache.load(cache.Key(model, device_name, largest, torch_device.settings(place)))
 
 
-def _emulated(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
-    played = load_profile(settings.device.removeprefix("emulated:")).truncated(settings.max_batch_size)
-    meter = CountingMeter()
+def _backend(plan: Plan) -> _Backend:
+    return _real(plan) if plan.played is None else _emulated(plan, plan.played)
+
+
+def _emulated(plan: Plan, played: Profile) -> _Backend:
+    settings, meter = plan.settings, CountingMeter()
     device = EmulatedDevice(dict.fromkeys(settings.models, played), meter)
     served = {model: emulated_model(model, played.max_batch_size) for model in settings.models}
-    profiles = {model: _fitting(given.get(model, played), played.max_batch_size) for model in settings.models}
-    return _Backend(served, ThreadExecutor(device, settings.device), meter, profiles)
+    return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
-def _real(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
+def _real(plan: Plan) -> _Backend:
     # torch takes seconds to import, which an emulated device should not cost
     from server import torch_device, torch_models
 
+    settings = plan.settings
     place, device_name = torch_device.resolve_device(settings.device)
-    largest = {model: _largest(settings, given.get(model)) for model in settings.models}
-    loaded = [torch_models.load(model, settings.weights, largest[model]) for model in settings.models]
+    loaded = [torch_models.load(model, settings.weights, plan.largest(model)) for model in settings.models]
     executor = ThreadExecutor(torch_device.torch_device(loaded, place), device_name)
     meter, tunes = meter_for(str(place)), place.type == "cuda"
-    profiles = {}
+    profiles = dict(plan.profiles)
     for model, _ in loaded:
-        if model.name in given:
-            profiles[model.name] = _fitting(given[model.name], model.max_batch_size)
-        else:
+        if model.name not in profiles:
             key = cache.Key(model.name, device_name, model.max_batch_size, torch_device.settings(place))
             profiles[model.name] = first_profile(executor, model, meter, key, tunes)
         sizes = range(1, model.max_batch_size + 1) if tunes else (1, 2, model.max_batch_size)
@@ -121,22 +170,8 @@ def _real(settings: Settings, given: Mapping[str, Profile]) -> _Backend:
     return _Backend({model.name: model for model, _ in loaded}, executor, meter, profiles)
 
 
-def _largest(settings: Settings, given: Profile | None) -> int:
-    if given is not None:
-        return given.truncated(settings.max_batch_size).max_batch_size
-    return settings.max_batch_size or _MEASURED_UP_TO
-
-
-def _fitting(profile: Profile, max_batch_size: int) -> Profile:
-    """The profile for batches up to that size, the largest that the device takes."""
-    return profile.truncated(min(max_batch_size, profile.max_batch_size))
-
-
-def _choose(settings: Settings, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
-    specs = by_model(settings.policy, settings.models)
-    flags = {"w2": settings.w2, "slo_p95_ms": settings.slo_p95_ms}
-    defaults = {key: repr(value) for key, value in flags.items() if value is not None}
-    chosen = {model: choose(specs.get(model, "auto"), profile, defaults) for model, profile in profiles.items()}
+def _choose(plan: Plan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
+    chosen = {model: plan.choose(model, profile) for model, profile in profiles.items()}
     for model, choice in chosen.items():
         _log.info("%s: policy %s on profile %s", model, choice.spec, choice.profile.name)
     return chosen
@@ -145,7 +180,9 @@ def _choose(settings: Settings, profiles: Mapping[str, Profile]) -> dict[str, Ch
 def _watch(metrics: Metrics, dispatcher: Dispatcher, backend: _Backend) -> None:
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, choice.name, choice.spec)
-        metrics.watch(model, partial(dispatcher.queue_length, model), partial(dispatcher.arrival_rate, model))
+        readings = (dispatcher.queue_length, dispatcher.arrival_rate, lambda m: dispatcher.chosen[m].profile.capacity)
+        metrics.watch(model, *(partial(read, model) for read in readings))
+    metrics.watch_backlog(dispatcher.backlog)
     metrics.watch_meter(backend.executor.name, backend.meter)
 
 

@@ -2,6 +2,9 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -16,6 +19,7 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from policies.types import SpecError
+from server.logs import Form, Level
 
 _PREFIX = "BATCHWRIGHT_"
 
@@ -41,8 +45,19 @@ class Settings(BaseSettings):
         w2: weight of power in the objective, where the policy spec leaves it open.
         slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
         queue_capacity: requests that may wait.
+        queue_bytes: bytes that all calls may hold: bodies that come in, and samples until they are answered.
+        hung_after_s: a batch that takes longer, and 20 times its expected time, ends the server for its supervisor.
         host: address to bind.
         port: to bind; 0 takes a free one.
+        api_key_file: whose keys are needed to call; None: nobody needs one.
+        tls_cert: PEM file of the certificate and its chain; None: plain HTTP.
+        tls_key: PEM file of its key.
+        header_timeout_s: how long a client may take to send the headers of a request, s.
+        body_timeout_s: and then its body, s.
+        read_timeout_s: and to read an answer that fills the buffers, s.
+        drain_delay_s: how long calls are still admitted after SIGTERM, s, for balancers to notice that it is not ready.
+        log_level: the least that is logged.
+        log_format: console, json, or auto: console on a terminal, else json.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid")
@@ -57,8 +72,19 @@ class Settings(BaseSettings):
     w2: float | None = Field(None, ge=0, allow_inf_nan=False)
     slo_p95_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     queue_capacity: int = Field(1024, ge=1)
+    queue_bytes: int = Field(2**30, ge=2**20)
+    hung_after_s: float = Field(30.0, gt=0, allow_inf_nan=False)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    api_key_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    header_timeout_s: float = Field(20.0, gt=0, le=86400, allow_inf_nan=False)
+    body_timeout_s: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
+    read_timeout_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
+    drain_delay_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
+    log_level: Level = "info"
+    log_format: Form = "auto"
 
     @model_validator(mode="after")
     def _models_are_names(self) -> Self:
@@ -81,43 +107,122 @@ class Settings(BaseSettings):
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=cls.file)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What could be read of the settings.
+
+    Attributes:
+        settings: those that are right, defaults for the others; None where not even the models are known.
+        mistakes: what is wrong, a line each.
+    """
+
+    settings: Settings | None
+    mistakes: tuple[str, ...] = ()
+
+    @property
+    def voice(self) -> tuple[Level, Form]:
+        """The level and the format of what is logged."""
+        return ("info", "auto") if self.settings is None else (self.settings.log_level, self.settings.log_format)
+
+
 def load_settings(flags: dict[str, Any], file: Path | None) -> Settings:
     """Settings from the flags that were given, the environment and the file.
 
     Raises:
         SpecError: a value or a key cannot be used; all mistakes in one line.
     """
+    reading = read_settings(flags, file)
+    if reading.settings is None or reading.mistakes:
+        raise SpecError("; ".join(reading.mistakes))
+    return reading.settings
+
+
+def read_settings(flags: dict[str, Any], file: Path | None) -> Reading:
+    """Settings from the flags that were given, the environment and the file, and every mistake in them."""
     if file is not None and not file.is_file():
-        raise SpecError(f"no configuration file {str(file)!r}: give the path of a YAML file")
+        mistake = f"no configuration file {str(file)!r}: give the path of a YAML file"
+        return _with(mistake, read_settings(flags, None))
+    try:
+        found = _gathered(flags, file)
+    except (YAMLError, ValueError, OSError) as error:
+        mistake = f"the configuration cannot be read: {' '.join(str(error).split())}"
+        return Reading(None, (mistake,)) if file is None else _with(mistake, read_settings(flags, None))
+    strange = tuple(_strange_variables())
+    try:
+        return Reading(_Given(**found), strange)
+    except ValidationError as error:
+        mistakes = tuple(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        wrong = {e["loc"][0] for e in error.errors() if e["loc"]}
+    try:
+        rest = _Given(**{key: value for key, value in found.items() if key not in wrong})
+    except ValidationError:
+        rest = None
+    return Reading(rest, (*strange, *mistakes))
+
+
+def _with(mistake: str, reading: Reading) -> Reading:
+    return Reading(reading.settings, (mistake, *reading.mistakes))
+
+
+class _Given(Settings):
+    """Settings from what is given alone."""
+
+    @classmethod
+    def settings_customise_sources(  # type: ignore[override]  # called by keywords, so it takes what it wants
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        **_: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def _gathered(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """What all sources say, unchecked."""
+    gathered: dict[str, Any] = {}
+
+    class Sources(Settings):
+        @model_validator(mode="before")
+        @classmethod
+        def _look(cls, found: dict[str, Any]) -> dict[str, Any]:
+            gathered.update(found)
+            return found
+
+    Sources.file = file
+    with suppress(ValidationError):
+        Sources(**flags)
+    return gathered
+
+
+def _strange_variables() -> Iterator[str]:
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
     strange = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
     if strange:
-        raise SpecError(f"unknown environment variable {strange[0]}; known are {', '.join(sorted(known))}")
-
-    class WithFile(Settings):
-        pass
-
-    WithFile.file = file
-    try:
-        return WithFile(**flags)
-    except ValidationError as error:
-        mistakes = (f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        raise SpecError("; ".join(mistakes)) from error
-    except (YAMLError, ValueError) as error:
-        raise SpecError(f"the configuration cannot be read: {' '.join(str(error).split())}") from error
+        several = "s" if len(strange) > 1 else ""
+        yield f"unknown environment variable{several} {', '.join(strange)}; known are {', '.join(sorted(known))}"
 
 
 def by_model(entries: list[str], models: list[str]) -> dict[str, str]:
     """[MODEL=]VALUE entries as a value for each model; one without a model's name is for all others.
 
     Raises:
-        SpecError: a model is given two values.
+        SpecError: a model is given two values, or is not served; all mistakes in one line.
     """
     named: dict[str, str] = {}
+    mistakes = []
     for entry in entries:
         model, _, value = entry.partition("=")
         key = model if model in models else ""
         if key in named:
-            raise SpecError(f"{entry!r} is a second value for {key or 'all models'}; give one, or MODEL=VALUE for each")
+            mistakes.append(f"{entry!r} is a second value for {key or 'all models'}; give one, or MODEL=VALUE for each")
+        elif not key and _names_a_model(entry):
+            mistakes.append(f"{entry!r} is for {model!r}, which is not served; name one of {', '.join(models)}")
         named[key] = value if key else entry
+    if mistakes:
+        raise SpecError("; ".join(mistakes))
     return {model: named.get(model, named.get("", "")) for model in models if model in named or "" in named}
+
+
+def _names_a_model(entry: str) -> bool:
+    """Whether it begins like MODEL=: a spec has a colon or a comma before its first =; a file may be called so."""
+    return re.match(r"[\w.-]+=", entry, re.ASCII) is not None and not Path(entry).is_file()

@@ -15,9 +15,9 @@ from typing import Any
 from policies.catalog import Chosen, choose, combine
 from policies.queue.batcher import Batcher
 from policies.types import Action, Kind, Launch, Request, Wait
-from server.admission import DEFAULT_LIMITS, Backlog, Limits, refusal
+from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.alarm import Alarm
-from server.calls import Answer, Call, Sample
+from server.calls import Answer, Call, Sample, batch_of
 from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
 from server.logs import log_batch
@@ -68,7 +68,7 @@ class Dispatcher:
         self._executor = executor
         self._metrics = metrics
         self._clock = clock
-        self._limits = limits
+        self._admission = Admission(limits)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         self._batcher = Batcher(policy, largest, monitor)
@@ -100,6 +100,8 @@ class Dispatcher:
         self.check_room(model, len(inputs), timeout)
         now = self._clock()
         call = Call(asyncio.get_running_loop().create_future(), len(inputs))
+        if timeout < inf:
+            call.earliest = now + self._time_to_serve({model: len(inputs)})
         slo = self.chosen[model].slo
         for index, sample in enumerate(inputs):
             request = Request(
@@ -109,6 +111,7 @@ class Dispatcher:
             self._batcher.arrive(request)
         call.future.add_done_callback(lambda _: self._leave(call))
         self._calls.add(call)
+        self._metrics.history.arrived(model, len(inputs))
         if not self._batcher.busy:
             self._turns_by = now
         self._wake.set()
@@ -124,10 +127,9 @@ class Dispatcher:
         """
         if self._draining or self.broken.is_set():
             raise DrainingError("the server is stopping; send the request to another one", 1)
-        backlog = Backlog(self._batcher.queue_length, self._limits.capacity, self.backlog)
-        refused = refusal(n, backlog, timeout, lambda: self._time_to_serve({model: n}))
-        if refused is not None:
-            raise refused
+        self._admission.refuse_if_full(n, self._batcher.queue_length, self.backlog)
+        if timeout < inf:
+            self._admission.refuse_if_late(self._time_to_serve({model: n}), timeout, self._clock())
 
     def backlog(self) -> float:
         """The least time in which the device serves everybody who is here, s."""
@@ -218,7 +220,7 @@ class Dispatcher:
         self._wake.clear()
         match self._decide():
             case Launch() as launch:
-                batch = _batch(launch)
+                batch = batch_of(launch)
                 running = self._run(batch)
                 self._deliver()  # the batch before, while the device works on this one
                 await self._serve(launch, batch, running)
@@ -230,14 +232,14 @@ class Dispatcher:
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
         expected = self._expected(batch.model, len(batch.inputs))
-        within = max(self._limits.patience, _HUNG_AFTER * expected)
+        within = max(self._admission.limits.patience, _HUNG_AFTER * expected)
         self._free_at = self._clock() + expected
         self._turns_by = self._free_at - expected + within
         return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:
         now = self._clock()
-        self._expire(now)
+        self._expire(now, now + self._least_service())  # whom no launch serves in time is not run for nobody
         try:
             return self._batcher.decide(now)
         except Exception:  # noqa: BLE001  (a broken policy must not take the requests down with it)
@@ -264,7 +266,7 @@ class Dispatcher:
         rescued = await rescue(self._run, batch, error)
         finished = {request.id for request in self._batcher.complete(launch)}
         for part in rescued.parts:
-            self._settle(policy, replace(launch, requests=_of(part, launch)), part, finished)
+            self._settle(policy, replace(launch, requests=part.of(launch.requests)), part, finished)
         if rescued.largest is not None:
             self._shrink(batch.model, rescued.largest)
 
@@ -275,7 +277,7 @@ class Dispatcher:
             return
         for request in launch.requests:
             call = request.payload.call
-            call.fail(ExecutionError(f"the device failed on this input alone: {_one_line(part.result)}"))
+            call.fail(ExecutionError(f"the device failed on this input alone: {part.error}"))
             for other in call.requests:  # nobody waits for them any more
                 self._batcher.cancel(other)
 
@@ -318,7 +320,8 @@ class Dispatcher:
         service = completion.finished - completion.started
         energy = self.chosen[model].profile.energy(size)
         self._metrics.batch(self._executor.name, done.policy, done.launch, service, energy)
-        self._metrics.answered(self._executor.name, done.finished, self._clock())
+        now = self._clock()
+        self._metrics.answered(self._executor.name, done.finished, now)
         log_batch(
             model=model,
             device=self._executor.name,
@@ -334,7 +337,10 @@ class Dispatcher:
         outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
         for request in done.finished:
             answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
-            request.payload.call.answer(request.payload.index, answer)
+            call = request.payload.call
+            call.answer(request.payload.index, answer)
+            if call.earliest > 0.0 and not call.missing:
+                self._admission.lateness.see(now - call.earliest, now)
 
     def _tell(self, model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
         assert self.on_served is not None
@@ -363,31 +369,26 @@ class Dispatcher:
             self.chosen[model].profile.time_to_serve(waiting.get(model, 0) + more.get(model, 0)) for model in models
         )
 
+    def _least_service(self) -> float:
+        """The least time that the next batch takes if it holds as many as it can, s."""
+        sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
+        return min((self._expected(model, n) for model, n in sizes), default=0.0)
+
     def _expected(self, model: str, size: int) -> float:
         profile = self.chosen[model].profile
         return profile.service_time(min(size, profile.max_batch_size))
 
     # time-outs of clients
 
-    def _expire(self, now: float) -> None:
-        for request in self._batcher.expire(now):
-            waited = 1e3 * (now - request.arrival)
-            request.payload.call.fail(ExpiredError(f"the time-out passed after {waited:.0f} ms, before an answer"))
+    def _expire(self, now: float, by: float) -> None:
+        for request in self._batcher.expire(by):
+            call, waited = request.payload.call, 1e3 * (now - request.arrival)
+            self._admission.lateness.see(by - call.earliest, now)
+            passes = "passed" if request.expires <= now else "would pass"
+            call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
 
     def _on_expiry(self) -> None:
-        self._expire(self._clock())
+        now = self._clock()
+        self._expire(now, now)
         self._wake.set()
         self._expiry.set(self._batcher.next_expiry())
-
-
-def _batch(launch: Launch) -> Batch:
-    first = launch.requests[0]
-    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages)
-
-
-def _of(part: Part, launch: Launch) -> Sequence[Request]:
-    return launch.requests[part.first : part.first + part.size]
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,6 +1,6 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,8 +19,10 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body.
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, hold: Callable[[int], None] | None = None
+) -> bytes:
+    """The whole request body; `hold` hears of every piece's length, and may raise to end the reading.
 
     Raises:
         TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
@@ -39,6 +41,8 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
             raise ClientGoneError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
+        if hold is not None:
+            hold(len(chunks[-1]))
         if size > max_bytes:
             raise TooLargeError(f"the body is over {max_bytes} bytes; send fewer samples per call")
         if not message.get("more_body", False):
@@ -56,9 +60,9 @@ async def respond(send: Send, body: bytes, content_type: bytes, headers: Headers
     await _send(send, 200, body, [(b"content-type", content_type), *(headers or [])])
 
 
-async def respond_error(send: Send, error: ServerError) -> None:
+async def respond_error(send: Send, error: ServerError, headers: Headers | None = None) -> None:
     """Send an error as {"error": ...} with its status, and Retry-After where it has one."""
-    headers: Headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *(headers or [])]
     if error.retry_after is not None:
         headers.append((b"retry-after", str(error.retry_after).encode()))
     await _send(send, error.status, render_error(str(error)), headers)
@@ -68,6 +72,16 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+def client_timeout(headers: Mapping[bytes, bytes]) -> float | None:
+    """The client's time-out by its X-Timeout-Ms, s; None where it has none.
+
+    Raises:
+        BadInputError: it is not a positive, finite number.
+    """
+    text = headers.get(b"x-timeout-ms")
+    return None if text is None else milliseconds(text.decode("latin-1"))
 
 
 def milliseconds(text: str | None) -> float | None:

@@ -10,9 +10,12 @@ from typing import Any
 
 from starlette.types import Receive
 
-from server.dispatcher import Answer, Dispatcher
-from server.errors import BadInputError, NotFoundError, ServerError
-from server.http import ClientGoneError, disconnected
+from server.calls import Answer
+from server.dispatcher import Dispatcher
+from server.encoding import decompress
+from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError
+from server.http import ClientGoneError, client_timeout, disconnected, read_body
+from server.intake import Intake, Share
 from server.metrics import Metrics
 from server.models import ServedModel
 
@@ -29,6 +32,7 @@ class Inference:
         metrics: counts what came of each request.
         decoders: threads that decode pictures.
         capacity: samples that can wait; one call cannot bring more.
+        intake: bounds the bytes of all calls.
     """
 
     models: Mapping[str, ServedModel]
@@ -36,6 +40,7 @@ class Inference:
     metrics: Metrics
     decoders: Pool
     capacity: int
+    intake: Intake
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; None stands for the only one.
@@ -56,13 +61,40 @@ class Inference:
         """Run a pure function in the decoders' threads."""
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
-    async def decode(self, read: Callable[[bytes], Any], pictures: Iterable[bytes]) -> list[Any]:
+    async def decode(self, read: Callable[[bytes], Any], pictures: Iterable[bytes], share: Share) -> list[Any]:
         """Encoded pictures to samples by a codec's method, off the event loop.
 
         Raises:
             BadInputError: one of them cannot be read.
+            IntakeFullError: there is no room for their pixels.
         """
-        return await asyncio.gather(*(self.off_the_loop(read, picture) for picture in pictures))
+        samples = await asyncio.gather(*(self.off_the_loop(read, picture) for picture in pictures))
+        share.grow(sum(sample.nbytes for sample in samples))
+        return samples
+
+    async def read(self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share) -> bytes:
+        """The body of a call, without its Content-Encoding.
+
+        A call that would be refused anyway is refused before its body is read: work for nobody costs others theirs. A
+        client that leaves in the middle is counted here, one that leaves later in `ask`.
+
+        Raises:
+            BadInputError: it cannot be decompressed.
+            TooLargeError: it is over MAX_BODY_BYTES.
+            QueueFullError: there is no room for another request, or for these bytes.
+            ClientGoneError: the client closed the connection, or took too long.
+        """
+        self.dispatcher.check_room(model.name, 1, client_timeout(headers) or inf)
+        try:
+            body = await read_body(headers, receive, MAX_BODY_BYTES, share.grow)
+        except ClientGoneError:
+            self.metrics.outcome(model.name, "cancelled", 1)
+            raise
+        encoding = headers.get(b"content-encoding")
+        if encoding is not None:
+            body = await self.off_the_loop(decompress, body, encoding.decode("latin-1"), MAX_BODY_BYTES)
+            share.reach(len(body))
+        return body
 
     async def ask(
         self, model: ServedModel, inputs: Sequence[Any], expires_in: float | None, receive: Receive, began: float
@@ -86,13 +118,13 @@ class Inference:
             left = inf if expires_in is None else began + expires_in - monotonic()
             future = self.dispatcher.submit(model.name, inputs, left)
         except ServerError as error:
-            self._refused(model.name, error, n, began)
+            self.refused(model.name, error, began, n)
             raise
         watch = _Watch(receive, future)
         try:
             answers = await future
         except ServerError as error:
-            self._refused(model.name, error, n, began)
+            self.refused(model.name, error, began, n)
             raise
         except asyncio.CancelledError:
             self.metrics.outcome(model.name, "cancelled", n)
@@ -104,14 +136,16 @@ class Inference:
         self._count(model.name, answers, asked - began, monotonic() - began)
         return answers
 
-    def bad_input(self, model: str | None, error: ServerError, began: float) -> None:
-        """Count a call whose bytes could not be used; what the dispatcher refuses is counted where it does."""
-        if isinstance(error, BadInputError) and model is not None and model in self.models:
-            self._refused(model, error, 1, began)
-
-    def _refused(self, model: str, error: ServerError, n: int, began: float) -> None:
-        self.metrics.outcome(model, error.outcome, n)
-        self.metrics.statistics.failed(model, monotonic() - began)
+    def refused(self, model: str | None, error: ServerError, began: float, n: int = 1) -> None:
+        """Count a call that ends with an error, once; None as the name stands for the only model."""
+        name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
+        if error.counted or name is None or name not in self.models:
+            return
+        error.counted = True
+        self.metrics.outcome(name, error.outcome, n)
+        if isinstance(error, QueueFullError):
+            self.metrics.rejected(name, error.reason, n)
+        self.metrics.statistics.failed(name, monotonic() - began)
 
     def _count(self, model: str, answers: Sequence[Answer], decode: float, total: float) -> None:
         waiting = max(answer.waiting for answer in answers)

@@ -3,21 +3,27 @@
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import socket
+import ssl
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from policies.types import SpecError
+from server.connection import Connection, TimeLimits
 from server.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
-_HELD = 2**20  # bytes of a body that wait for its end
+LOST = 3  # exit code: the device is lost, start the server again
+_LAST_WORDS = 5  # s for the answers to go out when nothing can be served any more
 
 
 class _Server(uvicorn.Server):
@@ -33,35 +39,22 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        _log.info("ready on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        scheme = "http" if self.config.ssl is None else "https"
+        _log.info("ready on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         await self.stop.wait()
 
 
-class _WholeBodies(HttpToolsProtocol):
-    """uvicorn's protocol, but the app is woken once for a body, not once for every 64 KiB that the kernel hands over.
+@dataclass(frozen=True)
+class Listening:
+    """How connections are taken.
 
-    A picture then comes without pausing the connection in the middle, and with two copies fewer. What is over
-    `_HELD` goes to the app piece by piece, as ever, so that its own limit holds.
+    Attributes:
+        limits: of time.
+        tls: what is needed to speak TLS; None: plain HTTP.
     """
 
-    _pieces: list[bytes]
-    _held: int
-
-    def on_headers_complete(self) -> None:
-        self._pieces, self._held = [], 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-        self._held += len(body)
-        if self._held > _HELD:
-            pieces, self._pieces, self._held = self._pieces, [], 0
-            super().on_body(b"".join(pieces))
-
-    def on_message_complete(self) -> None:
-        if self._pieces:
-            self.cycle.body = b"".join((self.cycle.body, *self._pieces))  # type: ignore[assignment]  # bytes will do
-        super().on_message_complete()
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    tls: ssl.SSLContext | None = None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -81,47 +74,84 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(app: ASGIApp, dispatcher: Dispatcher, bound: socket.socket) -> None:
+def exit_on_sigterm() -> None:
+    """Until `serve` takes over, SIGTERM ends the process: the kernel would keep it from process 1 of a container."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def serve(
+    app: ASGIApp,
+    dispatcher: Dispatcher,
+    bound: socket.socket,
+    drain_delay: float = 0.0,
+    listening: Listening = Listening(),
+) -> int:
     """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
 
-    A second signal does not wait for the answers.
+    After SIGTERM new calls are refused only when `drain_delay`, s, is over, while readiness is 503 at once: balancers
+    send calls until they have noticed. A second signal waits for nothing any more.
+
+    Returns:
+        The exit code: 0, or LOST when nothing could be served any more.
     """
+    _allow_many_connections()
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need walk through it again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(app, dispatcher, bound))
+        return runner.run(_serve(_Server(_config(app, listening)), dispatcher, bound, drain_delay))
 
 
-async def _serve(app: ASGIApp, dispatcher: Dispatcher, bound: socket.socket) -> None:
-    server = _Server(_config(app))
+def _allow_many_connections() -> None:
+    """The usual soft limit of 1024 open files is for programs that use select."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems forbid what they call unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _serve(server: _Server, dispatcher: Dispatcher, bound: socket.socket, drain_delay: float) -> int:
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
 
     def on_signal(name: str) -> None:
         if drains:
             _log.warning("%s again: stopping without waiting for answers", name)
-            server.force_exit = True
+            dispatcher.abandon()
+            server.config.timeout_graceful_shutdown = _LAST_WORDS
             server.stop.set()
             return
-        _log.info("%s: refusing new calls, answering %d accepted", name, dispatcher.open_calls)
-        drains.append(asyncio.create_task(_drain(server, dispatcher)))
+        dispatcher.leaving = True
+        delay = drain_delay if name == "SIGTERM" else 0.0  # whoever presses Ctrl-C is no balancer
+        drains.append(asyncio.create_task(_drain(server, dispatcher, name, delay)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
+    ending = asyncio.create_task(_end_when_broken(server, dispatcher))
     await server.serve(sockets=[bound])
-    for drain in drains:
-        drain.cancel()
+    for task in (*drains, ending):
+        task.cancel()
+    return LOST if dispatcher.broken.is_set() else 0
 
 
-async def _drain(server: _Server, dispatcher: Dispatcher) -> None:
+async def _end_when_broken(server: _Server, dispatcher: Dispatcher) -> None:
+    await dispatcher.broken.wait()
+    server.config.timeout_graceful_shutdown = _LAST_WORDS
+    server.stop.set()
+
+
+async def _drain(server: _Server, dispatcher: Dispatcher, name: str, delay: float) -> None:
+    if delay:
+        _log.info("%s: not ready any more, still admitting calls for %g s", name, delay)
+        await asyncio.sleep(delay)
+    _log.info("%s: refusing new calls, answering %d accepted", name, dispatcher.open_calls)
     await dispatcher.drain()
     server.stop.set()  # uvicorn then lets open answers go out, closes connections and returns
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
+def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
-        http=_WholeBodies,
+        http=partial(Connection, listening.limits),  # type: ignore[arg-type]  # a factory will do
+        ws="none",
         proxy_headers=False,
         lifespan="on",
         log_config=None,
@@ -129,6 +159,8 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=90,  # longer than any client's pool keeps a connection, or it would post into a closed one
         timeout_graceful_shutdown=30,
     )
+    config.load()
+    config.ssl = listening.tls  # ours, since uvicorn's own way asks for a passphrase on the terminal
+    return config

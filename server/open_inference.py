@@ -24,10 +24,11 @@ from server.documents import (
     statistics,
     wants_ready_only,
 )
-from server.encoding import compress, decompress
+from server.encoding import compress
 from server.errors import NotFoundError, ServerError
 from server.http import ClientGoneError, Headers, headers_of, read_body, respond, respond_error
 from server.inference import MAX_BODY_BYTES, Inference
+from server.intake import Share
 from server.models import ServedModel
 from server.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.tensors import RAW, TensorSpec
@@ -73,44 +74,44 @@ class Infer:
             _check_version(version)
             await self._answer(name, scope, receive, send, began)
         except ServerError as error:
-            self._inference.bad_input(name, error, began)
+            self._inference.refused(name, error, began)
             await respond_error(send, error)
         except ClientGoneError:
             return
         except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
-            _log.exception("a call failed")
+            _log.exception("a bug answered request %s", scope["state"].get("request_id"))
             await respond_error(send, ServerError("internal error; the server's log has the details"))
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send, began: float) -> None:
         model = self._inference.model(name)
         headers = headers_of(scope)
-        call = await self._read(model, headers, receive)
-        inputs = await self._samples(model, call)
-        answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
+        with self._inference.intake.share() as share:
+            call = await self._read(model, headers, receive, share)
+            inputs = await self._samples(model, call, share)
+            answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
         logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
         parameters = self._inference.describe(name, answers)
         render = partial(render_infer, call, name, {"logits": logits}, model.labels, parameters)
         body, length = await self._inference.off_the_loop(render) if logits.size > _MANY_LOGITS else render()
         await self._send(send, body, length, headers.get(b"accept-encoding"))
 
-    async def _read(self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive) -> InferCall:
+    async def _read(
+        self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share
+    ) -> InferCall:
         announced = headers.get(b"inference-header-content-length")
         length = parse_header_length(None if announced is None else announced.decode("latin-1"))
-        body = await read_body(headers, receive, MAX_BODY_BYTES)
-        encoding = headers.get(b"content-encoding")
-        if encoding is not None:
-            body = await self._inference.off_the_loop(decompress, body, encoding.decode("latin-1"), MAX_BODY_BYTES)
+        body = await self._inference.read(model, headers, receive, share)
         facts = self._facts[model.name]
         parse = partial(parse_infer, body, length, facts.input, ["logits"], self._inference.capacity)
         document = len(body) if length is None else length
         return await self._inference.off_the_loop(parse) if document > _LONG_JSON else parse()
 
-    async def _samples(self, model: ServedModel, call: InferCall) -> list[Any]:
+    async def _samples(self, model: ServedModel, call: InferCall, share: Share) -> list[Any]:
         tensor = call.tensor
         if isinstance(tensor.data, np.ndarray):
             return list(tensor.data)
         read = model.codec.read if tensor.datatype == RAW else model.codec.decode
-        return await self._inference.decode(read, tensor.data)
+        return await self._inference.decode(read, tensor.data, share)
 
     async def _send(self, send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
         headers: Headers = []

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from policies.types import Request
 from server.executor import Batch, Completion, DeviceLostError, Executor, OutOfMemoryError
 
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
@@ -27,6 +28,15 @@ class Part:
     first: int
     size: int
     result: Completion | Exception
+
+    def of(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of the batch's requests that are in this part."""
+        return requests[self.first : self.first + self.size]
+
+    @property
+    def error(self) -> str:
+        """What was raised, in one line."""
+        return f"{type(self.result).__name__}: {' '.join(str(self.result).split())[:200]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,22 @@ def _define_missing_operators() -> None:
             )
 
 
-def _recipe(name: str) -> _Recipe:
+def check_name(name: str) -> None:
+    """Whether torchvision has a classification model of that name.
+
+    Raises:
+        SpecError: it has not; the line names those that come near.
+    """
     models = torchvision_models()
     known = models.list_models(module=models)
     if name not in known:
         near = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
         raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(near)}, ...")
+
+
+def _recipe(name: str) -> _Recipe:
+    check_name(name)
+    models = torchvision_models()
     weights = models.get_model_weights(name).DEFAULT
     preset = weights.transforms()
     (crop,), (resize,) = preset.crop_size, preset.resize_size

@@ -1,0 +1,97 @@
+"""Hostile input, many cases: the tensor protocol's parser and the codec by hypothesis, the routes by schemathesis.
+
+Every case must give something consistent or a client error of one line; never another exception, a 5xx that is not
+documented, or an answer that the OpenAPI document does not describe. `--cases` counts those of the parser,
+`--examples` those of each route.
+"""
+
+import argparse
+import json
+import resource
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, given, seed, settings
+
+from benchmarks.hostile import CASES, Case, judge
+from benchmarks.serving import load, save, serving
+
+_ROUND = 5000  # hypothesis remembers what it tried: rounds keep its memory small
+_SLOW = 1.0  # s; a case that takes longer counts as a failure
+
+
+def fuzz(cases: int) -> dict[str, Any]:
+    """Judge that many cases and count them by target and what came of them."""
+    outcomes: Counter[str] = Counter()
+    failures: list[str] = []
+    slowest = 0.0
+
+    def one(case: Case) -> None:
+        nonlocal slowest
+        began = time.perf_counter()
+        try:
+            outcome = judge(case)
+        except Exception as error:  # noqa: BLE001  (to count it and go on)
+            outcome = f"FAILED {type(error).__name__}"
+            failures.append(f"{outcome}: {error}"[:200] + f" on {case!r}"[:2000])
+        took = time.perf_counter() - began
+        slowest = max(slowest, took)
+        if took > _SLOW:
+            failures.append(f"took {took:.1f} s: {case!r}"[:2000])
+        outcomes[f"{case.target}: {outcome}"] += 1
+
+    done, began = 0, time.monotonic()
+    while done < cases:
+        _round(one, min(_ROUND, cases - done), done)
+        done = sum(outcomes.values())
+        print(f"{done} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s", flush=True)
+    return {
+        "cases": done,
+        "failures": len(failures),
+        "outcomes": dict(sorted(outcomes.items())),
+        "slowest_ms": round(1e3 * slowest, 1),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "first_failures": failures[:10],
+    }
+
+
+def _round(one: Any, cases: int, number: int) -> None:
+    quiet = settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    seed(number)(quiet(given(CASES)(one)))()
+
+
+def fuzz_routes(examples: int) -> dict[str, Any]:
+    """Call every route of a running server that many times, half of them wrongly."""
+    from benchmarks.routes import check_routes  # importing schemathesis takes a second
+
+    with serving("googlenet", "--device", "emulated:googlenet-tesla-p4", "--policy", "greedy") as server:
+        tally = check_routes(server.url, examples)
+    return {
+        "calls": sum(tally.statuses.values()),
+        "failures": len(tally.complaints),
+        "statuses": dict(sorted(tally.statuses.items())),
+        "first_failures": tally.complaints[:10],
+    }
+
+
+def main() -> None:
+    """Fuzz, print and record; exit code 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=200_000, help="of the parser; 0 leaves it out")
+    parser.add_argument("--examples", type=int, default=300, help="of each route; 0 leaves the routes out")
+    chosen = parser.parse_args()
+    warnings.simplefilter("error")
+    record: dict[str, Any] = load("fuzz")
+    if chosen.cases:
+        record["parser"] = fuzz(chosen.cases)
+    if chosen.examples:
+        record["routes"] = fuzz_routes(chosen.examples)
+    save("fuzz", record)
+    print(json.dumps(record, indent=1))
+    raise SystemExit(1 if any(part["failures"] for part in record.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

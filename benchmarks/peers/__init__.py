@@ -1,0 +1,1 @@
+"""Other model servers on the same emulated device, run by an interpreter that has them; they import nothing of ours."""

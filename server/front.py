@@ -1,0 +1,138 @@
+"""What every request passes first: its id, the keys, one line in the log. Bare ASGI, and a few microseconds."""
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Mapping
+from itertools import count
+from random import getrandbits
+from time import monotonic
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ForbiddenError, ServerError, UnauthorizedError
+from server.http import Headers, headers_of, respond_error
+from server.keys import Keys
+
+_log = logging.getLogger("batchwright.request")
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# W3C Trace Context: version, trace id, parent id, flags; later versions may add more
+_TRACE = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
+# pages, and what machines ask that hold no key; the page at / shows what /metrics tells, so what it asks is open
+_PAGE = {"/", "/live", "/live/policy", "/assets/app.js", "/assets/charts.js", "/assets/style.css", "/assets/plotly.js"}
+_OPEN = frozenset({"/docs", "/openapi.json", "/metrics", "/assets/plotly.css", *_PAGE})
+_OPEN_BELOW = "/v2/health/"
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
+
+
+class Front:
+    """Stands before the app.
+
+    Who may come in is decided by the decoded path, the one that routes are chosen by, and before a byte of the body
+    is read.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys | None = None) -> None:
+        """`app` answers; without `keys` everybody may call."""
+        self._app = app
+        self._keys = keys
+        self._ids = count()
+        self._start = secrets.token_hex(6)  # so that two runs have no id in common
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        call = _Call(headers.get(b"x-request-id"), headers.get(b"traceparent"), send)
+        if call.id is None:
+            call.id = f"{self._start}-{next(self._ids):x}"
+        scope["state"]["request_id"] = call.id
+        try:
+            call.key = self._admit(scope["path"], headers, call.began)
+            await self._app(scope, receive, call.send)
+        except ServerError as error:
+            await respond_error(call.send, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
+        except Exception:  # noqa: BLE001  (a bug must not cost the client an answer, nor show what it was)
+            _log.exception("request %s met a bug", call.id, extra={"request_id": call.id})
+            if not call.status:
+                await respond_error(call.send, ServerError("internal error; the server's log has the details"))
+        finally:
+            call.log(scope)
+
+    def _admit(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
+        """The name of the key that opens this path; None where none is needed."""
+        admin = path == "/admin" or path.startswith("/admin/")
+        if admin and b"origin" in headers:
+            _check_origin(headers[b"origin"], headers.get(b"host", b""))
+        if self._keys is None or path in _OPEN or path.startswith(_OPEN_BELOW):
+            return None
+        return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
+
+
+def _check_origin(origin: bytes, host: bytes) -> None:
+    """A browser names the page that calls: one from elsewhere must not steer a developer's server on loopback.
+
+    Raises:
+        ForbiddenError: the page is not of this server.
+    """
+    if origin.partition(b"://")[2].lower() != host.lower():
+        raise ForbiddenError("a page of another origin calls; the admin routes answer only pages of this server")
+
+
+class _Call:
+    """One request on its way.
+
+    Attributes:
+        id: from the client, if it sent a usable one.
+        key: name of the key it came with.
+        status: of the answer; 0 before it begins.
+        began: s of time.monotonic.
+    """
+
+    __slots__ = ("_send", "_trace", "began", "id", "key", "status")
+
+    def __init__(self, request_id: bytes | None, traceparent: bytes | None, send: Send) -> None:
+        self.id: str | None = None
+        if request_id is not None and _ID.fullmatch(request_id):
+            self.id = request_id.decode()
+        self.key: str | None = None
+        self.status = 0
+        self.began = monotonic()
+        self._trace = None if traceparent is None else _TRACE.fullmatch(traceparent)
+        if self._trace is not None and self._trace[1] == b"00" and self._trace[4]:
+            self._trace = None  # version 00 has nothing more to say
+        self._send = send
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message on, with the headers that every answer has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            request_id = (b"x-request-id", (self.id or "").encode())
+            message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._traced()]
+        return self._send(message)
+
+    def _traced(self) -> Headers:
+        if self._trace is None:
+            return []
+        return [(b"traceparent", b"00-%b-%016x-%b" % (self._trace[2], getrandbits(64) or 1, self._trace[3]))]
+
+    def log(self, scope: Scope) -> None:
+        """One line at debug; an error names the request at any level."""
+        if self.status == 500:
+            _log.error("request %s was answered 500", self.id, extra={"request_id": self.id})
+        if not _log.isEnabledFor(logging.DEBUG):
+            return
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": self.status or 499,  # the client has gone
+            "ms": round(1e3 * (monotonic() - self.began), 3),
+            "request_id": self.id,
+            "trace_id": None if self._trace is None else self._trace[2].decode(),
+            "key": self.key,
+        }
+        _log.debug("request", extra=fields)

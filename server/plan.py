@@ -1,0 +1,185 @@
+"""What a server is going to do, checked as a whole before anything is loaded, downloaded, measured or served."""
+
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from policies.catalog import Chosen, check_spec, choose
+from policies.profile import Profile, load_profile
+from policies.types import SpecError
+from server.config import Reading, Settings, by_model
+from server.lifecycle import bind
+
+MEASURED_UP_TO = 32  # largest batch where neither a flag nor a profile says
+_EMULATED = "emulated:"
+_T = TypeVar("_T")
+
+Kept = Callable[[Settings, str, int], Profile | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings without a mistake, and what followed from them already.
+
+    Attributes:
+        settings: as given.
+        bound: socket at the address to serve.
+        played: what an emulated device plays; None for a real one.
+        profiles: by model, those known without measuring.
+        chosen: by model, the policy of each of those.
+    """
+
+    settings: Settings
+    bound: socket.socket
+    played: Profile | None
+    profiles: Mapping[str, Profile]
+    chosen: Mapping[str, Chosen]
+
+    def choose(self, model: str, profile: Profile) -> Chosen:
+        """The policy of a model whose profile had to be measured first.
+
+        Raises:
+            SpecError: the policy cannot be had with that profile.
+        """
+        return self.chosen.get(model) or choose(_spec(self.settings, model), profile, _defaults(self.settings))
+
+    def largest(self, model: str) -> int:
+        """The largest batch of a model."""
+        known = self.profiles.get(model)
+        return known.max_batch_size if known else self.settings.max_batch_size or MEASURED_UP_TO
+
+
+class _Mistakes:
+    """Gathers what is wrong, so that all of it is told at once."""
+
+    def __init__(self, told: Iterable[str]) -> None:
+        self.told = list(told)
+
+    def of(self, step: Callable[[], _T]) -> _T | None:
+        """What the step gives; None where it complains."""
+        try:
+            return step()
+        except SpecError as error:
+            self.told.append(str(error))
+            return None
+
+
+def make_plan(reading: Reading, kept: Kept, checks: Sequence[Callable[[Settings], object]] = ()) -> Plan:
+    """Check everything that can be checked before the work begins.
+
+    Args:
+        reading: of the settings.
+        kept: the profile kept of a model on a real device, for batches up to a size; None where there is none.
+        checks: of what else the settings name; each complains with a SpecError.
+
+    Raises:
+        SpecError: there are mistakes; one line tells all of them.
+    """
+    mistakes = _Mistakes(reading.mistakes)
+    settings = reading.settings
+    if settings is None:
+        raise SpecError("; ".join(mistakes.told))
+    for check in (_device, *checks):
+        mistakes.of(partial(check, settings))
+    played = mistakes.of(partial(_played, settings))
+    profiles = _profiles(settings, played, kept, mistakes)
+    chosen = _choices(settings, profiles, mistakes)
+    bound = mistakes.of(partial(bind, settings.host, settings.port))
+    if bound is None or mistakes.told:
+        if bound is not None:
+            bound.close()
+        raise SpecError("; ".join(dict.fromkeys(mistakes.told)))
+    return Plan(settings, bound, played, profiles, chosen)
+
+
+def is_emulated(settings: Settings) -> bool:
+    """Whether no real device is asked for."""
+    return settings.device.startswith(_EMULATED)
+
+
+def _device(settings: Settings) -> None:
+    """The device, and the models and weights that only a real one needs."""
+    if is_emulated(settings):
+        return
+    # torch takes seconds to import, which an emulated device should not cost
+    from server import torch_device, torch_models
+
+    mistakes = _Mistakes(())
+    mistakes.of(partial(torch_device.resolve_device, settings.device))
+    for model in settings.models:
+        mistakes.of(partial(torch_models.check_name, model))
+    if settings.weights not in ("auto", "random") and not Path(settings.weights).is_file():
+        mistakes.told.append(
+            f"no weights file {settings.weights!r}; give auto, random, or a file of model.state_dict()"
+        )
+    if mistakes.told:
+        raise SpecError("; ".join(mistakes.told))
+
+
+def _played(settings: Settings) -> Profile | None:
+    if not is_emulated(settings):
+        return None
+    return _loaded(settings.device.removeprefix(_EMULATED), settings.max_batch_size)
+
+
+def _loaded(name: str, max_batch_size: int | None) -> Profile:
+    return load_profile(name).truncated(max_batch_size)
+
+
+def _profiles(settings: Settings, played: Profile | None, kept: Kept, mistakes: _Mistakes) -> dict[str, Profile]:
+    """By model: what a flag names, else what the device plays, else what is kept; no larger than the device's."""
+    names = mistakes.of(partial(by_model, settings.profile, settings.models)) or {}
+    loaded = {
+        name: mistakes.of(partial(_loaded, name, settings.max_batch_size)) for name in dict.fromkeys(names.values())
+    }
+    found: dict[str, Profile] = {}
+    for model in settings.models:
+        profile = loaded[names[model]] if model in names else played
+        if profile is None and model not in names and not is_emulated(settings) and not mistakes.told:
+            profile = kept(settings, model, settings.max_batch_size or MEASURED_UP_TO)
+        if profile is not None:
+            largest = profile.max_batch_size if played is None else played.max_batch_size
+            found[model] = profile.truncated(min(largest, profile.max_batch_size))
+    return found
+
+
+def _choices(settings: Settings, profiles: Mapping[str, Profile], mistakes: _Mistakes) -> dict[str, Chosen]:
+    """By model with a known profile, its policy; the others' specs are checked as far as they can be."""
+    if mistakes.of(partial(by_model, settings.policy, settings.models)) is None:
+        return {}
+    found: dict[str, Chosen | None] = {}
+    for model in settings.models:
+        profile = profiles.get(model)
+        found[model] = mistakes.of(partial(_choice, settings, model, profile))
+        largest = profile.max_batch_size if profile else settings.max_batch_size or MEASURED_UP_TO
+        mistakes.of(partial(_check_capacity, settings, model, largest))
+    return {model: choice for model, choice in found.items() if choice is not None}
+
+
+def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
+    spec, defaults = _spec(settings, model), _defaults(settings)
+    if profile is not None:
+        return choose(spec, profile, defaults)
+    check_spec(spec, settings.max_batch_size or MEASURED_UP_TO, defaults)
+    return None
+
+
+def _check_capacity(settings: Settings, model: str, largest: int) -> None:
+    """A queue that is full before a batch is would cap all batches, and nobody would be told."""
+    if settings.queue_capacity < largest:
+        raise SpecError(
+            f"queue_capacity {settings.queue_capacity} is below the largest batch of {model}, {largest}: none could "
+            f"ever be full; give --queue-capacity {largest} or more, or --max-batch-size {settings.queue_capacity}"
+        )
+
+
+def _spec(settings: Settings, model: str) -> str:
+    return by_model(settings.policy, settings.models).get(model, "auto")
+
+
+def _defaults(settings: Settings) -> dict[str, str]:
+    flags = {"w2": settings.w2, "slo_p95_ms": settings.slo_p95_ms}
+    return {key: repr(value) for key, value in flags.items() if value is not None}

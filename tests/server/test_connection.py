@@ -1,0 +1,350 @@
+"""The connection in front of a small app, over real sockets."""
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from server.connection import Connection, TimeLimits
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Coroutine[Any, Any, Client]]
+
+SHORT = TimeLimits(headers=0.15, body=0.15, reading=0.15, keep_alive=0.15)
+GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path and the number of bytes and headers that came."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    await answer(send, f"{scope['path']} {size} {len(scope['headers'])}".encode())
+
+
+async def answer(send: Send, body: bytes, status: int = 200) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def listening(limits: TimeLimits, app: ASGIApp = echo) -> AsyncIterator[Connect]:
+    loop, complaints = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
+    config.load()
+    state = ServerState()
+    create = partial(Connection, limits, config=config, server_state=state, app_state={}, _loop=loop)
+    server = await loop.create_server(create, "127.0.0.1", 0)
+    try:
+        yield lambda: asyncio.open_connection(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+    assert complaints == [], "hostile bytes must not reach the loop's exception handler"
+
+
+def exchange(
+    *pieces: bytes, limits: TimeLimits | None = None, app: ASGIApp = echo, close: bool = False
+) -> list[tuple[int, bytes]]:
+    """What comes back for these bytes until the server closes the connection, or the last answer is there."""
+
+    async def talk() -> list[tuple[int, bytes]]:
+        async with listening(limits or TimeLimits(), app) as connect:
+            reader, writer = await connect()
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            if close:
+                writer.write_eof()
+            replies = await read_replies(reader)
+            writer.close()
+            return replies
+
+    replies: list[tuple[int, bytes]] = run(talk())
+    return replies
+
+
+async def read_replies(reader: asyncio.StreamReader, n: int = 10**6) -> list[tuple[int, bytes]]:
+    replies: list[tuple[int, bytes]] = []
+    while len(replies) < n:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            break
+        lines = head.decode().lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        status = int(lines[0].split()[1])
+        if status >= 400:
+            assert headers["content-type"] == "application/json"
+            assert headers["connection"] == "close"
+            assert list(json.loads(body)) == ["error"]
+        replies.append((status, body))
+    return replies
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(asyncio.wait_for(work, 4))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET http://x HTTP/1.1\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_request_is_told_so_in_json(sent: bytes) -> None:
+    [(status, _)] = exchange(sent)
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"/%zz%", "/%zz%"),
+        (b"/%ff", "/\ufffd"),
+        (b"http://a/b?c", "/b"),
+        (b"//a/..", "//a/.."),
+        (b"//[", "//["),
+        (b"*", "*"),
+        (b"/%2e%2e", "/.."),
+    ],
+)
+def test_odd_addresses_are_only_paths(target: bytes, path: str) -> None:
+    replies = exchange(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+    assert [status for status, _ in replies] == [200]
+    assert replies[0][1].decode().lower() == f"{path} 0 2"
+
+
+def test_an_upgrade_is_not_taken_and_the_request_answered_if_it_has_no_body() -> None:
+    upgrade = b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    assert exchange(b"GET" + upgrade + b"\r\n" + GET % 1) == [(200, b"/ 0 3")]
+    [(status, message)] = exchange(b"POST" + upgrade + b"Content-Length: 2\r\n\r\nab" + GET % 1)
+    assert (status, b"without Upgrade" in message) == (400, True)
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"A: b\r\n" * 200 + b"\r\n"],
+        [HEAD + b"A: " + b"b" * 65536 + b"\r\n\r\n"],
+        [HEAD] + [b"A: b\r\n"] * 20000,
+        [HEAD + b"A: "] + [b"b" * 10000] * 100,
+        [b"GET /"] + [b"b" * 10000] * 100,
+        [HEAD] + [b"a" * 10000] * 100,
+        [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: "] + [b"b" * 10000] * 100,
+        [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"] + [b"1;" + b"e" * 10000 + b"\r\nb\r\n"] * 100,
+    ],
+    ids=["many", "long", "endless many", "endless value", "endless address", "endless name", "trailer", "chunk sizes"],
+)
+def test_headers_over_the_limit_are_refused_even_if_they_never_end(pieces: list[bytes]) -> None:
+    [(status, _)] = exchange(*pieces)
+    assert status == 431
+
+
+def test_headers_within_the_limit_are_taken_also_after_a_long_body_in_the_same_piece() -> None:
+    head = b"GET /1 HTTP/1.1\r\nA: %b\r\nConnection: close\r\n" % (b"b" * 60000) + b"c: d\r\n" * 198 + b"\r\n"
+    assert exchange(POST % 200_000 + bytes(200_000) + head) == [(200, b"/ 200000 2"), (200, b"/1 0 200")]
+
+
+def test_a_trailer_is_no_header() -> None:
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    assert exchange(chunked + b"3\r\nabc\r\n0\r\nAuthorization: x\r\n\r\n") == [(200, b"/ 3 2")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"", []),
+        (b"\r\n", []),
+        (b"G", [408]),
+        (HEAD, [408]),
+        (POST % 5 + b"abc", [408]),
+        (GET % 1, [200]),
+        (GET % 1 + b"GET", [200, 408]),
+    ],
+    ids=["nothing", "line end", "a byte", "headers", "body", "keep-alive", "second request"],
+)
+def test_who_takes_too_long_is_told_and_parted_from(sent: bytes, statuses: list[int]) -> None:
+    assert [status for status, _ in exchange(sent, limits=SHORT)] == statuses
+
+
+def test_bytes_that_drip_do_not_stretch_the_limit() -> None:
+    async def headers() -> Any:
+        async with listening(SHORT) as connect:
+            reader, writer = await connect()
+            replies = asyncio.ensure_future(read_replies(reader))
+            writer.write(HEAD)
+            while not replies.done():
+                writer.write(b"A: b\r\n")
+                await asyncio.wait([replies], timeout=0.01)
+            writer.close()
+            return replies.result()
+
+    assert [status for status, _ in run(headers())] == [408]
+
+
+def test_a_client_that_does_not_read_is_parted_from() -> None:
+    gone = []
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await wait_gone(receive)) is None:
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+        gone.append(True)
+
+    async def wait_gone(receive: Receive) -> Any:
+        done, _ = await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.001)
+        return next((d.result() for d in done if d.result()["type"] == "http.disconnect"), None)
+
+    async def talk() -> None:
+        async with listening(SHORT, much) as connect:
+            _, writer = await connect()
+            writer.write(GET % 1)
+            async with asyncio.timeout(20):
+                while not gone:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+            writer.close()
+
+    run(talk())
+
+
+async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+    writer.write(POST % 10**9)
+    while True:
+        writer.write(bytes(10**5))
+        await writer.drain()
+
+
+def test_pipelined_requests_are_answered_in_turn() -> None:
+    last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    replies = exchange(b"".join(GET % i for i in range(50)) + POST % 3 + b"abc" + last)
+    assert replies == [*((200, b"/%d 0 1" % i) for i in range(50)), (200, b"/ 3 2"), (200, b"/last 0 2")]
+
+
+def test_the_answer_before_a_mistake_is_not_mistaken_for_it() -> None:
+    replies = exchange(GET % 1 + GET % 2 + b"nonsense\r\n\r\n")
+    assert [status for status, _ in replies] == [200, 200, 400]
+    assert exchange(GET % 1 + b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")[0] == (200, b"/1 0 1")
+
+
+def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
+    begun, held = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await receive()
+        await held.wait()
+        await answer(send, b"")
+
+    async def talk() -> Any:
+        async with listening(TimeLimits(), slow) as connect:
+            reader, writer = await connect()
+            tracemalloc.start()
+            writer.write(GET % 1 * 200_000)
+            flushed = asyncio.ensure_future(writer.drain())
+            await begun.wait()
+            held.set()
+            replies = await read_replies(reader, 130)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            writer.close()
+            flushed.cancel()
+            return [status for status, _ in replies], peak
+
+    statuses, peak = run(talk())
+    assert statuses == [*[200] * 129, 400]
+    assert peak < 20e6, "5.6 MB of them were sent, most stand in the client's own buffer"
+
+
+def test_a_client_that_leaves_is_noticed_also_when_more_requests_wait() -> None:
+    left = []
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.append(scope["path"])
+
+    async def talk() -> None:
+        async with listening(TimeLimits(), waiting) as connect:
+            _, writer = await connect()
+            writer.write(GET % 1 + GET % 2)
+            await writer.drain()
+            writer.close()
+            async with asyncio.timeout(20):
+                while not left:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+
+    run(talk())
+    assert left == ["/1"]
+
+
+def test_a_refusal_before_the_body_is_read_reaches_a_client_that_sends_it_all_the_same() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"{}", 200)
+
+    replies = exchange(POST % 10**7, *[bytes(10**6)] * 10, GET % 2, app=refuse, close=True)
+    assert len(replies) == 2, "and the connection serves on"
+
+
+def test_expect_is_continued_or_refused_and_closed() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"", 200)
+
+    request = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    assert exchange(request, app=refuse) == [(200, b"")]
+    assert exchange(request, b"abc") == [(100, b""), (200, b"/ 3 2")]
+
+
+def test_an_endless_body_is_not_read_for_ever_once_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.connection._MAX_DISCARDED", 10**6)
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"", 200)
+
+    async def talk() -> None:
+        async with listening(TimeLimits(), refuse) as connect:
+            _, writer = await connect()
+            with pytest.raises(ConnectionError):
+                await send_for_ever(writer)
+            writer.close()
+
+    run(talk())

@@ -1,0 +1,48 @@
+"""TLS files, and what is wrong with them."""
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from policies.types import SpecError
+from server.tls import tls_context
+
+
+def certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *(more or ("-nodes",)))
+    command = ("openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(cert), *subject)
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_a_pair_that_belongs_together_is_taken_from_tls_1_2_on(tmp_path: Path) -> None:
+    context = tls_context(*certificate(tmp_path, "a"))
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert tls_context(None, None) is None
+
+
+def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "a")
+    _, other = certificate(tmp_path, "b")
+    _, locked = certificate(tmp_path, "c", "-passout", "pass:secret")
+    junk = tmp_path / "junk"
+    junk.write_text("nothing")
+    for pair, says in (
+        ((cert, None), "belong together"),
+        ((None, key), "belong together"),
+        ((tmp_path / "nowhere", key), "certificate.*nowhere"),
+        ((cert, tmp_path), "key"),
+        ((cert, other), "KEY_VALUES_MISMATCH|MISMATCH"),
+        ((cert, locked), "passphrase"),
+        ((junk, key), "junk"),
+        ((cert, junk), "junk"),
+        ((key, cert), "belong together"),
+    ):
+        with pytest.raises(SpecError, match=says) as caught:
+            tls_context(*pair)
+        assert "\n" not in str(caught.value)

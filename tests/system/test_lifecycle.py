@@ -1,0 +1,126 @@
+"""The real process from its start to its end: what it is told wrongly, and how it is stopped."""
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.serving import command_line, serving
+from tests.system.client import ask, photograph
+from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
+
+READY = "/v2/health/ready"
+
+
+def started(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run serve-model to its end: it is expected to refuse."""
+    return subprocess.run(
+        [*command_line("serve-model"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("prot: 1\nqueue_capacity: 4\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = started(
+            *("googlenet", "resnet18", "--device", "emulated:googlenet-tesla-p4", "--port", port),
+            *("--policy", "clever", "--policy", "resnet18=static:64", "--policy", "alexnet=greedy"),
+            *("--profile", "nowhere", "--config", str(file)),
+            BATCHWRIGHT_PROT="1",
+            BATCHWRIGHT_HOTS="x",
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("serve-model: ")
+    assert done.stderr.count("\n") == 1
+    for said in (
+        "BATCHWRIGHT_HOTS",
+        "BATCHWRIGHT_PROT",
+        "prot",
+        "alexnet",
+        "nowhere",
+        f"cannot listen on 127.0.0.1:{port}",
+    ):
+        assert said in done.stderr, said
+
+
+def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    trace = tmp_path / "executed"
+
+    class Malicious:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (trace,)
+
+    plain, zipped = tmp_path / "plain.pt", tmp_path / "zipped.pt"
+    plain.write_bytes(pickle.dumps({"weight": Malicious()}))
+    torch.save({"weight": Malicious()}, zipped)
+    for weights in (plain, zipped):
+        done = started("squeezenet1_1", "--device", "cpu", "--port", "0", "--weights", str(weights))
+        assert done.returncode == 2
+        assert "cannot be read" in done.stderr.splitlines()[-1]
+        assert not any("Traceback" in line for line in done.stderr.splitlines())
+        assert not trace.exists()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> str:
+    """A device whose batches take half a minute."""
+    file = tmp_path / "slow.json"
+    sizes = {"batch_size": [1, 2], "service_time_s": [30.0, 30.0]}
+    file.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "slow", **sizes}))
+    return f"emulated:{file}"
+
+
+def test_during_the_drain_delay_calls_are_served_though_readiness_is_gone() -> None:
+    with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "3") as server:
+        assert ask(server.url, READY).status == 200
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, READY).status == 503)
+        assert ask(server.url, "/predict", photograph()).status == 200
+        assert infer(server.url, pixels()).status == 200
+        assert ask(server.url, "/v2/models/googlenet/ready").status == 503
+        assert ask(server.url, "/v2/repository/index", b"").json[0]["state"] == "UNAVAILABLE"
+        assert ask(server.url, "/v2/health/live").status == 200
+        assert server.process.wait(timeout=30) == 0
+
+
+def test_a_second_signal_cuts_the_delay_short() -> None:
+    with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, READY).status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 0
+
+
+def test_ctrl_c_does_not_wait_for_the_delay() -> None:
+    with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=10) == 0
+
+
+def test_a_second_signal_cuts_the_drain_short(slow: str) -> None:
+    arguments = ("googlenet", "--device", slow, "--policy", "greedy")
+    with serving(*arguments) as server, ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(infer, server.url, pixels()) for _ in range(2)]
+        until(lambda: queue_length(server) == 1)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, READY).status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 0
+        assert {future.result().status for future in waiting} == {503}

@@ -1,0 +1,38 @@
+"""The OpenAPI document tells the truth about the running server; the long run is benchmarks/fuzz.py."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from starlette.routing import Route
+
+import server.gateway
+from benchmarks.routes import check_routes
+from benchmarks.serving import serving
+from server.api_document import api_document
+from server.inference import Inference
+from server.open_inference import Documents, Infer, open_inference_routes
+
+
+def documented() -> set[tuple[str, str]]:
+    paths = api_document(["googlenet"], "1").get("paths", {})
+    return {(method, path) for path, operations in paths.items() for method in operations}
+
+
+def test_the_document_lists_the_routes_that_there_are_and_no_others() -> None:
+    nobody = cast(Inference, SimpleNamespace(models={}))
+    routes = [route for route in open_inference_routes(Infer(nobody), Documents(nobody, "1")) if type(route) is Route]
+    methods = {(method.lower(), route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
+    source = Path(server.gateway.__file__).read_text()
+    assert documented() == methods | set(re.findall(r'@app\.(get|post|put|delete|patch)\("([^"]+)"', source))
+
+
+def test_every_route_answers_as_its_document_says_whatever_is_sent() -> None:
+    with serving("googlenet", "--device", "emulated:googlenet-tesla-p4", "--policy", "greedy") as running:
+        tally = check_routes(running.url, 40)
+    assert tally.complaints == []
+    answered = {key.rpartition(":")[0] for key in tally.statuses if key.endswith(": 200")}
+    assert answered == {f"{method.upper()} {path}" for method, path in documented()}, (
+        "each route succeeded at least once"
+    )

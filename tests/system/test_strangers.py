@@ -1,0 +1,224 @@
+"""The real server process among strangers: keys, TLS, foreign pages, slow, rude and malicious clients."""
+
+import http.client
+import json
+import re
+import resource
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving import Server, command_line, free_port, serving
+from tests.server.test_tls import certificate
+from tests.system.client import ask, photograph
+from tests.system.test_serve import EMULATED, outcomes, until
+
+POLICY = "/admin/models/googlenet/policy"
+USER, ROOT = {"Authorization": "Bearer u"}, {"Authorization": "Bearer r"}
+KEYS = f"user predict {sha256(b'u').hexdigest()}\nroot admin {sha256(b'r').hexdigest()}\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(*EMULATED, "--policy", "greedy", "--header-timeout-s", "0.3", "--body-timeout-s", "0.3") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(KEYS)
+    with serving(*EMULATED, "--policy", "greedy", "--api-key-file", str(file)) as running:
+        yield running
+
+
+def exchange(url: str, sent: bytes) -> bytes:
+    """What comes back for these bytes until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(sent)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_without_a_key_nobody_predicts_or_steers(guarded: Server) -> None:
+    url = guarded.url
+    for path, method, key in (("/predict", "POST", USER), ("/v2", "GET", USER), (POLICY, "GET", ROOT)):
+        body = photograph() if method == "POST" else None
+        assert ask(url, path, body, method).status == 401
+        assert ask(url, path, body, method, {"Authorization": "Bearer x"}).status == 401
+        assert ask(url, path, body, method, key).status == 200
+        assert ask(url, path, body, method, ROOT if key is USER else USER).status == 403
+    assert ask(url, POLICY, b'{"policy": "serial"}', "PUT", USER).status == 403
+    assert ask(url, POLICY, headers=ROOT).json["name"] == "greedy"
+    for path in ("/", "/docs", "/openapi.json", "/metrics", "/v2/health/live", "/v2/health/ready"):
+        assert ask(url, path).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["//admin", "/x/../admin", "/%61dmin", "/admin%2f", "/Admin", "/admin/..;", "http://x/admin"]
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST"])
+def test_no_odd_spelling_gets_past_the_keys(guarded: Server, path: str, method: str) -> None:
+    head = f"{method} {path}/models/googlenet/policy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    reply = exchange(guarded.url, f"{head}Authorization: Bearer u\r\nContent-Length: 0\r\n\r\n".encode())
+    assert int(reply.split()[1]) in (400, 403, 404), reply
+
+
+def test_a_refusal_comes_before_the_body(guarded: Server) -> None:
+    with socket.create_connection(("127.0.0.1", int(guarded.url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_the_pages_are_closed_to_all_but_themselves(server: Server) -> None:
+    for path in ("/", "/docs"):
+        reply = ask(server.url, path)
+        policy = reply.headers["content-security-policy"]
+        for rule in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
+            assert rule in policy
+        assert "unsafe" not in policy
+        assert reply.headers["x-frame-options"] == "DENY"
+        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(rb"(src|<link[^>]*href)=.?(https?:)?//", reply.body), "nothing comes from elsewhere"
+    assert "/predict/{model}" in ask(server.url, "/docs").body.decode()
+
+
+def test_every_answer_carries_the_requests_id(server: Server) -> None:
+    for path in ("/v2", "/nowhere", "/admin/models/none/policy", "/v2/models/none/infer"):
+        assert ask(server.url, path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    assert ask(server.url, "/v2/models/none/infer", b"{}").headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["/etc/passwd", "../x.json", "/etc/x.json", " x.json", "x.json:a=1", "x.json,max_wait_ms=1"]
+)
+def test_a_request_names_no_file_of_the_server(server: Server, spec: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("contents")
+    for named in (spec, spec.replace("../x.json", str(file))):
+        reply = ask(server.url, POLICY, json.dumps({"policy": named}).encode(), "PUT")
+        assert reply.status == 400
+        assert "contents" not in reply.json["error"]
+        assert ".json" in named.replace("/etc/passwd", ".json")
+    assert ask(server.url, POLICY).json["name"] == "greedy"
+
+
+def test_a_foreign_page_cannot_swap_the_policy(server: Server) -> None:
+    foreign, own = {"Origin": "http://evil.example"}, {"Origin": server.url}
+    assert ask(server.url, POLICY, b'{"policy": "serial"}', "PUT", foreign).status == 403
+    assert ask(server.url, POLICY, b'{"policy": "greedy"}', "PUT", own).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /predict HTTP/1.1\r\nHost: x\r\n", 408),
+        (b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", 408),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 300 + b"\r\n", 431),
+        (b"POST /predict HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+    ],
+)
+def test_slow_and_malformed_requests_are_told_and_parted_from(server: Server, sent: bytes, status: int) -> None:
+    reply = exchange(server.url, sent)
+    assert reply.startswith(b"HTTP/1.1 %d " % status)
+    assert set(json.loads(reply.partition(b"\r\n\r\n")[2])) == {"error"}
+
+
+def test_who_sends_nothing_is_parted_from(server: Server) -> None:
+    assert exchange(server.url, b"") == b""
+
+
+@pytest.mark.parametrize("target", ["//[", "/%00%0a%ff", "/predict/%00", "*", "/v2/models/%0d%0a/infer", "//[/admin/"])
+@pytest.mark.parametrize("host", ["x", "[", "a/b", '"><script>'])
+def test_addresses_that_nobody_can_read_are_no_bug(server: Server, target: str, host: str) -> None:
+    for method in ("GET", "POST", "OPTIONS"):
+        head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        assert exchange(server.url, head.encode()).split()[1] in (b"400", b"404", b"405")
+    page = exchange(server.url, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert page.split()[1] in (b"200", b"400")
+    assert b"<script>" not in page
+
+
+def test_a_chunked_body_over_the_limit_is_refused(guarded: Server) -> None:
+    port = int(guarded.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nAuthorization: Bearer u\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(65):
+            connection.sendall(b"100000\r\n" + bytes(2**20) + b"\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_malicious_form_does_not_hold_up_the_others(guarded: Server) -> None:
+    form = b"--x\r\nA: b\r\n\r\n" + b"\r\n--y" * (2**24 // 5 * 3)
+    headers = {"Content-Type": "multipart/form-data; boundary=x", **USER}
+    with ThreadPoolExecutor() as pool:
+        forms = [pool.submit(ask, guarded.url, "/predict", form, headers=headers) for _ in range(3)]
+        while not all(future.done() for future in forms):
+            assert ask(guarded.url, "/v2/health/live").status == 200
+        assert {future.result().status for future in forms} == {400}
+
+
+def test_who_leaves_in_the_middle_of_a_body_is_counted_once(server: Server) -> None:
+    before = outcomes(server).get("cancelled", 0)
+    raw = b"/v2/models/googlenet/infer"
+    for number, path in enumerate((b"/predict", raw), 1):
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+            connection.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc" % path)
+        until(lambda n=number: outcomes(server).get("cancelled", 0) >= before + n)  # type: ignore[misc]
+    assert outcomes(server)["cancelled"] == before + 2
+
+
+def test_all_files_that_may_be_open_are_for_connections(server: Server) -> None:
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    soft, hard = re.findall(r"Max open files\s+(\S+)\s+(\S+)", limits)[0]
+    assert soft == hard
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= int(hard)
+
+
+def test_tls_is_spoken_and_said(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "own")
+    port = free_port()
+    pair = ("--tls-cert", str(cert), "--tls-key", str(key))
+    command = [*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--port", str(port), *pair]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert any(f"https://127.0.0.1:{port}" in line for line in process.stderr)
+        context = ssl.create_default_context(cafile=str(cert))
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+        for _ in range(2):
+            connection.request("POST", "/predict", photograph())
+            reply = connection.getresponse()
+            assert (reply.status, len(json.loads(reply.read())["predictions"])) == (200, 5)
+        connection.close()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        old = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+        old.request("GET", "/v2")
+        assert old.getresponse().status == 200
+        old.close()
+        assert exchange(f"http://127.0.0.1:{port}", b"GET / HTTP/1.1\r\n\r\n")[:5] != b"HTTP/"
+    finally:
+        process.terminate()
+        process.stderr.close()
+        process.wait(timeout=60)
+
+
+def test_files_that_cannot_be_used_are_told_before_anything_starts(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("user predict secret\n")
+    arguments = ("--api-key-file", str(keys), "--tls-cert", str(tmp_path / "nowhere"), "--tls-key", str(keys))
+    done = subprocess.run(
+        [*command_line("serve-model"), *EMULATED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "line 1" in done.stderr
+    assert "nowhere" in done.stderr
+    assert "the third word" in done.stderr
