@@ -75,18 +75,23 @@ class Admission:
                 wait,
             )
 
-    def refuse_if_late(self, needed: float, timeout: float, now: float) -> None:
+    def seen(self, earliest: float, answered: float) -> None:
+        """A call that could be answered at `earliest` was at `answered`, s; 0 for one that tells nothing."""
+        if earliest:
+            self.lateness.see(answered - earliest, answered)
+
+    def refuse_if_late(self, needed: float, timeout: float, now: float | None) -> None:
         """Check that the client will have its answer in time.
 
         Args:
             needed: the least time in which the device can serve this call and all before it, s.
             timeout: the client's, s.
-            now: s.
+            now: s; None where what was seen of answers under a backlog tells nothing.
 
         Raises:
             TooLateError: it would not, by `needed` and what was seen of answers lately.
         """
-        expected = needed + self.lateness.margin(now)
+        expected = needed if now is None else needed + self.lateness.margin(now)
         late = expected - (1.0 - _TRAVEL) * timeout
         if late > 0.0:
             wait = _seconds(late)

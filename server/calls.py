@@ -37,13 +37,13 @@ class Call:
 
     __slots__ = ("answers", "earliest", "future", "missing", "requests")
 
-    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int) -> None:
+    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int, earliest: float) -> None:
         """`n` samples are to be answered."""
         self.future = future
         self.requests: list[Request] = []
         self.answers: list[Any] = [None] * n
         self.missing = n
-        self.earliest = 0.0
+        self.earliest = earliest
 
     def answer(self, index: int, answer: Answer) -> None:
         """The sample of this index is served; the last one's answer ends the call."""

@@ -97,11 +97,9 @@ class Dispatcher:
             QueueFullError: there is no room for all of them, or no time.
             DrainingError: the server is stopping.
         """
-        self.check_room(model, len(inputs), timeout)
+        earliest = self.check_room(model, len(inputs), timeout)
         now = self._clock()
-        call = Call(asyncio.get_running_loop().create_future(), len(inputs))
-        if timeout < inf:
-            call.earliest = now + self._time_to_serve({model: len(inputs)})
+        call = Call(asyncio.get_running_loop().create_future(), len(inputs), earliest)
         slo = self.chosen[model].slo
         for index, sample in enumerate(inputs):
             request = Request(
@@ -118,8 +116,12 @@ class Dispatcher:
         self._expiry.set(self._batcher.next_expiry())
         return call.future
 
-    def check_room(self, model: str, n: int, timeout: float = inf) -> None:
+    def check_room(self, model: str, n: int, timeout: float = inf) -> float:
         """Whether `n` more samples of `model` would be admitted now; a gateway may ask before it reads the body.
+
+        Returns:
+            The least instant at which they could be answered, s; 0 without a time-out, or where so little is here that
+            a policy may wait for more: what is late then is not late for want of time.
 
         Raises:
             QueueFullError: there is no room for them, or their answers would come after `timeout`, s.
@@ -128,8 +130,12 @@ class Dispatcher:
         if self._draining or self.broken.is_set():
             raise DrainingError("the server is stopping; send the request to another one", 1)
         self._admission.refuse_if_full(n, self._batcher.queue_length, self.backlog)
-        if timeout < inf:
-            self._admission.refuse_if_late(self._time_to_serve({model: n}), timeout, self._clock())
+        if timeout == inf:
+            return 0.0
+        now, needed = self._clock(), self._time_to_serve({model: n})
+        backlogged = needed > self.chosen[model].profile.service_times[-1]
+        self._admission.refuse_if_late(needed, timeout, now if backlogged else None)
+        return now + needed if backlogged else 0.0
 
     def backlog(self) -> float:
         """The least time in which the device serves everybody who is here, s."""
@@ -339,8 +345,8 @@ class Dispatcher:
             answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
             call = request.payload.call
             call.answer(request.payload.index, answer)
-            if call.earliest > 0.0 and not call.missing:
-                self._admission.lateness.see(now - call.earliest, now)
+            if not call.missing:
+                self._admission.seen(call.earliest, now)
 
     def _tell(self, model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
         assert self.on_served is not None
@@ -383,7 +389,7 @@ class Dispatcher:
     def _expire(self, now: float, by: float) -> None:
         for request in self._batcher.expire(by):
             call, waited = request.payload.call, 1e3 * (now - request.arrival)
-            self._admission.lateness.see(by - call.earliest, now)
+            self._admission.seen(call.earliest, by)
             passes = "passed" if request.expires <= now else "would pass"
             call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
 

@@ -1,24 +1,27 @@
 """The way of one call through the house, whatever its protocol: decode, queue, wait for answers, watch the client."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Any
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from server.calls import Answer
 from server.dispatcher import Dispatcher
 from server.encoding import decompress
 from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError
-from server.http import ClientGoneError, client_timeout, disconnected, read_body
+from server.http import ClientGoneError, client_timeout, disconnected, read_body, respond_error
 from server.intake import Intake, Share
 from server.metrics import Metrics
 from server.models import ServedModel
 
+_log = logging.getLogger("batchwright.gateway")
 MAX_BODY_BYTES = 64 * 2**20
 
 
@@ -41,6 +44,20 @@ class Inference:
     decoders: Pool
     capacity: int
     intake: Intake
+
+    @asynccontextmanager
+    async def answering(self, name: str | None, scope: Scope, send: Send, began: float) -> AsyncIterator[None]:
+        """Answer one call for the model of that name: an error inside is answered, and counted."""
+        try:
+            yield
+        except ServerError as error:
+            self.refused(name, error, began)
+            await respond_error(send, error)
+        except ClientGoneError:
+            return
+        except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
+            _log.exception("a bug answered request %s", scope["state"].get("request_id"))
+            await respond_error(send, ServerError("internal error; the server's log has the details"))
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; None stands for the only one.
@@ -84,7 +101,8 @@ class Inference:
             QueueFullError: there is no room for another request, or for these bytes.
             ClientGoneError: the client closed the connection, or took too long.
         """
-        self.dispatcher.check_room(model.name, 1, client_timeout(headers) or inf)
+        self.dispatcher.check_room(model.name, 1 + self.intake.coming[model.name], client_timeout(headers) or inf)
+        share.come(model.name)
         try:
             body = await read_body(headers, receive, MAX_BODY_BYTES, share.grow)
         except ClientGoneError:

@@ -1,5 +1,6 @@
-"""How many bytes of calls are in the house: bodies that come in, and samples until they are answered."""
+"""The calls between the door and the queue: how many, and how many bytes until they are answered."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from server.errors import QueueFullError
@@ -15,12 +16,14 @@ class Intake:
     """The bound on all calls together; one call's share is a `Share`.
 
     Attributes:
+        coming: calls by model that were let in and are not in the queue yet: read, or decoded.
         limit: bytes that all calls may hold.
         held: bytes that they hold.
     """
 
     def __init__(self, limit: int, seconds: Callable[[], int] = lambda: 1) -> None:
         """`seconds` says after how long a refused client should come again."""
+        self.coming: Counter[str] = Counter()
         self.limit = limit
         self.held = 0
         self._seconds = seconds
@@ -46,11 +49,12 @@ class Intake:
 class Share:
     """What one call holds."""
 
-    __slots__ = ("_held", "_intake")
+    __slots__ = ("_held", "_intake", "_model")
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._held = 0
+        self._model: str | None = None
 
     def __enter__(self) -> "Share":
         """Begin with nothing."""
@@ -58,8 +62,20 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         """Give all of it back."""
+        self.arrive()
         self._intake.held -= self._held
         self._held = 0
+
+    def come(self, model: str) -> None:
+        """The call was let in, on its way to the queue."""
+        self._model = model
+        self._intake.coming[model] += 1
+
+    def arrive(self) -> None:
+        """It is on its way no longer."""
+        if self._model is not None:
+            self._intake.coming[self._model] -= 1
+            self._model = None
 
     def grow(self, count: int) -> None:
         """Hold so many bytes more.

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from policies.types import SpecError
 from server.connection import Connection, TimeLimits
 from server.dispatcher import Dispatcher
+from server.memory import heap
 
 _log = logging.getLogger("batchwright")
 LOST = 3  # exit code: the device is lost, start the server again
@@ -126,8 +127,9 @@ async def _serve(server: _Server, dispatcher: Dispatcher, bound: socket.socket, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     ending = asyncio.create_task(_end_when_broken(server, dispatcher))
+    trimming = asyncio.create_task(heap.keep_trimmed(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
-    for task in (*drains, ending):
+    for task in (*drains, ending, trimming):
         task.cancel()
     return LOST if dispatcher.broken.is_set() else 0
 

@@ -8,10 +8,15 @@ from prometheus_client.registry import Collector
 
 from policies.types import Launch, Request
 from server.energy import EnergyMeter
+from server.history import History
 from server.statistics import Statistics
 
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [0.00005 * 2**k for k in range(12)]  # 50 us to 0.1 s
+_OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
+_REFUSALS = ("queue_full", "too_late", "bytes", "draining")
+_CHANGES = ("drift", "objective", "memory")
+_Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
@@ -20,12 +25,14 @@ class Metrics:
 
     Attributes:
         statistics: the same in the Open Inference Protocol's form.
+        history: of the last minutes, for the page.
     """
 
     def __init__(self, energy_sources: Mapping[str, str]) -> None:
         """`energy_sources` by model: how its profile knows the energy of a batch."""
         self._energy_sources = energy_sources
         self.statistics = Statistics()
+        self.history = History()
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -53,16 +60,31 @@ class Metrics:
             "idle_gap_seconds", "Device idle between two batches while requests waited", _GAP_SECONDS, "device"
         )
         self._queue_length = gauge("queue_length", "Requests waiting", "model")
+        self._backlog = gauge("backlog_seconds", "Least time in which the device serves everybody who is here")
+        self._capacity = gauge("capacity_hertz", "Largest service rate by the profile, max over b of b/l(b)", "model")
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
         self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
         self._faults = counter("device_faults", "Batches that the device failed on, by exception", "model", "error")
         self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", "model")
         self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
 
-    def watch(self, model: str, queue_length: Callable[[], float], arrival_rate: Callable[[], float]) -> None:
-        """Read these when somebody scrapes: number waiting, and arrival rate in 1/s."""
+    def watch(self, model: str, queue_length: _Read, arrival_rate: _Read, capacity: _Read) -> None:
+        """Read these when somebody scrapes: number waiting, arrival rate and largest service rate, 1/s.
+
+        What is counted by kind begins at 0: a rate cannot see the first of a kind otherwise.
+        """
         self._queue_length.labels(model).set_function(queue_length)
         self._arrival_rate.labels(model).set_function(arrival_rate)
+        self._capacity.labels(model).set_function(capacity)
+        for outcome in _OUTCOMES:
+            self.outcome(model, outcome, 0)
+        for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _CHANGES)):
+            for reason in reasons:
+                counter.labels(model, reason)
+
+    def watch_backlog(self, backlog: _Read) -> None:
+        """Read this when somebody scrapes, s."""
+        self._backlog.set_function(backlog)
 
     def watch_meter(self, device: str, meter: EnergyMeter) -> None:
         """Export the device's own energy counter when somebody scrapes."""
@@ -87,6 +109,7 @@ class Metrics:
         """A batch is done: service time in s, energy in J."""
         model = launch.requests[0].kind.model
         self.statistics.batch(model, len(launch.requests), service)
+        self.history.batch(model, policy, launch, service, energy)
         self._batches.labels(model, device, policy, launch.reason).inc()
         self._batch_size.labels(model, device).observe(len(launch.requests))
         self._service.labels(model, device).observe(service)
@@ -99,9 +122,11 @@ class Metrics:
             return
         model = requests[0].kind.model
         waiting, response = self._waiting.labels(model, device), self._response.labels(model, device)
-        for request in requests:
+        responses = [now - request.arrival for request in requests]
+        for request, seconds in zip(requests, responses, strict=True):
             waiting.observe(request.started - request.arrival)
-            response.observe(now - request.arrival)
+            response.observe(seconds)
+        self.history.answered(model, responses)
         late = sum(now > request.deadline for request in requests)
         if late:
             self._missed.labels(model).inc(late)

@@ -25,8 +25,8 @@ from server.documents import (
     wants_ready_only,
 )
 from server.encoding import compress
-from server.errors import NotFoundError, ServerError
-from server.http import ClientGoneError, Headers, headers_of, read_body, respond, respond_error
+from server.errors import NotFoundError
+from server.http import Headers, headers_of, read_body, respond
 from server.inference import MAX_BODY_BYTES, Inference
 from server.intake import Share
 from server.models import ServedModel
@@ -70,17 +70,9 @@ class Infer:
         began = monotonic()
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        try:
+        async with self._inference.answering(name, scope, send, began):
             _check_version(version)
             await self._answer(name, scope, receive, send, began)
-        except ServerError as error:
-            self._inference.refused(name, error, began)
-            await respond_error(send, error)
-        except ClientGoneError:
-            return
-        except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
-            _log.exception("a bug answered request %s", scope["state"].get("request_id"))
-            await respond_error(send, ServerError("internal error; the server's log has the details"))
 
     async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send, began: float) -> None:
         model = self._inference.model(name)
@@ -88,6 +80,7 @@ class Infer:
         with self._inference.intake.share() as share:
             call = await self._read(model, headers, receive, share)
             inputs = await self._samples(model, call, share)
+            share.arrive()
             answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
         logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
         parameters = self._inference.describe(name, answers)

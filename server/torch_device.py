@@ -1,6 +1,5 @@
 """A device that runs PixelNets with torch: the CPU, or one CUDA GPU with one stream and one batch in flight."""
 
-import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,16 +15,13 @@ from torch import Tensor
 
 from policies.types import SpecError
 from server.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
+from server.memory import heap
 from server.models import ServedModel
 from server.torch_models import PixelNet
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _Run = Callable[[PixelNet, Tensor], Tensor]
-
-# glibc's malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-_KEPT = 1 << 30  # B that may lie free before the system gets them back
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ def torch_device(
     places = {model.name: _place(model, net, device, dtype) for model, net in models}
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
-        _keep_freed_memory()
+        heap.keep_freed()
         return TorchDevice(places, _run_on_cpu)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # the weights came on another stream than the batches will
@@ -170,19 +166,6 @@ def _place(model: ServedModel, net: PixelNet, device: torch.device, dtype: torch
     shape = (model.max_batch_size, *model.codec.shape)
     pixels = torch.zeros(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     return _Place(net, pixels, pixels.numpy())
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep what a batch frees for the next batch, instead of faulting in every page again.
-
-    Its thresholds alone do not do: none goes over 32 MiB, and a layer of 32 pictures takes 100. One arena, since
-    other arenas' heaps end at 64 MiB. Elsewhere than on glibc there is no mallopt, and nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def _cpu_name() -> str:

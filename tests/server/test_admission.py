@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rules.control_limit import greedy
+from policies.rules.control_limit import greedy, static
 from server.admission import Lateness, Limits
+from server.calls import Answer
 from server.dispatcher import Dispatcher
 from server.errors import ExpiredError, QueueFullError, TooLateError
 from tests.server.doubles import STEPS, FakeExecutor, parts, play
@@ -75,18 +76,36 @@ def test_who_can_no_longer_be_on_time_is_not_run_for_nobody() -> None:
     play(scenario, parts(greedy(8)), slow)
 
 
-def test_answers_that_come_late_teach_to_refuse_earlier_and_silence_to_forget() -> None:
-    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))
+def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_silence_to_forget() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # believed to take 11 to 18 ms
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        for _ in range(20):
-            await dispatcher.submit("m", [0.0], 0.2)
-        with pytest.raises(TooLateError):
-            dispatcher.submit("m", [0.0], 0.09)  # 11 ms are believed, 100 were seen
+        async def backlog() -> list["asyncio.Future[list[Answer]]"]:
+            calls = [dispatcher.submit("m", [float(n)], 2.0) for n in range(80)]
+            await asyncio.sleep(0.001)
+            return calls
+
+        await asyncio.gather(*await backlog())  # the last after 1 s, 180 ms were believed
+        calls = await backlog()
+        with pytest.raises(TooLateError, match="about 1"):
+            dispatcher.submit("m", [0.0], 0.9)
+        await asyncio.gather(*calls)
+        dispatcher.submit("m", [0.0], 0.05).cancel()  # nobody is here: nothing that was learned holds
         await asyncio.sleep(60)
-        dispatcher.submit("m", [0.0], 0.09).cancel()
+        calls = await backlog()
+        await asyncio.gather(*calls, dispatcher.submit("m", [0.0], 1.9))
 
     play(scenario, parts(greedy(8)), slow)
+
+
+def test_a_policy_that_waits_on_purpose_teaches_nothing() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        for _ in range(5):
+            with pytest.raises(ExpiredError):
+                await dispatcher.submit("m", [0.0], 0.5)
+        assert executor.log == []
+
+    play(scenario, parts(static(8)))
 
 
 @given(st.lists(st.floats(-1, 1), min_size=30, max_size=60))

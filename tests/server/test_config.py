@@ -30,6 +30,7 @@ def test_flags_stand_over_the_environment_over_the_file_over_defaults(
         ({"models": ["a"], "queue_capacity": 0}, "", "queue_capacity"),
         ({"models": ["a"], "w2": float("nan")}, "", "w2"),
         ({"models": ["a"], "max_batch_size": 0, "port": -1}, "", "max_batch_size.*; port"),  # all mistakes at once
+        ({"models": ["a"], "header_timeout_s": 0, "body_timeout_s": "inf"}, "", "header_timeout_s.*; body_timeout_s"),
         ({"models": ["a"]}, "prot: 1\n", "prot"),
         ({"models": ["a"]}, "{", "cannot be read"),
     ],

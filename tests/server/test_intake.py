@@ -43,3 +43,15 @@ def test_every_call_gives_back_what_it_held_however_it_ends(calls: list[list[int
         else:
             assert sum(pieces) <= 100
         assert intake.held == 0
+
+
+def test_a_call_is_on_its_way_until_it_arrives_or_fails() -> None:
+    intake = Intake(100)
+    with intake.share() as share:
+        share.come("m")
+        assert intake.coming["m"] == 1
+        share.arrive()
+        assert intake.coming["m"] == 0
+    with intake.share() as share:
+        share.come("m")
+    assert intake.coming["m"] == 0

@@ -91,7 +91,7 @@ def test_faults_that_a_server_survives(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_lost_device_answers_everybody_503_and_ends_the_server_for_its_supervisor(
     order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("--policy", "static:2,max_wait_ms=inf", "--hung-after-s", "1")
+    arguments = ("--policy", "static:5,max_wait_ms=inf", "--hung-after-s", "1")
     with drill(tmp_path, monkeypatch, *arguments) as running_drill, ThreadPoolExecutor() as pool:
         running_drill.order(order)
         calls: list[Future[Reply]] = [pool.submit(running_drill.infer, pixels(seed)) for seed in range(5)]

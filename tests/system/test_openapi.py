@@ -13,6 +13,7 @@ from benchmarks.serving import serving
 from server.api_document import api_document
 from server.inference import Inference
 from server.open_inference import Documents, Infer, open_inference_routes
+from server.predict import Predict, predict_routes
 
 
 def documented() -> set[tuple[str, str]]:
@@ -22,7 +23,8 @@ def documented() -> set[tuple[str, str]]:
 
 def test_the_document_lists_the_routes_that_there_are_and_no_others() -> None:
     nobody = cast(Inference, SimpleNamespace(models={}))
-    routes = [route for route in open_inference_routes(Infer(nobody), Documents(nobody, "1")) if type(route) is Route]
+    listed = [*open_inference_routes(Infer(nobody), Documents(nobody, "1")), *predict_routes(Predict(nobody))]
+    routes = [route for route in listed if type(route) is Route]
     methods = {(method.lower(), route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
     source = Path(server.gateway.__file__).read_text()
     assert documented() == methods | set(re.findall(r'@app\.(get|post|put|delete|patch)\("([^"]+)"', source))

@@ -1,0 +1,283 @@
+"use strict";
+// Asks the server how it stands and shows it. Nothing but /live*, /predict and /admin is asked.
+const find = (id) => document.getElementById(id);
+const KEPT = 600, TRAIL = 16, PERIOD = 500, PATIENCE = 5000, REDRAW = 5000; // points, states; ms
+const page = { model: find("model").value, run: "", points: [], trail: [], view: null, asked: 0, last: null, lost: false };
+
+function text(element, value) {
+  if (element.textContent !== value) element.textContent = value;
+}
+
+function figure(name, value, digits = 3) {
+  const shown = value === null || !Number.isFinite(value) ? "–" : value >= 1000 ? value.toFixed(0) : String(+value.toPrecision(digits));
+  text(document.querySelector(`[data-of=${name}]`), shown);
+}
+
+async function get(path, parameters) {
+  const answer = await fetch(`${path}?${new URLSearchParams(parameters)}`, { signal: AbortSignal.timeout(PATIENCE) });
+  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+  return answer.json();
+}
+
+function forget() {
+  Object.assign(page, { points: [], trail: [], view: null, asked: 0, last: null });
+}
+
+// one look at the server
+
+async function look() {
+  const model = page.model, since = page.points.at(-1)?.seq ?? 0;
+  const state = await get("live", { model, since });
+  if (model !== page.model) return; // another one was chosen meanwhile
+  if (page.run && page.run !== state.run) { // another server answers now
+    page.run = state.run;
+    forget();
+    return look();
+  }
+  page.run = state.run;
+  page.last = state;
+  const more = state.points.filter((p) => p.seq > since);
+  page.points = page.points.concat(more).slice(-KEPT);
+  page.trail = [...page.trail, { n: state.queue_length, rate: state.arrival_rate_hz }].slice(-TRAIL);
+  await lookAtPolicy(state);
+  show(state, more.length > 0);
+}
+
+// the chart is asked for when the policy is another one, and now and then when the mean rate moved
+async function lookAtPolicy(state) {
+  const { chart, version } = state.policy, stale = page.view?.chart !== chart;
+  if (!stale || (page.view?.version === version && performance.now() - page.asked < REDRAW)) return;
+  page.asked = performance.now();
+  const view = await get("live/policy", { model: state.model });
+  if (state.model === page.model) page.view = { ...view, version };
+}
+
+async function poll() {
+  try {
+    await look();
+    if (page.lost) { page.lost = false; find("lost").hidden = true; }
+  } catch (error) {
+    loseContact(error);
+  }
+  setTimeout(poll, document.hidden ? 4 * PERIOD : page.lost ? 2 * PERIOD : PERIOD);
+}
+
+function loseContact(error) {
+  if (page.lost) return;
+  page.lost = true;
+  text(find("lost"), `Lost contact with the server at ${new Date().toLocaleTimeString()} (${error.message}). Trying again.`);
+  find("lost").hidden = false;
+  showStatus("lost", "no contact");
+}
+
+// what is seen
+
+function showStatus(kind, words) {
+  const badge = find("status");
+  badge.className = `badge ${kind}`;
+  text(badge, words);
+}
+
+function show(state, more) {
+  const status = { ready: "ready", draining: "draining: no new calls, please", broken: "broken: restart the server" };
+  showStatus(state.status, status[state.status]);
+  showWeights(state.weights);
+  showFigures(state);
+  showBatches(state.batches);
+  if (document.hidden || !page.view) return;
+  showPolicy(state);
+  if (more) showCharts(state);
+}
+
+function showWeights(weights) {
+  const words = { random: "Random weights: the predictions mean nothing.",
+                  emulated: "Emulated device: it takes a real one's time, but the predictions mean nothing." };
+  text(find("origin"), `Weights: ${weights}.`);
+  find("weights").hidden = !(weights in words);
+  text(find("weights"), words[weights] ?? "");
+}
+
+function showFigures(state) {
+  const recent = page.points.slice(-WINDOW), sum = (value) => recent.reduce((total, p) => total + value(p), 0);
+  const batches = sum((p) => p.sizes.reduce((n, s) => n + s[1], 0)), requests = sum((p) => p.sizes.reduce((n, s) => n + s[0] * s[1], 0));
+  const { watts, each } = energies(recent), known = page.view?.profile.energy_mj;
+  figure("arrivals", recent.length ? sum((p) => p.arrivals) / sum((p) => p.span) : null);
+  figure("queue", state.queue_length);
+  figure("batch", batches ? requests / batches : null);
+  figure("p95", recent.at(-1)?.p95 ?? null);
+  showObjective(recent.at(-1)?.p95 ?? null, state.slo_ms);
+  figure("watts", known ? watts.at(-1) ?? null : null);
+  figure("energy", each.at(-1) ?? null);
+}
+
+function showObjective(p95, slo) {
+  const over = slo !== null && p95 > slo;
+  text(find("objective"), slo === null ? "" : over ? `over ${slo}` : `of ${slo}`);
+  find("objective").classList.toggle("over", over);
+}
+
+function showBatches(batches) {
+  const digits = (value) => value === null ? "–" : value.toFixed(value < 10 ? 2 : 1);
+  const rows = batches.map((b) => {
+    const at = new Date(1e3 * b.t), row = document.createElement("tr");
+    const clock = `${at.toLocaleTimeString([], { hour12: false })}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+    for (const value of [clock, b.size, b.reason, b.policy, digits(b.waited_ms), digits(b.service_ms), digits(b.energy_mj)])
+      row.insertCell().textContent = value;
+    return row;
+  });
+  find("batches").tBodies[0].replaceChildren(...rows);
+}
+
+function showPolicy(state) {
+  const { view, trail } = page;
+  text(find("spec"), view.spec);
+  text(find("how"), view.how);
+  text(find("key-high"), String(view.profile.max_batch_size));
+  text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals a second`);
+  text(find("present"), present(view, state));
+  drawPolicy(find("chart-policy"), view, trail);
+}
+
+// the same as the chart, in words
+function present(view, { queue_length: n, arrival_rate_hz: rate }) {
+  const now = `${n} waiting, ${rate.toPrecision(3)} arrivals a second: `;
+  if (!n) return `${now}nobody to launch`;
+  const nearest = (values, value) => values.reduce((best, v, i) => Math.abs(v - value) < Math.abs(values[best] - value) ? i : best, 0);
+  const row = view.batch_size[view.rates_hz.length ? nearest(view.rates_hz, rate) : 0];
+  const size = row[nearest(view.queue_lengths, n)];
+  return now + (size ? `launches ${Math.min(n, size)} as soon as the device is free` : "waits for more");
+}
+
+function showCharts(state) {
+  const span = Number(find("span").value), points = page.points.filter((p) => state.now - p.t <= span), profile = page.view.profile;
+  const ago = points.map((p) => p.t - state.now);
+  drawResponse(find("chart-response"), points, ago, span, state.slo_ms);
+  drawRate(find("chart-rate"), points, ago, span);
+  drawSizes(find("chart-sizes"), points, ago, span, profile.max_batch_size);
+  drawQueue(find("chart-queue"), points, ago, span);
+  showEnergy(points, ago, span, profile);
+  showProfile(state.observed, profile);
+}
+
+function showEnergy(points, ago, span, profile) {
+  const [power, energy] = [find("chart-power"), find("chart-energy")];
+  const source = profile.energy_mj ? `By the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
+  for (const place of document.querySelectorAll(".energy-source")) text(place, source);
+  if (profile.energy_mj) drawEnergy(power, energy, energies(points), ago, span);
+  else for (const place of [power, energy]) say(place, "the profile has no energies");
+}
+
+function showProfile(observed, { service_ms: times, energy_mj: joules }) {
+  const most = Math.max(...observed.map((o) => o[1]), 1);
+  const dots = (y, words) => observed.map(([size, count, mean]) => ({ size, y: y(size, mean), width: 5 + 9 * Math.sqrt(count / most),
+    text: `${words(mean)}${count} batches` }));
+  drawProfile(find("chart-service"), ["Service time", "ms", "measured since the start"], times, dots((_, mean) => mean, (mean) => `${mean.toPrecision(4)} ms in `));
+  if (!joules) return say(find("chart-zeta"), "the profile has no energies");
+  drawProfile(find("chart-zeta"), ["Energy of a batch", "mJ", "launched since the start"], joules, dots((size) => joules[size - 1], () => "launched: "));
+}
+
+function showAll() {
+  if (page.last && page.view) show(page.last, true);
+}
+
+// what people do
+
+async function send(path, settings, field) {
+  const input = find(field), key = input.value || sessionStorage.getItem(field) || "";
+  const headers = { ...settings.headers, ...(key && { authorization: `Bearer ${key}` }) };
+  const answer = await fetch(path, { ...settings, headers }), content = await answer.json();
+  if (answer.ok) {
+    if (key) sessionStorage.setItem(field, key); // in this tab, until it is closed
+    return content;
+  }
+  if (answer.status === 401 || answer.status === 403) {
+    sessionStorage.removeItem(field);
+    for (const element of [input, ...input.labels, ...input.form.querySelectorAll("button")]) element.hidden = false;
+    input.focus();
+  }
+  throw new Error(content.error);
+}
+
+function tell(place, words, bad = false) {
+  place.classList.toggle("error", bad);
+  place.textContent = words;
+}
+
+async function swap(event) {
+  event.preventDefault();
+  const policy = find("policy").value.trim(), button = document.querySelector("#swap button"), result = find("swapped");
+  button.disabled = true;
+  tell(result, "solving …");
+  try {
+    const settings = { method: "PUT", body: JSON.stringify({ policy }), headers: { "content-type": "application/json" } };
+    const now = await send(`admin/models/${encodeURIComponent(page.model)}/policy`, settings, "admin-key");
+    tell(result, `${now.spec} decides from now on.`);
+  } catch (error) {
+    tell(result, error.message, true);
+  }
+  button.disabled = false;
+}
+
+let picture = null;
+
+function take(file) {
+  if (!file) return;
+  picture = file;
+  const preview = find("preview");
+  URL.revokeObjectURL(preview.src);
+  preview.src = URL.createObjectURL(file);
+  preview.alt = `the picture ${file.name}`;
+  preview.hidden = false;
+  predict();
+}
+
+async function predict() {
+  const place = find("answer");
+  tell(place, "asking …");
+  try {
+    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: picture }, "predict-key"));
+  } catch (error) {
+    tell(place, error.message, true);
+  }
+}
+
+function showAnswer(place, answer) {
+  tell(place, "");
+  const list = document.createElement("ol"), facts = document.createElement("p");
+  for (const { label, probability } of answer.predictions) {
+    const entry = document.createElement("li");
+    for (const value of [label, `${(100 * probability).toPrecision(3)} %`]) {
+      const part = document.createElement("span");
+      part.textContent = value;
+      entry.append(part);
+    }
+    list.append(entry);
+  }
+  const energy = answer.energy_mj === null ? "energy unknown" : `${answer.energy_mj} mJ (${answer.energy_source})`;
+  facts.textContent = `In a batch of ${answer.batch_size}: waited ${answer.waiting_ms} ms, served in ${answer.service_ms} ms, ${energy}.`;
+  place.append(list, facts);
+}
+
+function onDrag(event) {
+  event.preventDefault();
+  find("drop").classList.toggle("over", event.type === "dragover");
+  if (event.type === "drop") take(event.dataTransfer.files[0]);
+}
+
+function choose() {
+  page.model = find("model").value;
+  const several = find("model").options.length > 1;
+  text(find("of-model"), several ? `/${page.model}` : "");
+  forget();
+}
+
+find("swap").addEventListener("submit", swap);
+find("file").addEventListener("change", (event) => { take(event.target.files[0]); event.target.value = ""; });
+find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (picture) predict(); });
+find("model").addEventListener("change", choose);
+find("span").addEventListener("change", showAll);
+for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, onDrag);
+document.addEventListener("visibilitychange", showAll);
+dark.addEventListener("change", showAll);
+choose();
+poll();

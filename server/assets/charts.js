@@ -1,0 +1,148 @@
+"use strict";
+// The charts. Each function takes an element and data and draws by Plotly.react, which keeps what did not change.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const WINDOW = 10; // s over which powers and energies are taken
+
+function colors() {
+  return dark.matches
+    ? { ink: "#e6ebf0", grid: "#2b343d", card: "#1a2027", soft: "#8b98a5", now: "#ff8a4c", wait: "#2c343c",
+        low: "#2a6ba6", high: "#d3ebff", lines: ["#56b4e9", "#f2c14e", "#ff8a4c", "#2fc99a"] }
+    : { ink: "#1c2733", grid: "#e6eaee", card: "#ffffff", soft: "#7d8894", now: "#d55e00", wait: "#ecebe8",
+        low: "#a4cbea", high: "#08306b", lines: ["#0072b2", "#b87900", "#c24e00", "#00805c"] };
+}
+
+const options = { responsive: true, displayModeBar: false }; // plotly's buttons would offer to send the data away
+
+function layout(x, y, more = {}) {
+  const { ink, grid, card } = colors();
+  const axis = { color: ink, gridcolor: grid, linecolor: grid, zeroline: false, automargin: true, fixedrange: true };
+  return { margin: { l: 4, r: 8, t: 6, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+           font: { color: ink, family: "system-ui, sans-serif", size: 12 }, dragmode: false, hovermode: "x unified",
+           hoverlabel: { bgcolor: card, font: { color: ink } }, showlegend: true,
+           legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, ...more,
+           xaxis: { ...axis, title: { text: x, standoff: 6 }, ...more.xaxis },
+           yaxis: { ...axis, title: { text: y, standoff: 6 }, rangemode: "tozero", ...more.yaxis } };
+}
+
+function draw(place, label, traces, plan) {
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", label);
+  place.classList.remove("empty");
+  if (!place.classList.contains("js-plotly-plot")) place.replaceChildren();
+  Plotly.react(place, traces, plan, options);
+}
+
+function say(place, text) {
+  if (place.classList.contains("js-plotly-plot")) Plotly.purge(place);
+  place.removeAttribute("role");
+  place.removeAttribute("aria-label");
+  place.classList.add("empty");
+  place.textContent = text;
+}
+
+function line(name, index, x, y, more = {}) {
+  const color = colors().lines[index];
+  return { type: "scatter", mode: "lines", name, x, y, line: { color, width: 2, dash: ["solid", "dash", "dot"][index] },
+           hovertemplate: "%{y:.4~g}", ...more };
+}
+
+function timeLayout(span, y, more = {}) {
+  return layout("seconds ago", y, { ...more, xaxis: { range: [-span, 0], nticks: 7 } });
+}
+
+function drawRate(place, points, ago, span) {
+  const per = (key) => points.map((p) => p[key] / p.span);
+  draw(place, "Arrivals and answers a second, over time", [
+    line("arrivals", 0, ago, per("arrivals")), line("answers", 1, ago, per("answered")),
+    line("as the policy sees it", 2, ago, points.map((p) => p.rate)),
+  ], timeLayout(span, "per second"));
+}
+
+function drawQueue(place, points, ago, span) {
+  draw(place, "Queue length over time", [line("waiting", 0, ago, points.map((p) => p.queue), { fill: "tozeroy" })],
+       timeLayout(span, "requests waiting", { showlegend: false }));
+}
+
+function drawResponse(place, points, ago, span, slo) {
+  const { ink, card } = colors(), lines = ["p50", "p95", "p99"];
+  const plan = timeLayout(span, "ms");
+  if (slo !== null) {
+    plan.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: slo, y1: slo, line: { color: ink, width: 1.5, dash: "dot" } }];
+    plan.annotations = [{ text: `objective ${slo} ms`, showarrow: false, xref: "paper", x: 0, xanchor: "left", y: slo,
+                          yanchor: "bottom", font: { color: ink, size: 11 }, bgcolor: card }];
+  }
+  draw(place, "Response time percentiles over time", lines.map((name, i) => line(name, i, ago, points.map((p) => p[name]))), plan);
+}
+
+// sums over the last WINDOW points: joules a second, and millijoules a request
+function energies(points) {
+  const watts = [], each = [];
+  points.forEach((_, i) => {
+    const last = points.slice(Math.max(0, i + 1 - WINDOW), i + 1), known = last.filter((p) => p.joules !== null);
+    const joules = known.reduce((sum, p) => sum + p.joules, 0), served = last.reduce((sum, p) => sum + p.answered, 0);
+    watts.push(joules / last.reduce((sum, p) => sum + p.span, 0));
+    each.push(served && known.length ? 1e3 * joules / served : null);
+  });
+  return { watts, each };
+}
+
+function drawEnergy(power, energy, found, ago, span) {
+  draw(power, "Mean power over time", [line("power", 0, ago, found.watts, { fill: "tozeroy" })],
+       timeLayout(span, "W, last ten seconds", { showlegend: false }));
+  draw(energy, "Energy a request over time", [line("energy a request", 0, ago, found.each)],
+       timeLayout(span, "mJ, last ten seconds", { showlegend: false }));
+}
+
+// how often each size was launched in each piece of time, and the mean size
+function drawSizes(place, points, ago, span, largest) {
+  const { low, high, now } = colors(), columns = Math.min(120, span), width = span / columns;
+  const step = Math.ceil(largest / 64), rows = Math.ceil(largest / step);
+  const cells = Array.from({ length: rows }, () => Array(columns).fill(null)), batches = Array(columns).fill(0), served = Array(columns).fill(0);
+  points.forEach((point, i) => {
+    const column = Math.min(columns - 1, Math.max(0, Math.floor((ago[i] + span) / width)));
+    for (const [size, count] of point.sizes) {
+      const row = Math.ceil(size / step) - 1;
+      cells[row][column] = (cells[row][column] ?? 0) + count;
+      batches[column] += count;
+      served[column] += size * count;
+    }
+  });
+  const x = batches.map((_, i) => (i + 0.5) * width - span);
+  draw(place, "Batch sizes over time", [
+    { type: "heatmap", name: "batches", x, y: cells.map((_, i) => (i + 1) * step), z: cells.map((row) => row.map((n, i) => n && n / batches[i])),
+      colorscale: [[0, low], [1, high]], zmin: 0, zmax: 1, showscale: false, xgap: 0.01, ygap: 0.5, hoverongaps: false,
+      hovertemplate: "size %{y}: %{z:.0%} of the batches<extra></extra>" },
+    { type: "scatter", mode: "lines", name: "mean", x, y: batches.map((n, i) => n ? served[i] / n : null),
+      line: { color: now, width: 2 }, hovertemplate: "mean %{y:.3g}<extra></extra>" },
+  ], timeLayout(span, "batch size", { hovermode: "closest", showlegend: false }));
+}
+
+function drawPolicy(place, view, trail) {
+  const c = colors(), one = view.rates_hz.length === 0, top = view.profile.max_batch_size;
+  const last = view.queue_lengths.at(-1), highest = one ? 1 : Math.max(...view.rates_hz), y = one ? [0.5] : view.rates_hz;
+  const at = trail.map((s) => [Math.min(s.n, last), one ? 0.5 : Math.min(s.rate, highest * 1.02)]);
+  const whose = { xgap: one ? 1 : 0.3, ygap: one ? 1 : 0.3 };
+  place.classList.toggle("one", one);
+  const plan = layout("queue length", "arrivals a second", { hovermode: "closest", showlegend: false, height: place.clientHeight,
+    xaxis: { range: [-0.5, last + 0.5], showgrid: false },
+    yaxis: one ? { visible: false, range: [0, 1] } : { range: [0, highest * 1.03], showgrid: false } });
+  const cell = one ? "%{x} waiting: %{text}<extra></extra>" : "%{x} waiting, %{y:.4~g} /s: %{text}<extra></extra>";
+  const ages = at.map((_, i) => (i + 1) / at.length), newest = at.length - 1;
+  draw(place, `Action of policy ${view.spec} by queue length and arrival rate`, [
+    { type: "heatmap", x: view.queue_lengths, y, z: view.batch_size, showscale: false, zmin: 0, zmax: top, ...whose,
+      text: view.batch_size.map((row) => row.map((b) => b ? `launches ${b}` : "waits")), hovertemplate: cell,
+      colorscale: [[0, c.wait], [0.5 / top, c.wait], [0.5 / top, c.low], [1, c.high]] },
+    { type: "scatter", mode: "markers", x: at.map((p) => p[0]), y: at.map((p) => p[1]), hoverinfo: "skip", cliponaxis: false,
+      marker: { color: c.now, opacity: ages.map((a) => a ** 2),
+        size: at.map((_, i) => i === newest ? 17 : 7), line: { color: c.card, width: at.map((_, i) => i === newest ? 3 : 0) } } },
+  ], plan);
+}
+
+function drawProfile(place, [name, unit, dots], values, seen) {
+  const c = colors(), sizes = values.map((_, i) => i + 1);
+  const traces = [line("profile", 0, sizes, values)];
+  if (seen.length) traces.push({ type: "scatter", mode: "markers", name: dots, x: seen.map((s) => s.size), y: seen.map((s) => s.y),
+    marker: { color: c.now, size: seen.map((s) => s.width), line: { color: c.card, width: 1 } }, text: seen.map((s) => s.text),
+    hovertemplate: "%{text}" });
+  draw(place, `${name} by batch size`, traces, layout("batch size", unit, { xaxis: { rangemode: "tozero" } }));
+}

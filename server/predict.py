@@ -1,0 +1,79 @@
+"""POST /predict[/{m}]: a picture in, five predictions out. On bare ASGI, as the protocol's own route is."""
+
+import re
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from server.calls import Answer
+from server.forms import field_of, is_form
+from server.http import client_timeout, headers_of, respond
+from server.inference import Inference
+from server.intake import Share
+from server.models import ServedModel
+
+_BEST = 5
+
+
+class Predict:
+    """The route for people and their curl."""
+
+    _PATH = re.compile(r"/predict(?:/([^/]+))?")
+
+    def __init__(self, inference: Inference) -> None:
+        """`inference` serves the calls."""
+        self._inference = inference
+
+    def matches(self, scope: Scope) -> bool:
+        """Whether the request is one of ours."""
+        return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call; whatever goes wrong is answered too."""
+        began = monotonic()
+        path = self._PATH.fullmatch(scope["path"])
+        name = path[1] if path else None
+        async with self._inference.answering(name, scope, send, began):
+            body = await self._answer(name, headers_of(scope), receive, began)
+            await respond(send, body, b"application/json")
+
+    async def _answer(self, name: str | None, headers: Mapping[bytes, bytes], receive: Receive, began: float) -> bytes:
+        model = self._inference.model(name)
+        timeout = client_timeout(headers)
+        with self._inference.intake.share() as share:
+            picture = await self._picture(model, headers, receive, share)
+            samples = await self._inference.decode(model.codec.decode, [picture], share)
+            share.arrive()
+            answers = await self._inference.ask(model, samples, timeout, receive, began)
+        document = {"model": model.name, "predictions": best(model, answers[0])}
+        return orjson.dumps(document | self._inference.describe(model.name, answers))
+
+    async def _picture(
+        self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share
+    ) -> bytes:
+        body = await self._inference.read(model, headers, receive, share)
+        content_type = headers.get(b"content-type", b"").decode("latin-1")
+        if not is_form(content_type):
+            return body
+        field: bytes = await self._inference.off_the_loop(field_of, body, content_type, "image")
+        return field
+
+
+def predict_routes(predict: Predict) -> list[BaseRoute]:
+    """Where it stands among the others, for what is not a POST."""
+    return [Route(path, predict, methods=["POST"]) for path in ("/predict", "/predict/{model}")]
+
+
+def best(model: ServedModel, answer: Answer) -> list[dict[str, Any]]:
+    """The five likeliest classes of float32 [classes] logits, or all where there are fewer; the likeliest first."""
+    logits = answer.output.astype(np.float64)
+    likely = np.exp(logits - logits.max())
+    likely /= likely.sum()
+    first = np.argpartition(-likely, _BEST)[:_BEST] if len(likely) > _BEST else np.arange(len(likely))
+    ordered = first[np.lexsort((first, -likely[first]))].tolist()
+    return [{"class_index": i, "label": model.labels[i], "probability": float(likely[i])} for i in ordered]
