@@ -13,7 +13,7 @@ RUN apt-get update \
 
 WORKDIR /opt/batchwright
 COPY . .
-RUN make install EXTRAS= && rm -rf /root/.cache
+RUN make install "EXTRAS=[otel]" && rm -rf /root/.cache
 
 USER batchwright
 ENV BATCHWRIGHT_HOST=0.0.0.0 BATCHWRIGHT_DRAIN_DELAY_S=5 XDG_CACHE_HOME=/home/batchwright/.cache \

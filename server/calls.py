@@ -33,17 +33,19 @@ class Call:
 
     Attributes:
         earliest: the least instant at which it could be answered when it came, s; 0 where nobody asked.
+        span: its span, where it is traced.
     """
 
-    __slots__ = ("answers", "earliest", "future", "missing", "requests")
+    __slots__ = ("answers", "earliest", "future", "missing", "requests", "span")
 
-    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int, earliest: float) -> None:
+    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int, earliest: float, span: Any = None) -> None:
         """`n` samples are to be answered."""
         self.future = future
         self.requests: list[Request] = []
         self.answers: list[Any] = [None] * n
         self.missing = n
         self.earliest = earliest
+        self.span = span
 
     def answer(self, index: int, answer: Answer) -> None:
         """The sample of this index is served; the last one's answer ends the call."""

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from prometheus_client import disable_created_metrics
@@ -18,6 +19,7 @@ from prometheus_client import disable_created_metrics
 from policies.catalog import Chosen
 from policies.command import run
 from policies.profile import Profile
+from policies.types import SpecError
 from profiler import cache
 from profiler.first import first_profile
 from server.admission import Limits
@@ -39,6 +41,9 @@ from server.metrics import Metrics
 from server.models import ServedModel, emulated_model
 from server.plan import Plan, make_plan
 from server.tls import tls_context
+
+if TYPE_CHECKING:
+    from server.tracing import Tracing
 
 _log = logging.getLogger("batchwright")
 app = typer.Typer(add_completion=False)
@@ -66,6 +71,7 @@ def serve_model(
     body_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send a body")] = None,
     read_timeout_s: Annotated[float | None, typer.Option(help="s for a client to take an answer")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="s after SIGTERM in which calls are admitted yet")] = None,
+    otlp_endpoint: Annotated[str | None, typer.Option(help="URL of a collector for traces; extra otel")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, console or json")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings")] = None,
@@ -84,13 +90,12 @@ def serve_model(
 def _run(plan: Plan) -> int:
     """Serve as planned; the exit code."""
     began, settings = monotonic(), plan.settings
-    with plan.bound as bound:
+    with plan.bound as bound, _tracing(settings) as tracing:
         backend = _backend(plan)
         chosen = _choose(plan, backend.profiles)
         metrics = Metrics({model: profile.energy_source for model, profile in backend.profiles.items()})
-        dispatcher = Dispatcher(
-            backend.executor, chosen, metrics, monotonic, Limits(settings.queue_capacity, settings.hung_after_s)
-        )
+        limits = Limits(settings.queue_capacity, settings.hung_after_s)
+        dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits)
         intake = Intake(settings.queue_bytes, lambda: max(1, ceil(dispatcher.backlog())))
         inference = Inference(
             backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake
@@ -98,8 +103,9 @@ def _run(plan: Plan) -> int:
         _watch(metrics, dispatcher, backend)
         controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
         dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.delivery.tracing = tracing
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        gateway = Front(create_app(inference, cache.versions()["batchwright"]), _keys(settings))
+        gateway = Front(create_app(inference, cache.versions()["batchwright"]), _keys(settings), tracing)
         return serve(gateway, dispatcher, bound, settings.drain_delay_s, _listening(settings))
 
 
@@ -112,7 +118,29 @@ def _listening(settings: Settings) -> Listening:
     return Listening(limits, tls_context(settings.tls_cert, settings.tls_key))
 
 
-_CHECKS: Sequence[Callable[[Settings], object]] = (_keys, _listening)  # before anything starts
+@contextmanager
+def _tracing(settings: Settings) -> "Iterator[Tracing | None]":
+    """What traces; ends of spans that nobody has yet go out at the end."""
+    if settings.otlp_endpoint is None:
+        yield None
+        return
+    try:
+        from server.tracing import tracing_to
+    except ImportError as error:
+        raise SpecError(f"--otlp-endpoint needs {error.name}; pip install 'batchwright[otel]'") from error
+    tracing = tracing_to(settings.otlp_endpoint, cache.versions()["batchwright"])
+    try:
+        yield tracing
+    finally:
+        tracing.close()
+
+
+def _check_tracing(settings: Settings) -> None:
+    with _tracing(settings):
+        pass
+
+
+_CHECKS: Sequence[Callable[[Settings], object]] = (_keys, _listening, _check_tracing)  # before anything starts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -29,6 +30,13 @@ def _split(value: object) -> object:
     return value.split() if isinstance(value, str) else value
 
 
+def _url(value: str) -> str:
+    if re.fullmatch(r"https?://[^/\s]+(/\S*)?", value) is None:
+        raise ValueError("give a URL such as http://localhost:4318")
+    return value
+
+
+_Url = Annotated[str, AfterValidator(_url)]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -56,6 +64,7 @@ class Settings(BaseSettings):
         body_timeout_s: and then its body, s.
         read_timeout_s: and to read an answer that fills the buffers, s.
         drain_delay_s: how long calls are still admitted after SIGTERM, s, for balancers to notice that it is not ready.
+        otlp_endpoint: URL of the OpenTelemetry collector that gets the traces; None: nothing is traced.
         log_level: the least that is logged.
         log_format: console, json, or auto: console on a terminal, else json.
     """
@@ -83,6 +92,7 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
     read_timeout_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
     drain_delay_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
+    otlp_endpoint: _Url | None = None
     log_level: Level = "info"
     log_format: Form = "auto"
 
@@ -151,13 +161,21 @@ def read_settings(flags: dict[str, Any], file: Path | None) -> Reading:
     try:
         return Reading(_Given(**found), strange)
     except ValidationError as error:
-        mistakes = tuple(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        mistakes = tuple(_mistake(e) for e in error.errors())
         wrong = {e["loc"][0] for e in error.errors() if e["loc"]}
     try:
         rest = _Given(**{key: value for key, value in found.items() if key not in wrong})
     except ValidationError:
         rest = None
     return Reading(rest, (*strange, *mistakes))
+
+
+def _mistake(error: ErrorDetails) -> str:
+    where, value = ".".join(map(str, error["loc"])) or "settings", error["input"]
+    if error["type"] == "missing":
+        return f"no {where} given: name at least one, such as googlenet"  # all else has a default
+    told = "" if isinstance(value, dict) else f", not {str(value)[:80]!r}"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}{told}"
 
 
 def _with(mistake: str, reading: Reading) -> Reading:

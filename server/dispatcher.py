@@ -7,7 +7,7 @@ an instant; decide again. It is the only writer of the queue, and everything her
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from math import inf
 from typing import Any
@@ -18,9 +18,9 @@ from policies.types import Action, Kind, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.alarm import Alarm
 from server.calls import Answer, Call, Sample, batch_of
+from server.delivery import Delivery, Served
 from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
-from server.logs import log_batch
 from server.metrics import Metrics
 from server.rescue import Part, complete, rescue, watched
 
@@ -29,21 +29,12 @@ _HUNG_AFTER = 20.0  # times its expected service time, a batch is held for hung
 _GRACE = 5.0  # s that the loop may be late before it counts as stuck
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A finished batch whose answers are still to be given."""
-
-    policy: str
-    launch: Launch
-    finished: Sequence[Request]
-    completion: Completion
-
-
 class Dispatcher:
     """Queues requests for one device and launches batches as the policy decides.
 
     Attributes:
         chosen: by model, the policy that decides now, its profile, and where they came from.
+        delivery: gives the answers out.
         leaving: told to stop soon: not ready, though calls are still admitted.
         on_served: told of each batch that is answered: model, size, service time and response times, s.
         on_shrunk: told of a model whose batches have to be smaller from now on.
@@ -69,6 +60,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._admission = Admission(limits)
+        self.delivery = Delivery(executor.name, metrics)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         self._batcher = Batcher(policy, largest, monitor)
@@ -79,7 +71,7 @@ class Dispatcher:
         self._all_answered = asyncio.Event()
         self._calls: set[Call] = set()
         self._draining = False
-        self._undelivered: _Done | None = None
+        self._undelivered: Served | None = None
         self._last_finish: float | None = None  # of the batch before, while nobody has waited since
         self._expiry = Alarm(clock, self._on_expiry)  # a busy device does not delay it
 
@@ -99,7 +91,7 @@ class Dispatcher:
         """
         earliest = self.check_room(model, len(inputs), timeout)
         now = self._clock()
-        call = Call(asyncio.get_running_loop().create_future(), len(inputs), earliest)
+        call = self.delivery.call(len(inputs), earliest)
         slo = self.chosen[model].slo
         for index, sample in enumerate(inputs):
             request = Request(
@@ -263,7 +255,7 @@ class Dispatcher:
             return
         if self._last_finish is not None:
             self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-        self._undelivered = _Done(policy, launch, self._batcher.complete(launch), completion)
+        self._undelivered = self._served(policy, launch, self._batcher.complete(launch), completion)
         self._last_finish = completion.finished if len(self._batcher) else None
 
     async def _rescue(self, policy: str, launch: Launch, batch: Batch, error: Exception) -> None:
@@ -279,7 +271,7 @@ class Dispatcher:
     def _settle(self, policy: str, launch: Launch, part: Part, finished: set[int]) -> None:
         if isinstance(part.result, Completion):
             here = [request for request in launch.requests if request.id in finished]
-            self._answer(_Done(policy, launch, here, part.result))
+            self._answer(self._served(policy, launch, here, part.result))
             return
         for request in launch.requests:
             call = request.payload.call
@@ -309,49 +301,28 @@ class Dispatcher:
 
     # the ways out of the house
 
+    def _served(self, policy: str, launch: Launch, finished: Sequence[Request], completion: Completion) -> Served:
+        profile = self.chosen[launch.requests[0].kind.model].profile
+        return Served(policy, launch, finished, completion, profile.energy(len(launch.requests)))
+
     def _deliver(self) -> None:
-        done, self._undelivered = self._undelivered, None
-        if done is None:
-            return
-        self._answer(done)
-        if self.on_served is not None:
-            batch, now = done.launch.requests, self._clock()
-            service = done.completion.finished - done.completion.started
-            responses = [now - request.arrival for request in done.finished]
-            self._tell(batch[0].kind.model, len(batch), service, responses)
+        served, self._undelivered = self._undelivered, None
+        if served is not None:
+            self._answer(served)
+            self._tell(served)
 
-    def _answer(self, done: _Done) -> None:
-        batch, completion = done.launch.requests, done.completion
-        model, size = batch[0].kind.model, len(batch)
-        service = completion.finished - completion.started
-        energy = self.chosen[model].profile.energy(size)
-        self._metrics.batch(self._executor.name, done.policy, done.launch, service, energy)
+    def _answer(self, served: Served) -> None:
         now = self._clock()
-        self._metrics.answered(self._executor.name, done.finished, now)
-        log_batch(
-            model=model,
-            device=self._executor.name,
-            policy=done.policy,
-            reason=done.launch.reason,
-            batch_size=size,
-            service=service,
-            waited=batch[0].started - batch[0].arrival,
-            queue_length=self._batcher.queue_length,
-            energy=energy,
-        )
-        share = None if energy is None else energy / size
-        outputs = dict(zip((r.id for r in batch), completion.outputs, strict=True))
-        for request in done.finished:
-            answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
-            call = request.payload.call
-            call.answer(request.payload.index, answer)
-            if not call.missing:
-                self._admission.seen(call.earliest, now)
+        for call in self.delivery.answer(served, now, self._batcher.queue_length):
+            self._admission.seen(call.earliest, now)
 
-    def _tell(self, model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
-        assert self.on_served is not None
+    def _tell(self, served: Served) -> None:
+        if self.on_served is None:
+            return
+        batch, now = served.launch.requests, self._clock()
+        responses = [now - request.arrival for request in served.finished]
         try:
-            self.on_served(model, batch_size, service, responses)
+            self.on_served(batch[0].kind.model, len(batch), served.service, responses)
         except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
             _log.exception("watching the batches failed; the policy stays as it is from now on")
             self.on_served = None

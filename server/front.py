@@ -7,13 +7,16 @@ from collections.abc import Awaitable, Mapping
 from itertools import count
 from random import getrandbits
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ForbiddenError, ServerError, UnauthorizedError
 from server.http import Headers, headers_of, respond_error
 from server.keys import Keys
+
+if TYPE_CHECKING:
+    from server.tracing import RequestSpan, Tracing
 
 _log = logging.getLogger("batchwright.request")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -34,10 +37,11 @@ class Front:
     is read.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None = None) -> None:
-        """`app` answers; without `keys` everybody may call."""
+    def __init__(self, app: ASGIApp, keys: Keys | None = None, tracing: "Tracing | None" = None) -> None:
+        """`app` answers; without `keys` everybody may call, without `tracing` nothing is traced."""
         self._app = app
         self._keys = keys
+        self._tracing = tracing
         self._ids = count()
         self._start = secrets.token_hex(6)  # so that two runs have no id in common
 
@@ -51,6 +55,8 @@ class Front:
         if call.id is None:
             call.id = f"{self._start}-{next(self._ids):x}"
         scope["state"]["request_id"] = call.id
+        if self._tracing is not None and not _is_open(scope["path"]):
+            call.span = self._tracing.request(scope, headers, call.id)
         try:
             call.key = self._admit(scope["path"], headers, call.began)
             await self._app(scope, receive, call.send)
@@ -61,6 +67,8 @@ class Front:
             if not call.status:
                 await respond_error(call.send, ServerError("internal error; the server's log has the details"))
         finally:
+            if call.span is not None:
+                call.span.end(call.status)
             call.log(scope)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
@@ -68,9 +76,14 @@ class Front:
         admin = path == "/admin" or path.startswith("/admin/")
         if admin and b"origin" in headers:
             _check_origin(headers[b"origin"], headers.get(b"host", b""))
-        if self._keys is None or path in _OPEN or path.startswith(_OPEN_BELOW):
+        if self._keys is None or _is_open(path):
             return None
         return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
+
+
+def _is_open(path: str) -> bool:
+    """Whether it needs no key, nor a span: it is asked every few seconds, and serves nobody."""
+    return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
 def _check_origin(origin: bytes, host: bytes) -> None:
@@ -89,17 +102,19 @@ class _Call:
     Attributes:
         id: from the client, if it sent a usable one.
         key: name of the key it came with.
+        span: where it is traced.
         status: of the answer; 0 before it begins.
         began: s of time.monotonic.
     """
 
-    __slots__ = ("_send", "_trace", "began", "id", "key", "status")
+    __slots__ = ("_send", "_trace", "began", "id", "key", "span", "status")
 
     def __init__(self, request_id: bytes | None, traceparent: bytes | None, send: Send) -> None:
         self.id: str | None = None
         if request_id is not None and _ID.fullmatch(request_id):
             self.id = request_id.decode()
         self.key: str | None = None
+        self.span: RequestSpan | None = None
         self.status = 0
         self.began = monotonic()
         self._trace = None if traceparent is None else _TRACE.fullmatch(traceparent)
@@ -116,9 +131,16 @@ class _Call:
         return self._send(message)
 
     def _traced(self) -> Headers:
+        if self.span is not None:
+            return [(b"traceparent", self.span.traceparent)]
         if self._trace is None:
             return []
         return [(b"traceparent", b"00-%b-%016x-%b" % (self._trace[2], getrandbits(64) or 1, self._trace[3]))]
+
+    def _trace_id(self) -> str | None:
+        if self.span is not None:
+            return self.span.trace_id
+        return None if self._trace is None else self._trace[2].decode()
 
     def log(self, scope: Scope) -> None:
         """One line at debug; an error names the request at any level."""
@@ -132,7 +154,7 @@ class _Call:
             "status": self.status or 499,  # the client has gone
             "ms": round(1e3 * (monotonic() - self.began), 3),
             "request_id": self.id,
-            "trace_id": None if self._trace is None else self._trace[2].decode(),
+            "trace_id": self._trace_id(),
             "key": self.key,
         }
         _log.debug("request", extra=fields)
