@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from policies.types import SpecError
 from server.models import ImageCodec, ServedModel, smooth_pictures
+from server.torch_stages import cut
 from server.weights import cached_or_downloaded
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ _DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d)")  # its publi
 
 
 class PixelNet(nn.Module):
-    """A network that takes pixels: uint8 [n, H, W, 3] -> logits [n, classes] in the network's dtype.
+    """A network that takes pixels: uint8 [n, H, W, 3] -> logits [n, classes] in the network's dtype; in stages, if cut.
 
     Normalisation is one scale and shift of the pixel, in float32 whatever the network computes in: 8-bit pixels times
     a 16-bit scale would lose what the pictures differ by.
@@ -62,10 +63,24 @@ class PixelNet(nn.Module):
         self.net.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """NHWC in memory is NCHW with channels last: the permutation moves nothing."""
-        x = pixels.permute(0, 3, 1, 2) * self.scale + self.shift
-        logits: Tensor = self.net(x.to(self.dtype))
+        """All of it."""
+        logits: Tensor = self.net(self.normalised(pixels))
         return logits
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """What the network takes. NHWC in memory is NCHW with channels last: the permutation moves nothing."""
+        return (pixels.permute(0, 3, 1, 2) * self.scale + self.shift).to(self.dtype)
+
+    def part(self, x: Tensor, first: int, stages: int | None) -> Tensor:
+        """Run so many stages from `first` on, to the end if None; x is what the stage before gave, or `normalised`."""
+        parts = list(self.net) if isinstance(self.net, Stages) else [self.net]
+        for part in parts[first : None if stages is None else first + stages]:
+            x = part(x)
+        return x
+
+
+class Stages(nn.Sequential):
+    """A network cut into stages, each of them a module."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,7 @@ class _Recipe:
     std: tuple[float, ...]
 
 
-def load(name: str, weights: str = "auto", max_batch_size: int = 32) -> tuple[ServedModel, PixelNet]:
+def load(name: str, weights: str = "auto", max_batch_size: int = 32, stages: int = 1) -> tuple[ServedModel, PixelNet]:
     """A torchvision classification model, in eval mode, batch normalisation folded, float32 on the CPU.
 
     Args:
@@ -88,9 +103,10 @@ def load(name: str, weights: str = "auto", max_batch_size: int = 32) -> tuple[Se
         weights: "auto" (pretrained if they can be had, else random), "random", or a state dict's file. A file's
             network is fed as the default weights' is; its number of classes may differ.
         max_batch_size: what the served model announces.
+        stages: into how many it is cut.
 
     Raises:
-        SpecError: no such model, or the file is no state dict of it.
+        SpecError: no such model, it cannot be cut so, or the file is no state dict of it.
     """
     recipe = _recipe(name)
     origin, state = _state(recipe, weights)
@@ -104,7 +120,8 @@ def load(name: str, weights: str = "auto", max_batch_size: int = 32) -> tuple[Se
             _randomise(model, recipe.codec)
     if state is not None:
         _fill(net, state, f"weights {weights!r} do not fit {name}")
-    model.net = fold(net)
+    parts = [fold(part) for part in cut(name, net, stages, recipe.codec.shape)]  # folding loses the blocks
+    model.net = parts[0] if stages == 1 else Stages(*parts)
     return ServedModel(name, recipe.codec, labels, origin, max_batch_size), model.eval()
 
 

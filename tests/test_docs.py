@@ -1,0 +1,56 @@
+"""The documentation is kept true as far as a machine can tell: links, flags and policy specs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from loadgen.cli import app as generate_load
+from policies.catalog import parse_spec
+from policies.cli import app as solve_policy
+from profiler.cli import app as profile_model
+from server.cli import app as serve_model
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+APPS = [solve_policy, serve_model, profile_model, generate_load]
+OURS = {option for app in APPS for param in typer.main.get_command(app).params for option in param.opts} | {"--help"}
+OTHERS = {  # of curl, docker and nvidia-smi
+    *("--cacert", "--data", "--data-binary", "--build", "--format", "--persistence-mode"),
+    *("--query-supported-clocks", "--lock-gpu-clocks", "--reset-gpu-clocks"),
+}
+INVENTED = "waiting-budget"  # the example of adding-a-policy.md
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pages
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pages
+def test_every_flag_is_one_of_a_command(page: Path) -> None:
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= OURS | OTHERS
+
+
+@pages
+def test_every_policy_that_a_command_is_given_can_be_parsed(page: Path) -> None:
+    for given in re.findall(r"--(?:policy|compare) ([\w-]+[^\s`]*)", page.read_text()):
+        spec = given.rstrip(",.;)")
+        if spec.partition(":")[0] not in (INVENTED, "SPEC"):
+            assert parse_spec(spec).text == spec
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if f"({page.name})" not in index] == ["README.md"]
+
+
+def test_the_runbook_has_a_line_for_every_alert_and_for_no_other() -> None:
+    alerts = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text()
+    runbook = (ROOT / "docs" / "running-in-production.md").read_text()
+    told = re.findall(r"^\| `(Batchwright\w+)`", runbook, re.MULTILINE)
+    assert sorted(told) == sorted(set(re.findall(r"- alert: (\w+)", alerts)))
