@@ -65,6 +65,12 @@ def generate_load(
         list[str] | None,
         typer.Option(help="Repeatable: a run under each policy, with the same arrivals; a server gets its own back."),
     ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            help="With --simulate: so many equal stages [default: the profile's, else 10 for a policy by stages]"
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Its name; needless where one is loaded.")] = None,
     rate: Annotated[float | None, typer.Option(help="Mean arrival rate, 1/s.")] = None,
     duration: Annotated[float | None, typer.Option(help="Time for which requests arrive, s.")] = None,
@@ -99,6 +105,7 @@ def generate_load(
             "a URL and --simulate exclude each other; leave one out": is_live and simulate is not None,
             "--policy is for --simulate; a server has its own, and --compare SPEC swaps it": is_live and bool(policy),
             "--policy and --compare exclude each other; leave one out": bool(policy and compare),
+            "--stages is for --simulate; a server has its own": is_live and stages is not None,
             "--simulate needs --policy SPEC, or --compare SPEC for each of several": not is_live and not specs,
             "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
@@ -132,7 +139,7 @@ def generate_load(
             job = replace(job, told=told | describe(target.url, model, target.key))
         _live(job, target, processes.how_many(processes_, job.schedule, processes.cores()))
     elif simulate is not None:
-        _simulated(job, simulate, model)
+        _simulated(job, Simulation(load_profile(simulate), "", model or "", stages))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:
@@ -167,9 +174,9 @@ def _check(files: _Files) -> None:
     check_files(files.output, files.plot)
 
 
-def _simulated(job: _Job, profile_name: str, model: str | None) -> None:
-    profile, instants = load_profile(profile_name), job.schedule.instants
-    runs = {spec: Simulation(profile, spec, model or profile.model) for spec in job.specs}
+def _simulated(job: _Job, device: Simulation) -> None:
+    instants = job.schedule.instants
+    runs = {spec: replace(device, spec=spec, model=device.model or device.profile.model) for spec in job.specs}
     results: list[Result] = []
     quiet = job.json or not sys.stderr.isatty()
     for spec, simulation in runs.items():

@@ -20,6 +20,10 @@ _WORDS = {
     "rate-matching": "Launches once as many wait as the smallest batch whose service rate meets the arrival rate.",
     "rate-matching-literal": "BatchMonitor's Algorithm 1 to the letter: the arrivals of the last second choose the "
     "batch size.",
+    "lazy": "Launches one stage at a time. Between stages newcomers go first as long as everybody can be answered "
+    "within {slo_ms} ms (slack {slack}); they catch up and ride along.",
+    "catch-up": "Launches stage by stage, or whole batches where stopping costs more than it may gain. Between stages "
+    "newcomers go first where it pays and everybody can be answered within {slo_ms} ms; they catch up and ride along.",
     "file": "Launches by the solved table of a file: the row nearest to the measured arrival rate.",
 }
 _SOLVED = "Launches by the solved table: the row nearest to the measured arrival rate{why}."
@@ -78,7 +82,7 @@ def how_it_decides(chosen: Chosen) -> str:
     """A sentence or two for people."""
     parameters = chosen.parameters
     bounds = [f", with {key} = {value}" for key, value in parameters.items() if key != "max_wait_ms"]
-    text = _WORDS.get(chosen.name, _SOLVED).format(**{"why": "".join(bounds), **parameters})
+    text = _WORDS.get(chosen.name, _SOLVED).format(**{"why": "".join(bounds), "slack": "printed", **parameters})
     bound = parameters.get("max_wait_ms", "inf")
     return text if bound == "inf" else f"{text} When the oldest has waited {bound} ms, it launches in any case."
 

@@ -11,7 +11,12 @@ from typing import Any
 from policies.profile import Profile
 from policies.queue.counting import CountTable
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
+from policies.rules.catch_up import CatchUp, catch_up
+from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, greedy, serial, static, timeout
+from policies.rules.drain import Drain
+from policies.rules.finishing import Finishing
+from policies.rules.lazy_batching import SLACKS, LazyBatching
 from policies.rules.lookup import Lookup, Row, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
@@ -22,58 +27,15 @@ from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
 from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table, table_of
+from policies.spec import Spec, is_file, split_name
 from policies.types import Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, beside 1: mean rate over momentary rate
 _STEP = 1.35  # from one load to the next in the tables for those factors
+_STAGES = 10  # in simulations, where neither the profile nor anybody else says
+_BY_STAGES = (LazyBatching, CatchUp)
 _REHEARSED = 15_000  # requests simulated for each load where a percentile is bounded
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A parsed spec; reading a parameter checks it.
-
-    Attributes:
-        text: as given.
-        name: of the policy, or the path of a policy file.
-        arg: what follows the colon, if it is no KEY=VALUE.
-        parameters: the KEY=VALUE pairs.
-    """
-
-    text: str
-    name: str
-    arg: str | None
-    parameters: Mapping[str, str]
-
-    def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
-        """The parameter `key` (or "ARG") as a number of at least `low`.
-
-        Raises:
-            SpecError: absent without a default, not a number, or below the bound.
-        """
-        text = self.arg if key == "ARG" else self.parameters.get(key)
-        if text is None:
-            if default is None:
-                raise SpecError(f"policy {self.text!r} needs {self._usage(key)}")
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            raise SpecError(f"policy {self.text!r}: {text!r} is not a number; write {self._usage(key)}") from None
-        if not value >= low:
-            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the least that makes sense for {key}")
-        return value
-
-    def whole(self, key: str, low: int, high: int) -> int:
-        """The parameter `key` (or "ARG") as a whole number within low..high."""
-        value = self.number(key, low=low)
-        if value > high or value != int(value):
-            raise SpecError(f"policy {self.text!r}: {value:g} is not a whole number within {low}..{high}")
-        return int(value)
-
-    def _usage(self, key: str) -> str:
-        return f"{self.name}:VALUE" if key == "ARG" else f"{self.name}:{key}=VALUE"
 
 
 @dataclass(frozen=True)
@@ -149,6 +111,19 @@ def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
     return MaxUnderDeadline(profile.service_times)
 
 
+def _lazy(spec: Spec, profile: Profile) -> Policy:
+    spec.number("slo_ms")
+    slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
+    if slack is None:
+        raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
+    return LazyBatching(profile, slack)
+
+
+def _catch_up(spec: Spec, profile: Profile) -> Policy:
+    spec.number("slo_ms")
+    return catch_up(profile)
+
+
 _WEIGHT = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
 
 CATALOG: Mapping[str, _Rule] = {
@@ -160,6 +135,8 @@ CATALOG: Mapping[str, _Rule] = {
     "rate-matching-literal": _Rule(lambda _, profile: RateMatchingLiteral(profile.service_times)),
     "max-under-deadline": _Rule(_max_under_deadline, frozenset({"slo_ms"})),
     "smdp": _Rule(_smdp, _WEIGHT),
+    "lazy": _Rule(_lazy, frozenset({"slo_ms", "slack"})),
+    "catch-up": _Rule(_catch_up, frozenset({"slo_ms"})),
     "auto": _Rule(_smdp, _WEIGHT),
 }
 
@@ -170,7 +147,7 @@ def parse_spec(text: str) -> Spec:
     Raises:
         SpecError: an unknown policy or key, or a missing or needless argument.
     """
-    name, rest = _split_name(text)
+    name, rest = split_name(text)
     words = [word.strip() for word in rest.split(",") if word.strip()]
     arg = words.pop(0) if words and "=" not in words[0] else None
     pairs = [word.partition("=") for word in words]
@@ -196,13 +173,13 @@ def choose(
         SpecError: the spec cannot be used; says why and what to do.
     """
     spec = _with_defaults(parse_spec(text), defaults or {})
-    built = load_table(spec.name) if _is_file(spec.name) else CATALOG[spec.name].build(spec, profile)
+    built = load_table(spec.name) if is_file(spec.name) else CATALOG[spec.name].build(spec, profile)
     table = built if isinstance(built, PolicyTable) else None
     inner = _following(built, profile, spec.name) if isinstance(built, PolicyTable) else built
     max_wait = spec.number("max_wait_ms", 1e3 * max_wait) / 1e3
     return Chosen(
         spec=text,
-        name="file" if _is_file(spec.name) else spec.name,
+        name="file" if is_file(spec.name) else spec.name,
         parameters=_parameters(spec, max_wait),
         profile=profile,
         policy=_patient(inner, profile, max_wait),
@@ -231,15 +208,17 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
     """The same spec on another profile.
 
-    A file is taken at its word and stays. A percentile is not searched for anew: each load takes the weight of the row
-    that had it, times `factor`, which an objective then adjusts by what clients see. All others are chosen again.
+    A file is taken at its word, unless it launches more than the profile now has. A percentile is not searched for
+    anew: each load takes the weight of the row that had it, times `factor`, which an objective then adjusts by what
+    clients see. All others are chosen again.
 
     Raises:
-        SpecError: the spec cannot be used with this profile.
+        SpecError: the spec, or the file, cannot be used with this profile.
     """
-    if chosen.name == "file":
-        return replace(chosen, profile=profile)
     before = chosen.table
+    if chosen.name == "file" and before is not None:
+        max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
+        return replace(chosen, profile=profile, policy=_patient(table_policy(before, profile), profile, max_wait))
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         return choose(chosen.spec, profile, chosen.defaults)
     problem = Problem(profile, 1.0)
@@ -272,16 +251,43 @@ def _coarse_loads(factor: float) -> list[float]:
 
 
 def _patient(inner: Policy, profile: Profile, max_wait: float) -> Policy:
-    return inner if max_wait == inf else Patient(inner, profile.max_batch_size, max_wait)
+    never_waits = max_wait == inf or isinstance(inner, _BY_STAGES)
+    return inner if never_waits else Patient(inner, profile.max_batch_size, max_wait)
 
 
 def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
-    """One policy and one monitor for a device that serves these models."""
+    """One policy and one monitor for a device that serves these models; those by stages share one policy."""
+    largest = Drain({model: choice.profile.max_batch_size for model, choice in chosen.items()}, "policy")
+    rules = {model: choice.policy for model, choice in chosen.items() if isinstance(choice.policy, _BY_STAGES)}
+    shared = CoLocated(rules)
+    policies = {model: shared if model in rules else Finishing(c.policy, largest) for model, c in chosen.items()}
     if len(chosen) == 1:
         only = next(iter(chosen.values()))
-        return only.policy, only.monitor
-    policies = {model: choice.policy for model, choice in chosen.items()}
-    return PerKind(policies), PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
+        return only.policy if rules else policies.popitem()[1], only.monitor
+    monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
+    return shared if len(rules) == len(chosen) else PerKind(policies, frozenset(rules)), monitor
+
+
+def in_stages(text: str, profile: Profile, stages: int | None = None) -> Profile:
+    """The profile to simulate a spec with: by stages, where the policy decides by them and none are known.
+
+    Args:
+        text: the spec.
+        profile: of the device.
+        stages: so many equal ones, whatever is known; None: as measured, else 10.
+    """
+    if stages is not None:
+        return profile.in_stages(stages)
+    return profile.in_stages(_STAGES) if by_stages(text) and profile.stage_service_times is None else profile
+
+
+def by_stages(text: str) -> bool:
+    """Whether the policy of a spec decides between stages.
+
+    Raises:
+        SpecError: there is no such policy.
+    """
+    return parse_spec(text).name in ("lazy", "catch-up")
 
 
 def memory(profile: Profile) -> float:
@@ -356,23 +362,13 @@ def _row(row: TableRow) -> Row:
 
 def names_file(text: str) -> bool:
     """Whether a spec is a FILE.json: something to read from this machine's disk."""
-    return _is_file(_split_name(text)[0])
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".json")
-
-
-def _split_name(text: str) -> tuple[str, str]:
-    cuts = [i for i in (text.find(":"), text.find(",")) if i >= 0]
-    cut = min(cuts, default=len(text))
-    return text[:cut].strip(), text[cut + 1 :]
+    return is_file(split_name(text)[0])
 
 
 def _check(spec: Spec) -> None:
-    if not _is_file(spec.name) and spec.name not in CATALOG:
+    if not is_file(spec.name) and spec.name not in CATALOG:
         raise SpecError(f"unknown policy {spec.name!r}: choose one of {', '.join(CATALOG)}, or a FILE.json")
-    rule = _Rule(_smdp) if _is_file(spec.name) else CATALOG[spec.name]
+    rule = _Rule(_smdp) if is_file(spec.name) else CATALOG[spec.name]
     if spec.arg is not None and not rule.takes_arg:
         raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; write KEY=VALUE")
     unknown = sorted(set(spec.parameters) - rule.keys - {"max_wait_ms"})

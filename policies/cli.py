@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.catalog import Chosen, action_table, choose, solved
+from policies.catalog import Chosen, action_table, choose, in_stages, solved
 from policies.command import check_files, run
 from policies.plots import plot_policy, plot_table
 from policies.profile import Profile, load_profile
@@ -235,7 +235,7 @@ def _answer(question: _Question, one_of_many: bool) -> _Answer:
     """
     problem, profile = question.problem, question.profile
     began = perf_counter()
-    chosen = None if question.spec is None else choose(question.spec, profile, max_wait=inf)
+    chosen = None if question.spec is None else choose(question.spec, in_stages(question.spec, profile), max_wait=inf)
     kept = True
     try:
         solution = _solved(question) if chosen is None else _evaluated(question, chosen)

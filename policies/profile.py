@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
+from itertools import accumulate
 from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
@@ -46,7 +47,9 @@ class ProfileFile(BaseModel):
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = Field("J", min_length=1, max_length=20)
-    stage_service_time_s: _BySize[Annotated[list[_NonNegative], Field(max_length=4096, fail_fast=True)]] | None = None
+    stage_service_time_s: (
+        _BySize[Annotated[list[_Time], Field(min_length=1, max_length=4096, fail_fast=True)]] | None
+    ) = None
 
     @model_validator(mode="after")
     def _sizes_ascend_and_lengths_agree(self) -> Self:
@@ -117,6 +120,53 @@ class Profile:
     def capacity(self) -> float:
         """The largest service rate, max over b of b / l(b), 1/s."""
         return max((b + 1) / t for b, t in enumerate(self.service_times))
+
+    @property
+    def stages(self) -> int:
+        """Number of stages K; 1 where no stage times are known."""
+        return 1 if self.stage_service_times is None else len(self.stage_service_times[0])
+
+    def span(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
+        """Time of the stages first..last - 1 (to the end where None) in batches of that size, s.
+
+        NodeLatency(n) of LazyBatching, summed: what remains of a batch that stands at `first`.
+        """
+        elapsed = self._elapsed[batch_size - 1]
+        return elapsed[-1 if last is None or last >= len(elapsed) else last] - elapsed[first]
+
+    def launch_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
+        """The same where a batch that passes through all stages in one launch is spared their overhead, s."""
+        whole = first == 0 and (last is None or last >= self.stages)
+        return self.service_time(batch_size) if whole else self.span(batch_size, first, last)
+
+    def launch_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
+        """Energy of a launch, J: some stages take their share in the time of all of them; None where unknown."""
+        energy = self.energy(batch_size)
+        whole = first == 0 and (last is None or last >= self.stages)
+        return (
+            energy if energy is None or whole else energy * self.span(batch_size, first, last) / self.span(batch_size)
+        )
+
+    @property
+    def stage_overhead(self) -> tuple[float, ...]:
+        """What passing stage by stage costs, by size: sum over i of l_i(b), over l(b)."""
+        return tuple(self.span(b) / t for b, t in enumerate(self.service_times, 1))
+
+    @cached_property
+    def _elapsed(self) -> tuple[tuple[float, ...], ...]:
+        """By size, the time from the start to before each stage, and to the end, s."""
+        rows = self.stage_service_times or tuple((t,) for t in self.service_times)
+        return tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
+
+    def in_stages(self, stages: int) -> "Profile":
+        """The same in so many stages that take equally long and cost nothing more, whatever was measured of stages.
+
+        Raises:
+            SpecError: fewer than one stage.
+        """
+        if stages < 1:
+            raise SpecError(f"{stages} stages cannot be: give 1 or more")
+        return replace(self, stage_service_times=tuple((t / stages,) * stages for t in self.service_times))
 
     def time_to_serve(self, requests: int) -> float:
         """Time for that many requests in batches as large as there are, s."""

@@ -4,7 +4,7 @@ Times are seconds on the caller's clock. A policy is a pure function of a `State
 I/O, so the same object decides in the simulator and in the server, and a test of it is one state and one action.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
@@ -92,12 +92,16 @@ class State:
 
     def of(self, kind: Kind) -> "State":
         """The same snapshot with only the requests of `kind`, and that kind's own rates."""
+        return self.among((kind,))
+
+    def among(self, kinds: Collection[Kind]) -> "State":
+        """The same snapshot with only the requests of these kinds, and their own rates."""
         return State(
             self.now,
-            [r for r in self.waiting if r.kind == kind],
-            [r for r in self.suspended if r.kind == kind],
-            {kind: self.rates[kind]} if kind in self.rates else {},
-            {kind: self.mean_rates[kind]} if kind in self.mean_rates else {},
+            [r for r in self.waiting if r.kind in kinds],
+            [r for r in self.suspended if r.kind in kinds],
+            {kind: self.rates[kind] for kind in kinds if kind in self.rates},
+            {kind: self.mean_rates[kind] for kind in kinds if kind in self.mean_rates},
         )
 
 

@@ -48,6 +48,11 @@ class Batcher:
         """How many wait."""
         return len(self._waiting)
 
+    @property
+    def suspended(self) -> Sequence[Request]:
+        """Those between stages, the latest run last; a view, not to be kept."""
+        return self._suspended
+
     def waiting_of(self, model: str) -> int:
         """How many requests of `model` wait."""
         return self.waiting_by_model().get(model, 0)
@@ -167,6 +172,8 @@ class Batcher:
         self._check(launch)
         if self._waiting[: len(batch)] == list(batch):  # the oldest ones, as nearly always: no search
             del self._waiting[: len(batch)]
+        elif self._suspended[-len(batch) :] == list(batch):  # or those who ran last, between two stages
+            del self._suspended[-len(batch) :]
         else:
             self._take_scattered(batch)
         for request in batch:

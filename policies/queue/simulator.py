@@ -16,11 +16,20 @@ _BLOCKS = 20  # of batch means: enough to know their spread to a sixth, few enou
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One batch on the device: from launch to completion, s, and who left the system with it."""
+    """One batch on the device.
+
+    Attributes:
+        start: launch, s.
+        finish: completion, s.
+        launch: what was launched; its requests have gone on since, to another stage or out of the system.
+        first_stage: the stage at which they stood.
+        finished: who left the system with it.
+    """
 
     start: float
     finish: float
     launch: Launch
+    first_stage: int
     finished: Sequence[Request]
 
 
@@ -45,12 +54,12 @@ def simulate(
         batcher.expire(now)
         action = batcher.decide(now)
         if isinstance(action, Launch):
-            start, now = now, now + service_time(action)
+            start, stage, now = now, action.requests[0].stage, now + service_time(action)
             while n < to_come and requests[n].arrival <= now:
                 batcher.arrive(requests[n])
                 n += 1
             batcher.expire(now)
-            yield Service(start, now, action, batcher.complete(action))
+            yield Service(start, now, action, stage, batcher.complete(action))
             continue
         arrival = requests[n].arrival if n < to_come else inf
         wake = min(action.until, arrival, batcher.next_expiry())
@@ -69,9 +78,10 @@ class Run:
         responses: response time of each served request, s, in order of completion.
         arrivals: instant of arrival of each, s.
         waits: waiting time of each, s.
-        batch_sizes: size of each batch that was launched, in order of completion.
-        finishes: instant of completion of each batch, s.
-        energies: energy of each batch, J; None where the profile has none.
+        batch_sizes: size of each batch that was launched, in order of completion; by stages each launch of one counts,
+            so that their mean is the mean size in which a stage was run.
+        finishes: instant of completion of each batch, or stage of one, s.
+        energies: energy of each batch, or stage of one, J; None where the profile has none.
         elapsed: first arrival to last completion, s.
     """
 
@@ -94,7 +104,7 @@ def run(
     batcher: Batcher,
     requests: Sequence[Request],
     service_time: Callable[[Launch], float],
-    energy: Callable[[Launch], float | None],
+    energy: Callable[[Service], float | None],
 ) -> Run:
     """Simulate to the end and gather the report of the run.
 
@@ -102,7 +112,7 @@ def run(
         batcher: empty.
         requests: sorted by arrival, s; at least one.
         service_time: of a launch, s.
-        energy: of a launch, J.
+        energy: of a service, J.
     """
     responses: list[float] = []
     arrivals: list[float] = []
@@ -115,7 +125,7 @@ def run(
         last = service.finish
         finishes.append(last)
         sizes.append(len(service.launch.requests))
-        energies.append(energy(service.launch))
+        energies.append(energy(service))
         for request in service.finished:
             responses.append(last - request.arrival)
             arrivals.append(request.arrival)

@@ -73,6 +73,14 @@ def test_a_live_run_prints_the_keys_of_the_contract(shell: Shell, how: list[str]
     assert content["slo_attainment"] is None
 
 
+@pytest.mark.parametrize("spec", ["lazy:slo_ms=100,slack=oracle", "catch-up:slo_ms=100"])
+def test_a_policy_by_stages_is_simulated_in_ten_equal_ones_or_as_many_as_said(shell: Shell, spec: str) -> None:
+    def report_in(*stages: str) -> dict[str, Any]:
+        return shell.report(*SIMULATE, "--policy", spec, *LOAD, *stages)
+
+    assert report_in() == report_in("--stages", "10") != report_in("--stages", "2")
+
+
 def test_the_same_seed_schedules_the_same_requests_live_and_simulated(shell: Shell, tmp_path: Path) -> None:
     live, simulated = tmp_path / "live.jsonl", tmp_path / "simulated.jsonl"
     with serving_in_a_thread(Stub()) as url:
@@ -192,6 +200,8 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         (LOAD, "URL of a server, or --simulate"),
         ([URL, *GREEDY, *LOAD], "exclude each other"),
         ([URL, "--policy", "greedy", *LOAD], "--policy is for --simulate"),
+        ([URL, "--stages", "4", *LOAD], "--stages is for --simulate"),
+        ([*GREEDY, "--stages", "0", *LOAD], "0 stages cannot be"),
         ([URL, "--compare", "greedy", *LOAD], "no server answers at http://127.0.0.1:1"),
         ([URL, "--processes", "2", *LOAD], "no server answers at http://127.0.0.1:1"),
         ([URL, "--processes", "0", *LOAD], "--processes is '0'"),

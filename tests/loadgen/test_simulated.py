@@ -135,3 +135,44 @@ def test_a_rate_that_is_measured_goes_the_general_way() -> None:
     chosen = choose("smdp,max_wait_ms=inf", DEVICE)
     assert count_table(chosen) is None
     assert simulate(chosen, np.zeros(11)).scheduled == 11
+
+
+BY_STAGES = Profile(
+    "by stages",
+    (1.0, 1.5),
+    energies=(8.0, 12.0),
+    stage_service_times=((0.25, 0.75), (0.5, 1.5)),  # stage by stage two take a third longer
+)
+
+
+def test_by_stages_a_launch_takes_its_stages_and_costs_its_share() -> None:
+    run = simulate(choose("lazy:slo_ms=100000", BY_STAGES), np.array([0.0, 0.125]), "net")
+    assert run.batch_sizes.tolist() == [1, 1, 2]
+    assert run.finishes.tolist() == [0.25, 0.5, 2.0]  # the second catches up, and they ride along together
+    assert run.responses.tolist() == [2.0, 1.875], "once, when the last stage is done"
+    assert run.waits.tolist() == [0.0, 0.125]
+    assert run.energies is not None
+    assert run.energies.tolist() == [2.0, 2.0, 9.0]
+
+
+def test_a_whole_batch_takes_the_whole_batchs_time() -> None:
+    assert simulate(choose("greedy", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+    assert simulate(choose("greedy,max_wait_ms=inf", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+
+
+def test_a_record_by_stages_counts_from_the_first_launch_and_sums_the_energy() -> None:
+    records = list(Simulation(BY_STAGES, "lazy:slo_ms=100000").records(np.array([0.0, 0.125])))
+    assert [(r.waiting, r.service, r.batch_size, r.energy) for r in records] == [
+        (0.0, 2.0, 2, 6.5),
+        (0.125, 1.75, 2, 6.5),
+    ]
+
+
+def test_drawn_service_times_are_shared_out_over_the_stages() -> None:
+    run = simulate(choose("lazy:slo_ms=9", BY_STAGES), np.zeros(1), service_time=lambda _: 3.0)
+    assert run.finishes.tolist() == [0.75, 3.0]
+
+
+def test_the_number_of_stages_may_be_said() -> None:
+    assert len(Simulation(DEVICE, "catch-up:slo_ms=50").run(np.zeros(1)).batch_sizes) == 10
+    assert len(Simulation(DEVICE, "catch-up:slo_ms=50", stages=3).run(np.zeros(1)).batch_sizes) == 3

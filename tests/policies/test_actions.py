@@ -8,7 +8,13 @@ from policies.profile import Profile, load_profile
 from policies.types import Kind, Launch, Request, State
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
-ARGUMENTS = {"static": ":4", "timeout": ":5", "max-under-deadline": ":slo_ms=50"}
+ARGUMENTS = {
+    "static": ":4",
+    "timeout": ":5",
+    "max-under-deadline": ":slo_ms=50",
+    "lazy": ":slo_ms=50",
+    "catch-up": ":slo_ms=50",
+}
 
 
 def test_a_table_has_its_rows_and_acts_as_they_say() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalog import action_table, choose, combine, solved, solved_again
+from policies.catalog import action_table, choose, combine, in_stages, solved, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
+from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.lookup import Lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
@@ -17,7 +18,7 @@ from policies.rules.per_kind import PerKind
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import save_table, solve_table
-from policies.types import Kind, Launch, Request, SpecError
+from policies.types import Kind, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
@@ -64,6 +65,13 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("smdp:w2=-1", "below 0"),
         ("smdp:w2=x", "'x' is not a number"),
         ("max-under-deadline", "slo_ms=VALUE"),
+        ("lazy", "lazy:slo_ms=VALUE"),
+        ("lazy:slack=oracle", "lazy:slo_ms=VALUE"),
+        ("lazy:slo_ms=-1", "below 0"),
+        ("lazy:slo_ms=100,slack=none", "unknown slack 'none'; give printed, remaining, oracle"),
+        ("lazy:100", "takes no argument '100'"),
+        ("catch-up", "catch-up:slo_ms=VALUE"),
+        ("catch-up:slo_ms=100,slack=oracle", "unknown key 'slack'"),
         ("greedy:max_wait_ms=soon", "'soon' is not a number"),
         ("nowhere.json", "no policy file"),
     ],
@@ -172,7 +180,13 @@ def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[
     assert found[1] is None
 
 
-@pytest.mark.parametrize("spec", ["timeout:5", "max-under-deadline:slo_ms=9", "rate-matching-literal", "static:2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("timeout:5", "max-under-deadline:slo_ms=9", "rate-matching-literal", "static:2"),
+        *("lazy:slo_ms=50", "catch-up:slo_ms=50"),
+    ],
+)
 def test_a_policy_that_looks_at_a_clock_has_none(spec: str) -> None:
     assert action_table(choose(spec, P4, max_wait=1.0), 100.0) is None
 
@@ -192,6 +206,39 @@ def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
     monitor.arrive(Kind("a"), 0.5)
     monitor.arrive(Kind("b"), 0.5)
     assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling one has no whole second yet"
+
+
+def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> None:
+    lazy, pays, greedy = choose("lazy:slo_ms=50", P4), choose("catch-up:slo_ms=90", P4), choose("greedy", P4)
+    assert combine({"a": lazy})[0] == lazy.policy
+    assert combine({"a": lazy, "b": pays})[0] == CoLocated({"a": lazy.policy, "b": pays.policy})  # type: ignore[dict-item]
+    policy, _ = combine({"a": lazy, "b": pays, "c": greedy})
+    assert isinstance(policy, PerKind)
+    assert policy.together == {"a", "b"}
+    tight = Request(0, 0.5, Kind("b"), deadline=0.52)
+    queue = [Request(1, 0.4, Kind("a"), deadline=0.6), tight, Request(2, 0.45, Kind("c"))]
+    action = policy.decide(State(1.0, queue))
+    assert isinstance(action, Launch)
+    assert [r.id for r in action.requests] == [2], "formed before the one of least slack among those by stages"
+    action = policy.decide(State(1.0, queue[:2]))
+    assert isinstance(action, Launch)
+    assert action.requests == [tight]
+
+
+def test_after_a_swap_to_a_policy_without_stages_the_suspended_are_finished_first() -> None:
+    policy, _ = combine({"a": choose("static:4", P4)})
+    started = [Request(n, 0.0, Kind("a"), stages=4, stage=2) for n in range(2)]
+    action = policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))], started))
+    assert action == Launch(started)
+    assert isinstance(policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))])), Wait)
+
+
+def test_a_simulation_by_stages_has_ten_equal_ones_where_nobody_says_otherwise() -> None:
+    staged = P4.in_stages(3)
+    assert in_stages("lazy:slo_ms=50", P4).stages == 10
+    assert in_stages("catch-up:slo_ms=50", staged) is staged
+    assert in_stages("lazy:slo_ms=50", staged, 4).stages == 4
+    assert in_stages("greedy", P4) is P4
 
 
 def test_a_bound_chooses_a_row_for_each_rate_and_the_nearest_where_none_keeps_it() -> None:
@@ -256,5 +303,12 @@ def test_a_file_is_taken_at_its_word_on_another_device(tmp_path: Path) -> None:
     save_table(solve_table(Problem(P4, 1.0, w2=1.0, max_batch_size=8), [0.3]), path)
     before = choose(str(path), P4)
     again = solved_again(before, replace(P4, service_times=tuple(2 * t for t in P4.service_times)))
-    assert again.policy is before.policy
+    assert again.policy == before.policy
     assert again.profile is not before.profile
+
+
+def test_a_file_is_refused_on_a_device_that_takes_only_smaller_batches(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    save_table(solve_table(Problem(P4, 1.0, w2=1.0, max_batch_size=8), [0.3]), path)
+    with pytest.raises(SpecError, match="launches batches of 8, above the maximum 4"):
+        solved_again(choose(str(path), P4), P4.truncated(4))

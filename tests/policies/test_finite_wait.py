@@ -20,6 +20,8 @@ SPECS = {name: name for name in CATALOG} | {
     "static": "static:5",
     "timeout": "timeout:20",
     "max-under-deadline": "max-under-deadline:slo_ms=60",
+    "lazy": "lazy:slo_ms=60",
+    "catch-up": "catch-up:slo_ms=60",
     "smdp": "smdp:w2=30",
 }
 AUTOMATIC = {

@@ -59,6 +59,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"energy_j": [0.1, -1, 2]}, "energy_j.1"),
         ({"batchsize": 3}, "batchsize"),
         ({"stage_service_time_s": [[1], [1, 2], [1]]}, "as many stages"),
+        ({"stage_service_time_s": [[], [], []]}, "stage_service_time_s.0"),
     ],
 )
 def test_a_malformed_file_is_told_in_one_line(changes: dict[str, Any], says: str) -> None:
@@ -105,3 +106,34 @@ def test_the_isotonic_fit_pools_what_falls() -> None:
     assert list(fit.values) == sorted(fit.values)
     # the pair pools at its mean weighted by 1 / y^2: (3/9 + 2.9/8.41) / (1/9 + 1/8.41)
     assert fit.values[1] == pytest.approx(fit.values[2]) == pytest.approx(2.9483, abs=1e-4)
+
+
+STAGED = {"stage_service_time_s": [[0.06, 0.04], [0.1, 0.12], [0.2, 0.14]]}
+
+
+def test_stage_times_are_interpolated_cut_and_summed_like_the_rest() -> None:
+    profile = parsed(**STAGED)
+    assert profile.stages == 2
+    assert profile.stage_service_times[2] == pytest.approx((0.15, 0.13))
+    assert profile.truncated(2).stage_service_times == ((0.06, 0.04), (0.1, 0.12))
+    assert profile.span(2) == pytest.approx(0.22)
+    assert [profile.span(4, 0, 1), profile.span(4, 1), profile.span(4, 1, 9), profile.span(4, 1, 1)] == pytest.approx(
+        [0.2, 0.14, 0.14, 0.0]
+    )
+
+
+def test_a_whole_batch_is_spared_what_stage_by_stage_costs_more() -> None:
+    profile = parsed(**STAGED)
+    assert profile.stage_overhead == pytest.approx((1.0, 1.1, 1.12, 0.34 / 0.3))
+    assert profile.launch_time(2) == 0.2
+    assert profile.launch_time(2, 0, 2) == 0.2
+    assert profile.launch_time(2, 0, 1) == pytest.approx(0.1)
+
+
+def test_without_stage_times_there_is_one_stage_and_any_number_of_equal_ones_can_be_had() -> None:
+    profile = parsed()
+    assert (profile.stages, profile.span(2), profile.stage_overhead) == (1, 0.2, (1.0, 1.0, 1.0, 1.0))
+    four = profile.in_stages(4)
+    assert (four.stages, four.span(2, 1, 3), four.service_times) == (4, pytest.approx(0.1), profile.service_times)
+    with pytest.raises(SpecError, match="0 stages"):
+        profile.in_stages(0)

@@ -48,7 +48,7 @@ class Case:
             batcher,
             [Request(i, at, M) for i, at in enumerate(self.instants.tolist())],
             lambda launch: self.profile.service_time(len(launch.requests)),
-            lambda launch: self.profile.energy(len(launch.requests)),
+            lambda service: self.profile.energy(len(service.launch.requests)),
         )
 
 

@@ -7,7 +7,7 @@ from policies.profile import load_profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor, TumblingMonitor
-from policies.queue.simulator import run, simulate
+from policies.queue.simulator import Service, run, simulate
 from policies.rules.control_limit import ControlLimit, greedy, serial, static
 from policies.rules.rate_matching import RateMatchingLiteral
 from policies.types import Kind, Launch, Request
@@ -79,8 +79,8 @@ def service_time(launch: Launch) -> float:
     return P4.service_time(len(launch.requests))
 
 
-def energy(launch: Launch) -> float | None:
-    return P4.energy(len(launch.requests))
+def energy(service: Service) -> float | None:
+    return P4.energy(len(service.launch.requests))
 
 
 def test_the_report_adds_up() -> None:
