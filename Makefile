@@ -51,7 +51,16 @@ stress: $(STAMP)  ## try to break it: 200,000 hostile inputs, overload, 15 minut
 paper: $(STAMP)  ## print the papers' tables beside ours and draw their figures
 	$(BIN)/python -m benchmarks.paper
 
+# Of our own code ruff's S rules (bandit's) see what is dangerous, in `make check`; this asks about everybody else's.
+audit: $(STAMP)  ## look up known vulnerabilities of the packages that are installed (asks pypi.org)
+	@$(BIN)/python -c "import urllib.request as u; u.urlopen('https://pypi.org/pypi/pip/24.0/json', timeout=20)" 2>/dev/null \
+		|| { echo "batchwright: nothing was audited: pypi.org, which knows the vulnerabilities, cannot be reached"; exit 1; }
+	$(BIN)/python -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet pip-audit
+	$(VENV)/audit/bin/pip-audit --skip-editable \
+		--path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
-.PHONY: help install serve test check format bench stress paper gpu
+.PHONY: help install serve test check format bench stress paper audit gpu

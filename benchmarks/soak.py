@@ -1,20 +1,26 @@
 """A soak: bursts, swaps of policy, clients that leave, deadlines, rubbish and faults; then the books must agree.
 
 The server is benchmarks/drill.py: the real process on an emulated device that fails on command. Poisson arrivals at
-load 0.8 with bursts of about a second at load 3, another policy every 20 s, another fault every 30 s.
+load 0.8 with bursts of about a second at load 3, another policy every 20 s, another fault 30 s after the last one came.
+Twice the memory is too small for the largest batch, which halves it for good: from 32 to 8. Loads are of what 8 carry.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from itertools import count, cycle
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, cycle
+from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -22,22 +28,41 @@ import uvloop
 
 from benchmarks.processes import Held, held
 from benchmarks.serving import Server, running, save
-from benchmarks.soak_calls import GIVE_UP, Books, Callers
+from benchmarks.soak_calls import GIVE_UP, SAMPLES, Books, Callers
 from policies.profile import load_profile
 from policies.queue import arrivals
 
 PROFILE = "googlenet-tesla-p4-x10"
 POLICIES = (
-    *("greedy", "smdp:w2=16", "timeout:20", "static:12,max_wait_ms=200", "rate-matching"),
+    *("greedy", "smdp:w2=16", "timeout:20", "static:6,max_wait_ms=200", "rate-matching"),
     *("max-under-deadline:slo_ms=300", "smdp:w2=4"),
 )
-FAULTS = ("error:1", "slow:0.5", "oom:31", "error:3", "none")
-_LEFT = 16  # the largest batch once one of 32 did not fit; loads are of what it can carry
+FIRST, THEN = ("error:1", "oom", "slow:0.5", "oom", "error:3"), ("error:1", "slow:0.5", "error:3")
+_RAISES = {"oom": "OutOfMemoryError", "error": "RuntimeError"}
+_LEFT = 8  # the largest batch once two did not fit
+_CROWD = 100  # calls at once, so that some batch is as large as it can be
 LOAD, BURST, CALM_S, BURST_S = 0.8, 3.0, 30.0, 1.0
 _OUTCOMES = {"200": "ok", "400": "bad_input", "503": "rejected", "504": "expired", "500": "failed"}
 _FILLING_S = 3.0
+_HEEDED_S = 60.0  # s in which an ordered fault comes: some policies launch no batch that is large enough
 _AFTERMATH = 5.0  # s after an ordered error in which its 500s must be over
 _SAMPLE_S = 2.0
+_WINDOW_S = 120.0  # over which memory is compared, while few wait: a full queue alone holds 150 MB
+_FEW, _CALM_S = 32, 12.0  # after a burst it takes ten seconds until the system gets back what lies free
+_RECORDED = 10  # every so many samples one is kept
+
+
+_T = TypeVar("_T")
+_Call = Callable[[], asyncio.Task[None]]  # makes one
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the server held at an instant, s after the start, and how many requests waited then."""
+
+    at: float
+    held: Held
+    waiting: int
 
 
 class Soak:
@@ -47,7 +72,7 @@ class Soak:
         """`order` is the file of which the device takes its orders."""
         self._server, self._order, self._seconds = server, order, seconds
         self._began = time.monotonic()
-        self.samples: list[tuple[float, Held]] = []
+        self.samples: list[Sample] = []
         self.faults: list[tuple[float, str]] = []
         self.swaps: dict[str, int] = {}
         self.books = Books()
@@ -64,29 +89,32 @@ class Soak:
             await callers.learn()
             self._began = time.monotonic()
             step = min(1.0, self._seconds / 120)  # the short form goes through all of it, faster
-            others = [self._swap(session, 20.0 * step), self._break(30.0 * step), self._watch()]
-            tasks = [asyncio.create_task(other) for other in others]
-            await self._offer(callers)
-            self._order.write_text("none")
-            for task in tasks:
-                if task.done():
-                    task.result()
-                task.cancel()
+            async with asyncio.TaskGroup() as calls:  # they outlive whoever made them
 
-    async def _offer(self, callers: Callers) -> None:
+                def call() -> asyncio.Task[None]:
+                    return calls.create_task(callers.call(self._now()))
+
+                others = [self._swap(session, 20.0 * step), self._break(call, 30.0 * step), self._watch()]
+                tasks = [asyncio.create_task(other) for other in others]
+                await self._offer(call)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                    task.cancel()
+            self._order.write_text("none")
+
+    async def _offer(self, call: _Call) -> None:
         capacity = load_profile(PROFILE).truncated(_LEFT).capacity
-        rates, lengths = [LOAD * capacity, BURST * capacity], [CALM_S, BURST_S]
+        rates, lengths = [LOAD * capacity / SAMPLES, BURST * capacity / SAMPLES], [CALM_S, BURST_S]
         rng = np.random.default_rng(2)
-        first = arrivals.poisson(
-            rates[1], _FILLING_S, rng
-        )  # fills the queue, so that memory has seen the most it holds
+        # fills the queue, so that memory has seen the most it holds
+        first = arrivals.poisson(rates[1], _FILLING_S, rng)
         rest = arrivals.mmpp(rates, lengths, self._seconds - _FILLING_S, rng)
         instants = [*first.tolist(), *(_FILLING_S + rest).tolist()]
-        async with asyncio.TaskGroup() as calls:
-            for instant in instants:
-                while (ahead := instant - self._now()) > 0:  # noqa: ASYNC110  (time passes of itself)
-                    await asyncio.sleep(max(ahead, 1e-3))
-                calls.create_task(callers.call(self._now()))
+        for instant in instants:
+            while (ahead := instant - self._now()) > 0:  # noqa: ASYNC110  (time passes of itself)
+                await asyncio.sleep(max(ahead, 1e-3))
+            call()
 
     async def _swap(self, session: aiohttp.ClientSession, every: float) -> None:
         url = f"{self._server.url}/admin/models/googlenet/policy"
@@ -97,16 +125,49 @@ class Soak:
                     self.books.wrong.append(f"swap to {policy}: {response.status} {(await response.text())[:200]}")
             self.swaps[policy] = self.swaps.get(policy, 0) + 1
 
-    async def _break(self, every: float) -> None:
-        for fault in cycle(FAULTS):
+    async def _break(self, call: _Call, every: float) -> None:
+        for kind in chain(FIRST, cycle(THEN)):
             await asyncio.sleep(every)
+            largest = await _told(largest_batch, self._server)
+            fault = f"oom:{largest - 1}" if kind == "oom" else kind
+            error = _RAISES.get(fault.partition(":")[0])
+            before = await _told(raised, self._server, error)
             self._order.write_text(fault)
             self.faults.append((self._now(), fault))
+            while error and await _told(raised, self._server, error) == before:
+                await asyncio.wait([call() for _ in range(_CROWD)])
+                if self._now() > self.faults[-1][0] + _HEEDED_S:
+                    self.books.wrong.append(f"{fault} was ordered, and no batch raised {error}")
+                    break
 
     async def _watch(self) -> None:
         for number in count():
             await asyncio.sleep(max(0.0, number * _SAMPLE_S - self._now()))
-            self.samples.append((self._now(), held(self._server.process.pid)))
+            waiting = await _told(self._server.metric, "batchwright_queue_length")
+            self.samples.append(Sample(self._now(), held(self._server.process.pid), round(sum(waiting.values()))))
+
+
+async def _told(ask: Callable[..., _T], *arguments: Any) -> _T:
+    """What the server tells beside its load, with the patience that callers have."""
+    end = time.monotonic() + GIVE_UP
+    while True:
+        try:
+            return await asyncio.to_thread(ask, *arguments)
+        except OSError:  # TimeoutError is one
+            if time.monotonic() > end:
+                raise
+
+
+def largest_batch(server: Server) -> int:
+    """How many requests a batch may hold by the profile that decides now."""
+    with urllib.request.urlopen(f"{server.url}/live/policy", timeout=10) as response:
+        return int(json.load(response)["profile"]["max_batch_size"])
+
+
+def raised(server: Server, error: str | None) -> float:
+    """How many batches the device has failed on with this exception."""
+    found = server.metric("batchwright_device_faults_total")
+    return sum(value for labels, value in found.items() if f'error="{error}"' in labels)
 
 
 def outcomes(server: Server) -> dict[str, int]:
@@ -116,18 +177,21 @@ def outcomes(server: Server) -> dict[str, int]:
 
 
 def audit(books: Books, counted: dict[str, int]) -> list[str]:
-    """Where the server's counts contradict the callers': leavers alone may stand under any outcome, each once."""
-    left = sum(n for (kind, _), n in books.ends.items() if kind == "leaver")
-    problems = []
-    spare = 0
+    """Where the server's counts contradict the callers': leavers alone may stand under any outcome, each once.
+
+    A call of several samples that is refused before its body is read counts as one, as nobody knows better.
+    """
+    problems, left = [], books.left
+    fewest = most = counted.get("cancelled", 0)  # leavers' calls that are in the server's books
     for status, outcome in _OUTCOMES.items():
-        more = counted.get(outcome, 0) - books.of(status)
-        spare += more
-        if not 0 <= more <= left:
-            problems.append(f"{outcome}: the server counted {more:+d} beside what clients saw; {left} left")
-    spare += counted.get("cancelled", 0)
-    if spare != left:
-        problems.append(f"{left} clients left, {spare} of their calls are in the books")
+        here = counted.get(outcome, 0)
+        least = here - books.samples_of(status)
+        greatest = here - books.calls_of(status) if outcome == "rejected" else least
+        fewest, most = fewest + least, most + greatest
+        if greatest < 0 or least > left:
+            problems.append(f"{outcome}: the server counted {least:+d} beside what clients saw; {left} left")
+    if not fewest <= left <= most:
+        problems.append(f"{left} clients left, {fewest} to {most} of their calls are in the books")
     return problems
 
 
@@ -140,10 +204,16 @@ def _unexplained(soak: Soak) -> list[str]:
     return [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
 
 
-def _around(samples: Sequence[tuple[float, Held]], at: float) -> Held:
-    near = [h for _, h in sorted(samples, key=lambda s: abs(s[0] - at))[:5]]
+def _within(samples: Sequence[Sample], begin: float, end: float) -> Held:
+    """Medians of what was held from one instant to another, s, while few waited, if there was such a time."""
+    busy = [sample.at for sample in samples if sample.waiting > _FEW]
+    there = [sample for sample in samples if begin <= sample.at <= end]
+    calm = [sample for sample in there if not any(sample.at - _CALM_S <= at <= sample.at for at in busy)]
+    near = [sample.held for sample in calm or there]
     return Held(
-        median(h.rss_mb for h in near), round(median(h.files for h in near)), round(median(h.threads for h in near))
+        round(median(h.rss_mb for h in near), 1),
+        round(median(h.files for h in near)),
+        round(median(h.threads for h in near)),
     )
 
 
@@ -173,8 +243,9 @@ def soak(minutes: float) -> dict[str, Any]:
             after = held(server.process.pid)
             counted = outcomes(server)
     long = minutes >= 5
-    early = _around(run.samples, 120.0 if long else 30.0 * minutes)
-    late = _around(run.samples, 60 * minutes)
+    window = min(_WINDOW_S, 15.0 * minutes)
+    early = _within(run.samples, window / 2, 1.5 * window)
+    late = _within(run.samples, 60.0 * minutes - window, inf)
     wrong = [*run.books.wrong, *audit(run.books, counted), *_unexplained(run)]
     wrong += _grown(early, late, (before, after), 0.05 if long else 0.25)
     return {
@@ -183,10 +254,15 @@ def soak(minutes: float) -> dict[str, Any]:
         "ends": {f"{kind}: {status}": n for (kind, status), n in sorted(run.books.ends.items())},
         "counted_by_the_server": counted,
         "swaps": run.swaps,
-        "faults": len(run.faults),
+        "faults": dict(Counter(fault for _, fault in run.faults)),
         "rss_mb": {"idle before": before.rss_mb, "early": early.rss_mb, "end": late.rss_mb, "idle after": after.rss_mb},
         "files": {"idle before": before.files, "early": early.files, "end": late.files, "idle after": after.files},
         "threads": {"early": early.threads, "end": late.threads},
+        "window_s": window,
+        "samples": [
+            {"t_s": round(s.at, 1), "rss_mb": s.held.rss_mb, "files": s.held.files, "waiting": s.waiting}
+            for s in run.samples[::_RECORDED]
+        ],
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
     }

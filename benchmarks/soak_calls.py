@@ -1,8 +1,9 @@
-"""The callers of the soak: good ones, those in a hurry, those who send rubbish or poison, those who leave."""
+"""The callers of the soak: good ones, of one sample or several, hurried ones, rubbish, poison, those who leave."""
 
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -14,8 +15,20 @@ from PIL import Image
 
 GIVE_UP = 60.0  # s; a call that takes longer hangs
 # Of poison little: finding one bad sample in a batch costs several batches.
-_KINDS = {"good": 0.738, "hurried": 0.15, "corrupt": 0.06, "leaver": 0.05, "poison": 0.001, "not finite": 0.001}
+_KINDS = {
+    "good": 0.638,
+    "several": 0.1,
+    "hurried": 0.15,
+    "corrupt": 0.06,
+    "leaver": 0.05,
+    "poison": 0.001,
+    "not finite": 0.001,
+}
+_SEVERAL = (2, 3, 4, 5)  # samples of one call
+SAMPLES = 1.0 + _KINDS["several"] * (sum(_SEVERAL) / len(_SEVERAL) - 1.0)  # of a call, on average
+_OUTPUT = 4000  # bytes of one sample's logits
 _LEAVING = ("while sending", "before the answer")
+_NEVER_CAME = "never came"
 
 
 @dataclass
@@ -24,21 +37,33 @@ class Books:
 
     Attributes:
         ends: how many calls ended how, by kind and status.
+        samples: and how many samples they had.
         wrong: what must not be: one line each.
         failed_at: instants of 500s that no sample was the reason of, s after the start.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
+    samples: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)
 
-    def end(self, kind: str, status: object) -> None:
+    def end(self, kind: str, status: object, samples: int = 1) -> None:
         """A call is over."""
         self.ends[kind, str(status)] += 1
+        self.samples[kind, str(status)] += samples
 
-    def of(self, *statuses: str) -> int:
-        """How many ended with one of these."""
-        return sum(n for (_, status), n in self.ends.items() if status in statuses)
+    def calls_of(self, status: str) -> int:
+        """How many calls ended with it."""
+        return sum(n for (_, ended), n in self.ends.items() if ended == status)
+
+    def samples_of(self, status: str) -> int:
+        """How many samples they had."""
+        return sum(n for (_, ended), n in self.samples.items() if ended == status)
+
+    @property
+    def left(self) -> int:
+        """How many clients came and left."""
+        return sum(n for (kind, how), n in self.ends.items() if kind == "leaver" and how != _NEVER_CAME)
 
 
 @dataclass(frozen=True)
@@ -54,10 +79,10 @@ class Message:
         return {"Inference-Header-Content-Length": str(self.length), "Content-Type": "application/octet-stream"}
 
 
-def message(sample: bytes, timeout: float | None = None, datatype: str = "BYTES") -> Message:
-    """A call with one sample: an encoded picture, or pixels; `timeout` in s."""
-    data = len(sample).to_bytes(4, "little") + sample if datatype == "BYTES" else sample
-    shape = [1] if datatype == "BYTES" else [1, 224, 224, 3]
+def message(samples: Sequence[bytes], timeout: float | None = None, datatype: str = "BYTES") -> Message:
+    """A call with these samples: encoded pictures, or pixels; `timeout` in s."""
+    prefixed = (len(sample).to_bytes(4, "little") + sample if datatype == "BYTES" else sample for sample in samples)
+    data, shape = b"".join(prefixed), [len(samples), *([] if datatype == "BYTES" else [224, 224, 3])]
     entry = {"name": "image", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
     parameters: dict[str, bool | int] = {"binary_data_output": True}
     if timeout is not None:
@@ -79,10 +104,10 @@ def draw_pictures(count: int, rng: np.random.Generator) -> list[bytes]:
 
 def _corrupt(picture: bytes, rng: np.random.Generator) -> Message:
     """A cut picture, a wrong shape, bad JSON, or bytes that do not come."""
-    right = message(picture)
+    right = message([picture])
     wrong_shape = right.body.replace(b'"shape": [1]', b'"shape": [2]')
     return [
-        message(picture[: len(picture) // 2]),
+        message([picture[: len(picture) // 2]]),
         Message(wrong_shape, right.length),
         Message(right.body, right.length - 3),
         Message(right.body[:-5], right.length),
@@ -105,8 +130,8 @@ class Callers:
     async def learn(self) -> None:
         """Ask for each picture alone, and remember its answer."""
         for picture in self.pictures:
-            status, answer = await self._post(message(picture))
-            assert status == 200, answer[:200]
+            status, answer = await self._post(message([picture]))
+            assert (status, len(answer)) == (200, _OUTPUT), answer[:200]
             self.alone.append(answer)
             self.books.end("alone", status)
         assert len(set(self.alone)) == len(self.alone), "different pictures, different answers"
@@ -114,42 +139,46 @@ class Callers:
     async def call(self, instant: float) -> None:
         """Make one call of a drawn kind; `instant` is the present, s after the start."""
         kind = str(self._rng.choice([*_KINDS], p=[*_KINDS.values()]))
-        index = int(self._rng.integers(len(self.pictures)))
+        n = int(self._rng.choice(_SEVERAL)) if kind == "several" else 1
+        chosen = self._rng.integers(len(self.pictures), size=n).tolist()
+        pictures = [self.pictures[index] for index in chosen]
         if kind == "leaver":
-            await self._leave(message(self.pictures[index]))
+            await self._leave(message(pictures))
             return
-        body, allowed = self._body(kind, self.pictures[index])
+        body, allowed = self._body(kind, pictures)
         try:
             status, answer = await self._post(body)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            self.books.end(kind, "lost")
+            self.books.end(kind, "lost", n)
             self.books.wrong.append(f"{kind}: no answer: {type(error).__name__} {error}"[:200])
             return
-        self.books.end(kind, status)
-        if status == 200 and kind in ("good", "hurried") and answer != self.alone[index]:
-            self.books.wrong.append(f"{kind}: not its own answer")
-        elif status == 500 and kind in ("good", "hurried"):
+        self.books.end(kind, status, n)
+        good = kind in ("good", "several", "hurried")
+        if status == 200 and good and answer != b"".join(self.alone[index] for index in chosen):
+            self.books.wrong.append(f"{kind}: not its own answer, or not all of it")
+        elif status == 500 and good:
             self.books.failed_at.append(instant)
         elif status not in allowed:
             self.books.wrong.append(f"{kind}: {status} {answer[:200]!r}")
 
-    def _body(self, kind: str, picture: bytes) -> tuple[Message, tuple[int, ...]]:
+    def _body(self, kind: str, pictures: list[bytes]) -> tuple[Message, tuple[int, ...]]:
         """What to send, and which statuses are right; a fault's 500 is judged apart."""
         match kind:
             case "hurried":
-                return message(picture, float(np.exp(self._rng.uniform(np.log(0.02), np.log(2.0))))), (200, 503, 504)
+                return message(pictures, float(np.exp(self._rng.uniform(np.log(0.02), np.log(2.0))))), (200, 503, 504)
             case "corrupt":
-                return _corrupt(picture, self._rng), (400, 503)  # a full queue refuses before it reads pictures
+                return _corrupt(pictures[0], self._rng), (400, 503)  # a full queue refuses before it reads pictures
             case "poison" | "not finite":
                 begin = b"POISON" if kind == "poison" else b"NOTNUM"
-                return message(begin + bytes(224 * 224 * 3 - len(begin)), None, "UINT8"), (500, 503)
+                return message([begin + bytes(224 * 224 * 3 - len(begin))], None, "UINT8"), (500, 503)
             case _:
-                return message(picture), (200, 503)
+                return message(pictures), (200, 503)
 
     async def _post(self, sent: Message) -> tuple[int, bytes]:
         async with self._session.post(self._url, data=sent.body, headers=sent.headers) as response:
             body = await response.read()
-            return response.status, body[-4000:] if response.status == 200 else body
+            begin = int(response.headers.get("Inference-Header-Content-Length", 0))
+            return response.status, body[begin:]
 
     async def _leave(self, sent: Message) -> None:
         """Close the connection while sending, or at a random time after it."""
@@ -166,4 +195,4 @@ class Callers:
             await asyncio.sleep(stay)
             writer.close()
             await writer.wait_closed()
-        self.books.end("leaver", how if writer is not None else "never came")
+        self.books.end("leaver", how if writer is not None else _NEVER_CAME)

@@ -23,6 +23,7 @@ from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.measure import OnProgress, Plan, Subject, full_plan, measure, quick_plan
 from profiler.preflight import preflight
 from profiler.report import profile_table, summary
+from profiler.stages import with_stages
 from profiler.sweep import Sweep, rig_of, with_energy
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, meter_for
@@ -30,6 +31,7 @@ from server.executor import ThreadExecutor
 from server.models import smooth_pictures
 
 _DEFAULT_MAX_BATCH_SIZE = 32
+_PASSES, _QUICK_PASSES = 20, 5  # through all stages of the sizes that a quick plan measures
 _log = logging.getLogger("batchwright.profiler")
 
 app = typer.Typer(add_completion=False)
@@ -47,6 +49,7 @@ class _Bench:
     max_batch_size: int
     tunes_by_size: bool = False
     key: cache.Key | None = None
+    stages: int | None = None
 
     def quick_plan(self) -> Plan:
         """A few sizes, seldom repeated."""
@@ -78,6 +81,9 @@ def profile_model(
         int | None, typer.Option(min=1, max=4096, help="largest batch; 32, or the emulated profile's largest")
     ] = None,
     weights: Annotated[str, typer.Option(help="auto, random, or a state dict's FILE")] = "auto",
+    stages: Annotated[
+        int | None, typer.Option(min=1, max=64, help="cut the network into so many stages and measure each as well")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a dozen sizes in seconds, the others between them")] = False,
     energy_time: Annotated[
         float | None, typer.Option(min=0, help="s for the energy, where there is a sensor: five minutes; 0 for none")
@@ -89,7 +95,7 @@ def profile_model(
     """Measure a model's service time (and energy) by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    bench = _bench(model, device, weights, max_batch_size)
+    bench = _bench(model, device, weights, (max_batch_size, stages))
     if quick and bench.key is not None and cache.load(bench.key) is not None:
         bench = replace(bench, key=None)  # what is kept may be a full profile: a quick one must not take its place
     profile, sweep = _measure(bench, _Plans(quick, energy_time))
@@ -103,11 +109,17 @@ def profile_model(
         _say_where(output, bench.key)
 
 
-def _bench(model: str, device: str, weights: str, max_batch_size: int | None) -> _Bench:
+def _bench(model: str, device: str, weights: str, shape: tuple[int | None, int | None]) -> _Bench:
+    """`shape`: the largest batch, and into how many stages."""
+    max_batch_size, stages = shape
     if device.startswith("emulated:"):
-        return _emulated(model, load_profile(device.removeprefix("emulated:")).truncated(max_batch_size))
-    with Console(stderr=True).status(f"loading {model}"):
-        return _real(model, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE)
+        played = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
+        known = played.stages if played.stage_service_times else None
+        bench = _emulated(model, played if stages in (None, known) else played.in_stages(stages))
+    else:
+        with Console(stderr=True).status(f"loading {model}"):
+            bench = _real(model, device, weights, (max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages))
+    return replace(bench, stages=stages)
 
 
 def _emulated(model: str, played: Profile) -> _Bench:
@@ -118,20 +130,21 @@ def _emulated(model: str, played: Profile) -> _Bench:
     return _Bench(executor, subject, name, device, _versions(), played.max_batch_size)
 
 
-def _real(model: str, device: str, weights: str, max_batch_size: int) -> _Bench:
+def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _Bench:
     # torch takes seconds to import, which an emulated device should not cost
     from server.torch_device import resolve_device, settings, torch_device
     from server.torch_models import load
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
-    served, net = load(model, weights, max_batch_size)
+    max_batch_size, stages = shape
+    served, net = load(model, weights, max_batch_size, stages or 1)
     executor = ThreadExecutor(torch_device([(served, net)], place))
     samples = list(smooth_pictures(served.codec, 16, np.random.default_rng(1)))
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{settings(place)}, weights {served.weights}, {_versions()}; {found.note}"
-    key = cache.Key(model, device_name, max_batch_size, settings(place))
+    key = cache.Key(model, device_name, max_batch_size, settings(place, stages=stages))
     name = f"{model}-{cache.slug(device_name)}"
     subject = Subject(executor, model, samples, meter_for(str(place)))
     return _Bench(executor, subject, name, device_name, about, max_batch_size, place.type == "cuda", key)
@@ -146,6 +159,10 @@ def _measure(bench: _Bench, plans: _Plans) -> tuple[Profile, Sweep | None]:
     with _closing(bench.executor), _bar() as phase:
         measurement = asyncio.run(measure(bench.subject, plans.times(bench), rng, phase("service times")))
         profile = measurement.profile(bench.name, bench.subject.model, bench.device, bench.about)
+        if bench.stages is not None:
+            passes = _QUICK_PASSES if plans.quick else _PASSES
+            staged = profile.in_stages(bench.stages)
+            profile = asyncio.run(with_stages(staged, bench.subject, bench.quick_plan().sizes, passes, phase("stages")))
         if plans.energy_time == 0:
             return profile, None
         return with_energy(profile, rig_of(bench.subject, rng), plans.energies, phase("energy"))

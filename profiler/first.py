@@ -9,44 +9,54 @@ import numpy as np
 from policies.profile import Profile
 from profiler import cache
 from profiler.energy_plan import quick_energy_plan
-from profiler.measure import Subject, measure, quick_plan
+from profiler.measure import Plan, Subject, measure, quick_plan
+from profiler.stages import with_stages
 from profiler.sweep import is_sensor, rig_of, with_energy
 from server.energy import EnergyMeter
 from server.executor import Executor
 from server.models import ServedModel, smooth_pictures
 
+_PASSES = 5  # through all stages
 _log = logging.getLogger("batchwright.profiler")
 
 
 def first_profile(
-    executor: Executor, model: ServedModel, meter: EnergyMeter, key: cache.Key, tunes_by_size: bool
+    subject: Subject, max_batch_size: int, key: cache.Key, tunes_by_size: bool, stages: int | None = None
 ) -> Profile:
     """The profile kept under `key`, else one measured now and kept.
 
     Args:
-        executor: runs the model; nothing else uses it meanwhile.
-        model: what is measured.
-        meter: of its device.
+        subject: what is measured; nothing else uses its executor meanwhile.
+        max_batch_size: up to which size.
         key: where the profile is kept.
         tunes_by_size: whether the device's first batch of any size is slow (cuDNN).
+        stages: into how many the model is cut; None: it is not, and no stage is measured.
     """
     kept = cache.load(key)
     if kept is not None:
-        _log.info("%s: profile from %s", model.name, key.path)
+        _log.info("%s: profile from %s", subject.model, key.path)
         return kept
-    _log.info("%s: measuring a quick profile up to %d on %s", model.name, model.max_batch_size, key.device)
-    began = monotonic()
-    samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
-    profile = _measured(Subject(executor, model.name, samples, meter), model.max_batch_size, key, tunes_by_size)
+    model = subject.model
+    _log.info("%s: measuring a quick profile up to %d on %s", model, max_batch_size, key.device)
+    began, plan = monotonic(), quick_plan(max_batch_size, tunes_by_size)
+    profile = _measured(subject, plan, key)
+    if stages is not None:
+        staged = profile.in_stages(stages)
+        profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, lambda share: None))
     cache.store(key, profile)
-    _log.info("%s: profiled in %.1f s, kept in %s", model.name, monotonic() - began, key.path)
+    _log.info("%s: profiled in %.1f s, kept in %s", model, monotonic() - began, key.path)
     return profile
 
 
-def _measured(subject: Subject, max_batch_size: int, key: cache.Key, tunes_by_size: bool) -> Profile:
+def subject_of(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
+    """A served model, with pictures made up for it, on a device with this meter."""
+    return Subject(executor, model.name, list(smooth_pictures(model.codec, 16, np.random.default_rng(1))), meter)
+
+
+def _measured(subject: Subject, plan: Plan, key: cache.Key) -> Profile:
     """Quickly, with the energy of four sizes, five seconds more, where there is a sensor."""
     rng, progress = np.random.default_rng(0), _Progress(subject.model)
-    measurement = asyncio.run(measure(subject, quick_plan(max_batch_size, tunes_by_size), rng, progress))
+    measurement = asyncio.run(measure(subject, plan, rng, progress))
     about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.versions().items())])
     profile = measurement.profile(f"{subject.model}-{cache.slug(key.device)}", subject.model, key.device, about)
     if is_sensor(subject.meter):

@@ -52,6 +52,9 @@ def _with_error(value: Mean, factor: float) -> str:
 def summary(profile: Profile, sweep: Sweep | None = None) -> Iterator[str]:
     """The lines below the table."""
     yield from _fits("l(b)", profile.service_times, "ms")
+    if profile.stage_service_times is not None:
+        over = profile.stage_overhead
+        yield f"stages    {profile.stages}; sum of l_i(b) over l(b): {over[0]:.3f} at 1, {over[-1]:.3f} at {len(over)}"
     if profile.energies is not None:
         yield from _fits("ζ(b)", profile.energies, "mJ")
     if profile.energies is not None and profile.total_energies is not None:

@@ -67,13 +67,7 @@ class Admission:
         Raises:
             QueueFullError: there is none; it says in how many seconds of `backlog` there may be.
         """
-        capacity = self.limits.capacity
-        if waiting + n > capacity:
-            wait = _seconds(backlog())
-            raise QueueFullError(
-                f"no room for {n} more: {waiting} of {capacity} places in the queue are taken; come again in {wait} s",
-                wait,
-            )
+        refuse_if_full(n, waiting, self.limits.capacity, backlog)
 
     def seen(self, earliest: float, answered: float) -> None:
         """A call that could be answered at `earliest` was at `answered`, s; 0 for one that tells nothing."""
@@ -85,7 +79,7 @@ class Admission:
 
         Args:
             needed: the least time in which the device can serve this call and all before it, s.
-            timeout: the client's, s.
+            timeout: what is left of the client's, s.
             now: s; None where what was seen of answers under a backlog tells nothing.
 
         Raises:
@@ -96,10 +90,23 @@ class Admission:
         if late > 0.0:
             wait = _seconds(late)
             raise TooLateError(
-                f"the answer would take about {1e3 * expected:.0f} ms, too long for the time-out of "
-                f"{1e3 * timeout:.0f} ms; come again in {wait} s",
+                f"the answer would take about {1e3 * expected:.0f} ms, too long for a time-out with "
+                f"{1e3 * timeout:.0f} ms left; come again in {wait} s",
                 wait,
             )
+
+
+def refuse_if_full(n: int, taken: int, capacity: int, backlog: Callable[[], float]) -> None:
+    """Check that there is room for `n` more requests where so many places of the capacity are taken.
+
+    Raises:
+        QueueFullError: there is none; it says in how many seconds of `backlog` there may be.
+    """
+    if taken + n > capacity:
+        wait = _seconds(backlog())
+        raise QueueFullError(
+            f"no room for {n} more: {taken} of {capacity} places in the queue are taken; come again in {wait} s", wait
+        )
 
 
 def _seconds(time: float) -> int:

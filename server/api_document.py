@@ -54,17 +54,20 @@ def api_document(models: Sequence[str], version: str) -> _Json:
 def _prediction(model: _Json) -> _Json:
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": _BINARY}}}
     body = _body({**{kind: {"schema": _BINARY} for kind in _PICTURES}, "multipart/form-data": form})
-    header = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9}
-    timeout = _parameter("header", "X-Timeout-Ms", header, "How long the client will wait, ms", required=False)
     answer = _answers("The five likeliest classes", _json("Prediction"), _INFERENCE)
 
     def post(summary: str, *parameters: _Json) -> _Json:
-        return {"post": _operation(summary, answer, [*parameters, timeout], body, keyed=True)}
+        return {"post": _operation(summary, answer, [*parameters, _timeout()], body, keyed=True)}
 
     return {
         "/predict": post("Classify a picture with the only model loaded"),
         "/predict/{model}": post("Classify a picture", model),
     }
+
+
+def _timeout() -> _Json:
+    milliseconds = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9}
+    return _parameter("header", "X-Timeout-Ms", milliseconds, "How long the client will wait, ms", required=False)
 
 
 def _protocol(model: _Json) -> _Json:
@@ -99,7 +102,7 @@ def _infer(parameters: Sequence[_Json]) -> _Json:
     content = {**_json("InferResponse"), "application/octet-stream": {"schema": _BINARY}}
     answers = _answers("The outputs, as JSON or as JSON followed by the tensors", content, _INFERENCE)
     answers["200"]["headers"] = INFER_HEADERS
-    return _operation("Infer", answers, [*parameters, header], body, keyed=True)
+    return _operation("Infer", answers, [*parameters, header, _timeout()], body, keyed=True)
 
 
 def _index() -> _Json:

@@ -17,7 +17,7 @@ class Answer:
         output: float32 [classes].
         batch_size: size of the batch it was served in.
         waiting: arrival to launch, s.
-        service: time of its batch on the device, s.
+        service: time of its batch on the device, s; by stages, from its launch to the end of its last stage.
         energy: its share of the batch's energy by the profile, J; None where unknown.
     """
 
@@ -60,13 +60,21 @@ class Call:
             self.future.set_exception(error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
-    """What `Request.payload` holds here."""
+    """What `Request.payload` holds here.
+
+    Attributes:
+        input: of its next stage; its output, when it has passed the last.
+        call: whose sample it is.
+        index: which one.
+        energy: its share of what the stages so far took, J; None where unknown.
+    """
 
     input: Any
     call: Call
     index: int
+    energy: float | None = None
 
 
 def batch_of(launch: Launch) -> Batch:

@@ -1,6 +1,5 @@
 """serve-model: the composition root of the server."""
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 from time import monotonic
@@ -21,7 +21,8 @@ from policies.command import run
 from policies.profile import Profile
 from policies.types import SpecError
 from profiler import cache
-from profiler.first import first_profile
+from profiler.first import first_profile, subject_of
+from profiler.measure import Subject
 from server.admission import Limits
 from server.config import Settings, read_settings
 from server.connection import TimeLimits
@@ -29,7 +30,7 @@ from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, EnergyMeter, meter_for
-from server.executor import ThreadExecutor
+from server.executor import OutOfMemoryError, ThreadExecutor
 from server.front import Front
 from server.gateway import create_app
 from server.inference import Inference
@@ -54,9 +55,10 @@ def serve_model(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help="torchvision models")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="[MODEL=]SPEC; auto if left out")] = None,
     profile: Annotated[list[str] | None, typer.Option(help="[MODEL=]PROFILE, a shipped name or a file")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE[,...]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE")] = None,
     max_batch_size: Annotated[int | None, typer.Option(help="largest batch")] = None,
     weights: Annotated[str | None, typer.Option(help="auto, random or a FILE")] = None,
+    stages: Annotated[int | None, typer.Option(help="cut each network into so many, for lazy and catch-up")] = None,
     w2: Annotated[float | None, typer.Option(help="weight of power in the objective")] = None,
     slo_p95_ms: Annotated[float | None, typer.Option(help="95th percentile of the response time to keep")] = None,
     queue_capacity: Annotated[int | None, typer.Option(help="requests that may wait")] = None,
@@ -64,7 +66,9 @@ def serve_model(
     hung_after_s: Annotated[float | None, typer.Option(help="s after which a batch is held for hung")] = None,
     host: Annotated[str | None, typer.Option(help="address to bind")] = None,
     port: Annotated[int | None, typer.Option(help="port to bind; 0 takes a free one")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="lines: name scope sha256-of-key [per-second]")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="lines: name scope sha256-of-key, calls a second if bounded")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate, with its chain")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")] = None,
     header_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send its headers")] = None,
@@ -78,18 +82,21 @@ def serve_model(
 ) -> None:
     """Serve models over HTTP, batching by policy."""
     flags = {name: value for name, value in locals().items() if name != "config" and value not in (None, [])}
+    began = monotonic()
     exit_on_sigterm()
     reading = read_settings(flags, config)
     with logging_to(*reading.voice):
-        code = _run(make_plan(reading, _kept, _CHECKS))
+        code = _run(make_plan(reading, _kept, _CHECKS), began)
     if code:
         logging.shutdown()
         os._exit(code)  # a wedged device call would keep the interpreter from ending by itself
 
 
-def _run(plan: Plan) -> int:
-    """Serve as planned; the exit code."""
-    began, settings = monotonic(), plan.settings
+def _run(plan: Plan, began: float) -> int:
+    """Serve as planned since `began`, s; the exit code."""
+    settings = plan.settings
+    if settings.api_key_file is None and not _is_loopback(settings.host):
+        _log.warning("whoever reaches %s may predict and steer: give --api-key-file", settings.host)
     with plan.bound as bound, _tracing(settings) as tracing:
         backend = _backend(plan)
         chosen = _choose(plan, backend.profiles)
@@ -105,8 +112,16 @@ def _run(plan: Plan) -> int:
         dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
         dispatcher.delivery.tracing = tracing
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        gateway = Front(create_app(inference, cache.versions()["batchwright"]), _keys(settings), tracing)
-        return serve(gateway, dispatcher, bound, settings.drain_delay_s, _listening(settings))
+        gateway = create_app(inference, cache.versions()["batchwright"])
+        front = Front(gateway, _keys(settings), tracing, settings.host, metrics.refused)
+        return serve(front, dispatcher, bound, settings.drain_delay_s, _listening(settings))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _keys(settings: Settings) -> Keys | None:
@@ -165,7 +180,7 @@ def _kept(settings: Settings, model: str, largest: int) -> Profile | None:
     from server import torch_device
 
     place, device_name = torch_device.resolve_device(settings.device)
-    return cache.load(cache.Key(model, device_name, largest, torch_device.settings(place)))
+    return cache.load(cache.Key(model, device_name, largest, torch_device.settings(place, stages=settings.stages)))
 
 
 def _backend(plan: Plan) -> _Backend:
@@ -185,17 +200,28 @@ def _real(plan: Plan) -> _Backend:
 
     settings = plan.settings
     place, device_name = torch_device.resolve_device(settings.device)
-    loaded = [torch_models.load(model, settings.weights, plan.largest(model)) for model in settings.models]
+    stages = settings.stages or 1
+    loaded = [torch_models.load(model, settings.weights, plan.largest(model), stages) for model in settings.models]
     executor = ThreadExecutor(torch_device.torch_device(loaded, place), device_name)
     meter, tunes = meter_for(str(place)), place.type == "cuda"
     profiles = dict(plan.profiles)
     for model, _ in loaded:
         if model.name not in profiles:
-            key = cache.Key(model.name, device_name, model.max_batch_size, torch_device.settings(place))
-            profiles[model.name] = first_profile(executor, model, meter, key, tunes)
-        sizes = range(1, model.max_batch_size + 1) if tunes else (1, 2, model.max_batch_size)
-        asyncio.run(torch_device.warm_up(executor, model, sizes))
+            about = torch_device.settings(place, stages=settings.stages)
+            key = cache.Key(model.name, device_name, model.max_batch_size, about)
+            profiles[model.name] = _first(subject_of(executor, model, meter), key, tunes, settings.stages)
+        profiles[model.name] = torch_device.warmed_up(executor, model, profiles[model.name], tunes)
     return _Backend({model.name: model for model, _ in loaded}, executor, meter, profiles)
+
+
+def _first(subject: Subject, key: cache.Key, tunes: bool, stages: int | None) -> Profile:
+    try:
+        return first_profile(subject, key.max_batch_size, key, tunes, stages)
+    except OutOfMemoryError as error:
+        raise SpecError(
+            f"{key.model}: a batch of {key.max_batch_size} does not fit the memory that is free on {key.device}; "
+            "give a smaller --max-batch-size"
+        ) from error
 
 
 def _choose(plan: Plan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:

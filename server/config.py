@@ -50,10 +50,11 @@ class Settings(BaseSettings):
         device: auto, cpu, cuda:N or emulated:PROFILE.
         max_batch_size: largest batch; None: the profile's, 32 when measuring.
         weights: auto, random or a file.
+        stages: into how many each network is cut; None: not at all, and an emulated device has its profile's.
         w2: weight of power in the objective, where the policy spec leaves it open.
         slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
         queue_capacity: requests that may wait.
-        queue_bytes: bytes that all calls may hold: bodies that come in, and samples until they are answered.
+        queue_bytes: bytes that all calls may hold: bodies, pictures while they are decoded, samples until answered.
         hung_after_s: a batch that takes longer, and 20 times its expected time, ends the server for its supervisor.
         host: address to bind.
         port: to bind; 0 takes a free one.
@@ -78,10 +79,11 @@ class Settings(BaseSettings):
     device: str = "auto"
     max_batch_size: int | None = Field(None, ge=1, le=4096)
     weights: str = "auto"
+    stages: int | None = Field(None, ge=1, le=64)
     w2: float | None = Field(None, ge=0, allow_inf_nan=False)
     slo_p95_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     queue_capacity: int = Field(1024, ge=1)
-    queue_bytes: int = Field(2**30, ge=2**20)
+    queue_bytes: int = Field(2**30, ge=2**26)
     hung_after_s: float = Field(30.0, gt=0, allow_inf_nan=False)
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
@@ -214,7 +216,8 @@ def _gathered(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
 
 def _strange_variables() -> Iterator[str]:
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    strange = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
+    ours = known | {_PREFIX + "API_KEY"}  # generate-load's
+    strange = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in ours)
     if strange:
         several = "s" if len(strange) > 1 else ""
         yield f"unknown environment variable{several} {', '.join(strange)}; known are {', '.join(sorted(known))}"

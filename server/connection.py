@@ -1,6 +1,9 @@
 """One connection: what a client may send, how long it may take, and what it hears when it does otherwise."""
 
 import asyncio
+import logging
+import resource
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, NoReturn
@@ -12,12 +15,17 @@ from uvicorn.server import ServerState
 
 from server.protocol import render_error
 
+_log = logging.getLogger("batchwright.connection")
 _Stage = Literal["between", "headers", "body"]  # where the parser stands; between: requests
 _HELD = 2**20  # bytes of a body that wait for its end
 _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a body
 _MAX_HEADERS = 200
 _MAX_PIPELINED = 128  # requests that wait for the answer of the one before
 _MAX_DISCARDED = 2**27  # bytes read of a body, its refusal being sent, so that the client comes to read the refusal
+_MAX_CONNECTIONS = 4096  # of 7 to 11 KB each while nothing is asked
+_OTHER_FILES = 128  # that a process needs beside its connections
+_PARTING = 64  # connections beside them that are about to end, having heard a last word; any more are cut at once
+_RETRY = b"retry-after: 1\r\n"
 _LINGER = 1.0  # s; closing with bytes unread would reset the connection, and the refusal be lost
 
 
@@ -28,7 +36,7 @@ class TimeLimits:
     Attributes:
         headers: from connecting, or from the first byte of a later request, to the end of its headers.
         body: from the end of the headers to the end of the body.
-        reading: for the client to take what was written, once buffers are full.
+        reading: for the client to take some of what was written, once buffers are full.
         keep_alive: between an answer and the next request.
     """
 
@@ -64,6 +72,7 @@ class Connection(HttpToolsProtocol):
         self._due = self._fires = inf
         self._timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes, when `_stuck` was set
         self._pieces: list[bytes] = []
         self._held = self._payload = self._fed = self._chunk = 0
         self._running: RequestResponseCycle | None = None
@@ -72,9 +81,16 @@ class Connection(HttpToolsProtocol):
         self._last_words: bytes | None = None  # to be said after the answers that are still due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client, who has so long to send a first request."""
+        """Take a client, who has so long to send a first request, if there is room for another."""
         super().connection_made(transport)
-        self._limit(self._limits.headers)
+        room, all_of_them = _room(), self.server_state.connections
+        if len(all_of_them) > room + _PARTING:
+            self.transport.abort()
+        elif len(all_of_them) > room and _served(all_of_them) > room:
+            _log.warning("%d connections are open, the limit; another one is refused", room)
+            self._say_and_close(_error(503, f"{room} connections are open, the limit; come again later", _RETRY))
+        else:
+            self._limit(self._limits.headers)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app, whose request need not be the last one parsed."""
@@ -185,7 +201,7 @@ class Connection(HttpToolsProtocol):
         """Begin the next of several pipelined requests, or wait for one."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self._limit(self._limits.reading)
+            self._watch_reading()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -198,13 +214,27 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client does not take its answer: wait a while."""
         super().pause_writing()
-        self._stuck = self.loop.call_later(self._limits.reading, self.transport.abort)
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         """It does."""
-        if self._stuck is not None:
+        if self._stuck is not None and not self.transport.is_closing():
             self._stuck.cancel()
         super().resume_writing()
+
+    def _watch_reading(self) -> None:
+        """See after a while whether the client has taken something: what it never reads is not kept for ever."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+        self._unread = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self._limits.reading, self._on_unread)
+
+    def _on_unread(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._watch_reading()
+            return
+        _log.debug("a client has read nothing for %g s, %d bytes are dropped", self._limits.reading, self._unread)
+        self.transport.abort()
 
     # Refusing
 
@@ -244,8 +274,8 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._deaf = True
+        self._watch_reading()
         self.transport.close()
-        self._limit(self._limits.reading)  # what a client never reads would keep the connection open for ever
 
     # Time
 
@@ -269,7 +299,7 @@ class Connection(HttpToolsProtocol):
 
     def _out_of_time(self) -> None:
         if self._deaf or self.transport.is_closing():
-            self.transport.abort()
+            self._close()
         elif self._stage == "headers":
             self._refuse(408, f"the headers were not complete within {self._limits.headers:g} s")
         elif self._stage == "between" or self.cycle.response_complete:
@@ -290,7 +320,20 @@ def _reason(error: httptools.HttpParserError) -> str:
     return "its address cannot be read" if isinstance(error, httptools.HttpParserCallbackError) else str(error).lower()
 
 
-def _error(status: int, message: str) -> bytes:
+def _served(connections: Iterable[object]) -> int:
+    """How many of them are not about to end."""
+    return sum(isinstance(one, Connection) and not one._deaf for one in connections)
+
+
+def _room() -> int:
+    """Connections that may be open at once: fewer where the system allows few files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return min(_MAX_CONNECTIONS, max(files // 2, files - _OTHER_FILES))
+
+
+def _error(status: int, message: str, more: bytes = b"") -> bytes:
     body = render_error(message)
-    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINE[status] + head + body
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+    return STATUS_LINE[status] + head + more + b"\r\n" + body

@@ -80,11 +80,14 @@ class Controller:
         elif watched.objective is not None:
             self._judge(model, watched, watched.objective, responses)
 
-    def shrunk(self, model: str) -> None:
-        """The batches of this model have to be smaller: solve for that, from what serves greedily meanwhile."""
-        before, stand_in = self._watched[model], self._dispatcher.chosen[model]
-        watched = self._watched[model] = self._watch(model, stand_in, before)
-        watched.asked_for = before.asked_for
+    def shrunk(self, model: str, before: Chosen) -> None:
+        """The batches of this model have to be smaller than `before` had them: solve that again for the smaller size.
+
+        Meanwhile the dispatcher serves greedily.
+        """
+        last, stand_in = self._watched[model], self._dispatcher.chosen[model]
+        watched = self._watched[model] = self._watch(model, stand_in, last)
+        watched.asked_for = last.asked_for if before is last.deciding else before
         self._solve(model, stand_in.profile, "memory", f"batches of at most {stand_in.profile.max_batch_size} fit")
 
     def _watch(self, model: str, chosen: Chosen, before: _Watched | None = None) -> _Watched:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from policies.types import Launch, Request
 from server.calls import Answer, Call
-from server.executor import Completion
+from server.executor import Batch, Completion
 from server.logs import log_batch
 from server.metrics import Metrics
 
@@ -17,26 +17,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A batch that the device has finished.
+    """A batch that the device has finished, or some stages of one.
 
     Attributes:
         policy: name of the one that launched it.
         launch: as it decided.
-        finished: those of the launch whose answers this is, and who are still here.
+        batch: as the device was given it.
         completion: what the device made of it, and when, s.
-        energy: of the whole batch by the profile, J; None where unknown.
+        finished: those of the launch who have passed all stages, and who are still here.
+        energy: of the batch by the profile, J; None where unknown.
     """
 
     policy: str
     launch: Launch
-    finished: Sequence[Request]
+    batch: Batch
     completion: Completion
+    finished: Sequence[Request]
     energy: float | None
 
     @property
     def service(self) -> float:
         """Its time on the device, s."""
         return self.completion.finished - self.completion.started
+
+    @property
+    def whole(self) -> bool:
+        """Whether this was all of the model in one launch."""
+        return self.batch.stages is None and not self.batch.first_stage
+
+    def hand_on(self) -> None:
+        """What one stage gave is what the next one takes; and each sample bears its share of the energy."""
+        share = None if self.energy is None else self.energy / len(self.launch.requests)
+        for request, output in zip(self.launch.requests, self.completion.outputs, strict=True):
+            request.payload.input = output
+            if share is not None:
+                request.payload.energy = share + (request.payload.energy or 0.0)
 
 
 class Delivery:
@@ -81,13 +96,12 @@ class Delivery:
         )
         if self.tracing is not None:
             self.tracing.batch(self._device, served)
-        share = None if served.energy is None else served.energy / size
-        outputs = dict(zip((r.id for r in batch), served.completion.outputs, strict=True))
         complete = []
         for request in served.finished:
-            answer = Answer(outputs[request.id], size, request.started - request.arrival, service, share)
-            call = request.payload.call
-            call.answer(request.payload.index, answer)
-            if not call.missing:
-                complete.append(call)
+            sample, ended = request.payload, served.completion.finished
+            on_device = service if served.whole else ended - request.started
+            answer = Answer(sample.input, size, request.started - request.arrival, on_device, sample.energy)
+            sample.call.answer(sample.index, answer)
+            if not sample.call.missing:
+                complete.append(sample.call)
         return complete

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from policies.catalog import Chosen, choose, combine
+from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
@@ -21,6 +22,7 @@ from server.calls import Answer, Call, Sample, batch_of
 from server.delivery import Delivery, Served
 from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
+from server.forecast import Forecast
 from server.metrics import Metrics
 from server.rescue import Part, complete, rescue, watched
 
@@ -36,14 +38,14 @@ class Dispatcher:
         chosen: by model, the policy that decides now, its profile, and where they came from.
         delivery: gives the answers out.
         leaving: told to stop soon: not ready, though calls are still admitted.
-        on_served: told of each batch that is answered: model, size, service time and response times, s.
-        on_shrunk: told of a model whose batches have to be smaller from now on.
+        on_served: told of each whole batch that is answered: model, size, service time and response times, s.
+        on_shrunk: told of a model whose batches have to be smaller from now on, and what decided before.
         broken: set when nothing can be served any more: the device is lost, or the loop itself broke.
     """
 
     leaving = False
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
-    on_shrunk: Callable[[str], None] | None = None
+    on_shrunk: Callable[[str, Chosen], None] | None = None
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Dispatcher:
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         self._batcher = Batcher(policy, largest, monitor)
-        self._free_at = 0.0  # when the batch in service should be done
+        self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._turns_by = inf  # when the loop should have come round again
         self._ids = count()
         self._wake = asyncio.Event()
@@ -90,13 +92,11 @@ class Dispatcher:
             DrainingError: the server is stopping.
         """
         earliest = self.check_room(model, len(inputs), timeout)
-        now = self._clock()
+        now, chosen = self._clock(), self.chosen[model]
         call = self.delivery.call(len(inputs), earliest)
-        slo = self.chosen[model].slo
         for index, sample in enumerate(inputs):
-            request = Request(
-                next(self._ids), now, Kind(model), now + slo, now + timeout, payload=Sample(sample, call, index)
-            )
+            request = Request(next(self._ids), now, Kind(model), now + chosen.slo, now + timeout)
+            request.stages, request.payload = chosen.profile.stages, Sample(sample, call, index)
             call.requests.append(request)
             self._batcher.arrive(request)
         call.future.add_done_callback(lambda _: self._leave(call))
@@ -124,14 +124,14 @@ class Dispatcher:
         self._admission.refuse_if_full(n, self._batcher.queue_length, self.backlog)
         if timeout == inf:
             return 0.0
-        now, needed = self._clock(), self._time_to_serve({model: n})
+        now, needed = self._clock(), self._forecast.to_serve({model: n})
         backlogged = needed > self.chosen[model].profile.service_times[-1]
         self._admission.refuse_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 
     def backlog(self) -> float:
         """The least time in which the device serves everybody who is here, s."""
-        return self._time_to_serve({})
+        return self._forecast.to_serve({})
 
     def use(self, model: str, chosen: Chosen) -> Chosen:
         """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
@@ -204,7 +204,7 @@ class Dispatcher:
                 await self._turn()
         except DeviceLostError as error:
             _log.critical("the device is lost (%s); the server has to be restarted", error)
-            self._end(UnavailableError(f"the device is lost: {error}; send the request to another server", 1))
+            self._end(UnavailableError("the device is lost; send the request to another server", 1))
         except Exception as error:  # noqa: BLE001  (a bug here must not leave anybody without an answer)
             _log.exception("the dispatcher broke; the server has to be restarted")
             self._end(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
@@ -229,21 +229,37 @@ class Dispatcher:
                 await self._sleep(until)
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
-        expected = self._expected(batch.model, len(batch.inputs))
+        expected = self._forecast.batch(batch)
         within = max(self._admission.limits.patience, _HUNG_AFTER * expected)
-        self._free_at = self._clock() + expected
-        self._turns_by = self._free_at - expected + within
+        now = self._clock()
+        self._forecast.free_at, self._turns_by = now + expected, now + within
         return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:
         now = self._clock()
-        self._expire(now, now + self._least_service())  # whom no launch serves in time is not run for nobody
+        self._expire(now)
         try:
+            self._drop_doomed(now)
             return self._batcher.decide(now)
         except Exception:  # noqa: BLE001  (a broken policy must not take the requests down with it)
             _log.exception("the policy failed; serving greedily until another one is set")
+            for model in self.chosen:
+                self._serve_greedily(model, self.chosen[model].profile)
             self._batcher.drain()
             return self._batcher.decide(now)
+
+    def _drop_doomed(self, now: float) -> None:
+        """Whom the next launch would answer too late leaves before it: nobody is served for nobody."""
+        while self._batcher.next_expiry() < now + self._forecast.longest():
+            action = self._batcher.policy.decide(self._batcher.state(now))
+            batch = action.requests if isinstance(action, Launch) else ()
+            by = now + self._forecast.end(action) if isinstance(action, Launch) else now
+            doomed = [request for request in batch if request.expires < by]
+            if not doomed:
+                return
+            for request in doomed:
+                self._batcher.cancel(request)
+                self._fail_expired(request, now, by)
 
     async def _serve(self, launch: Launch, batch: Batch, running: "asyncio.Future[Completion]") -> None:
         policy = self.chosen[batch.model].name  # another one may be set during the service
@@ -255,41 +271,49 @@ class Dispatcher:
             return
         if self._last_finish is not None:
             self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-        self._undelivered = self._served(policy, launch, self._batcher.complete(launch), completion)
+        self._undelivered = self._served(policy, launch, batch, completion, self._batcher.complete(launch))
         self._last_finish = completion.finished if len(self._batcher) else None
 
     async def _rescue(self, policy: str, launch: Launch, batch: Batch, error: Exception) -> None:
-        _log.error("a batch of %d failed; its parts are tried", len(launch.requests), exc_info=error)
+        _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         rescued = await rescue(self._run, batch, error)
-        finished = {request.id for request in self._batcher.complete(launch)}
+        finished = self._batcher.complete(launch)
         for part in rescued.parts:
-            self._settle(policy, replace(launch, requests=part.of(launch.requests)), part, finished)
+            mine = replace(launch, requests=part.of(launch.requests))
+            if isinstance(part.result, Completion):
+                tried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in mine.requests if r in finished]
+                self._answer(self._served(policy, mine, tried, part.result, here))
+            else:
+                self._fail_alone(mine.requests, part)
         if rescued.largest is not None:
             self._shrink(batch.model, rescued.largest)
 
-    def _settle(self, policy: str, launch: Launch, part: Part, finished: set[int]) -> None:
-        if isinstance(part.result, Completion):
-            here = [request for request in launch.requests if request.id in finished]
-            self._answer(self._served(policy, launch, here, part.result))
-            return
-        for request in launch.requests:
+    def _fail_alone(self, requests: Sequence[Request], part: Part) -> None:
+        for request in requests:
             call = request.payload.call
-            call.fail(ExecutionError(f"the device failed on this input alone: {part.error}"))
+            _log.error("the device failed on request %d alone: %s", request.id, part.error)
+            call.fail(ExecutionError(f"the device failed on this input alone, with {type(part.result).__name__}"))
             for other in call.requests:  # nobody waits for them any more
                 self._batcher.cancel(other)
 
     def _shrink(self, model: str, largest: int) -> None:
         """Greedy service within what the memory takes, until somebody solves for it."""
-        now = self.chosen[model]
-        if largest >= now.profile.max_batch_size:
+        before = self.chosen[model]
+        if largest >= before.profile.max_batch_size:
             return
         _log.error("%s: out of memory; batches are of at most %d from now on", model, largest)
         self._batcher.limit(model, largest)
-        self.use(model, choose("greedy", now.profile.truncated(largest), now.defaults))
-        self._metrics.policy(model, "greedy", "greedy")
+        self._serve_greedily(model, before.profile.truncated(largest))
         if self.on_shrunk is not None:
-            self.on_shrunk(model)
+            try:
+                self.on_shrunk(model, before)
+            except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
+                _log.exception("nobody solves for the smaller batches; they are served greedily")
+
+    def _serve_greedily(self, model: str, profile: Profile) -> None:
+        self.use(model, choose("greedy", profile, self.chosen[model].defaults))
+        self._metrics.policy(model, "greedy", "greedy")
 
     async def _sleep(self, until: float) -> None:
         if until == inf:
@@ -301,9 +325,12 @@ class Dispatcher:
 
     # the ways out of the house
 
-    def _served(self, policy: str, launch: Launch, finished: Sequence[Request], completion: Completion) -> Served:
-        profile = self.chosen[launch.requests[0].kind.model].profile
-        return Served(policy, launch, finished, completion, profile.energy(len(launch.requests)))
+    def _served(
+        self, policy: str, launch: Launch, batch: Batch, completion: Completion, finished: Sequence[Request]
+    ) -> Served:
+        served = Served(policy, launch, batch, completion, finished, self._forecast.energy(batch))
+        served.hand_on()
+        return served
 
     def _deliver(self) -> None:
         served, self._undelivered = self._undelivered, None
@@ -317,7 +344,7 @@ class Dispatcher:
             self._admission.seen(call.earliest, now)
 
     def _tell(self, served: Served) -> None:
-        if self.on_served is None:
+        if self.on_served is None or not served.whole:
             return
         batch, now = served.launch.requests, self._clock()
         responses = [now - request.arrival for request in served.finished]
@@ -337,35 +364,19 @@ class Dispatcher:
         if not self._calls:
             self._all_answered.set()
 
-    def _time_to_serve(self, more: Mapping[str, int]) -> float:
-        """The least time for the rest of the batch in service, everybody who waits, and `more` by model, s."""
-        waiting = self._batcher.waiting_by_model()
-        models = waiting.keys() | more.keys()
-        left = max(0.0, self._free_at - self._clock())
-        return left + sum(
-            self.chosen[model].profile.time_to_serve(waiting.get(model, 0) + more.get(model, 0)) for model in models
-        )
-
-    def _least_service(self) -> float:
-        """The least time that the next batch takes if it holds as many as it can, s."""
-        sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
-        return min((self._expected(model, n) for model, n in sizes), default=0.0)
-
-    def _expected(self, model: str, size: int) -> float:
-        profile = self.chosen[model].profile
-        return profile.service_time(min(size, profile.max_batch_size))
-
     # time-outs of clients
 
-    def _expire(self, now: float, by: float) -> None:
-        for request in self._batcher.expire(by):
-            call, waited = request.payload.call, 1e3 * (now - request.arrival)
-            self._admission.seen(call.earliest, by)
-            passes = "passed" if request.expires <= now else "would pass"
-            call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
+    def _expire(self, now: float) -> None:
+        for request in self._batcher.expire(now):
+            self._fail_expired(request, now, now)
+
+    def _fail_expired(self, request: Request, now: float, by: float) -> None:
+        call, waited = request.payload.call, 1e3 * (now - request.arrival)
+        self._admission.seen(call.earliest, by)
+        passes = "passed" if request.expires <= now else "would pass"
+        call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
 
     def _on_expiry(self) -> None:
-        now = self._clock()
-        self._expire(now, now)
+        self._expire(self._clock())
         self._wake.set()
         self._expiry.set(self._batcher.next_expiry())

@@ -28,11 +28,16 @@ class EmulatedDevice:
         self._wheel = np.random.default_rng(0).normal(0.0, 2.0, 2 * CLASSES).astype(np.float32)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Sleep for l(b) and return logits, float32 [1000], for each input."""
-        profile = self._profiles[batch.model]
-        end = time.monotonic() + profile.service_time(len(batch.inputs))
-        outputs = [self._logits(sample) for sample in batch.inputs]
-        self._meter.add(profile.energy(len(batch.inputs)) or 0.0)
+        """Sleep for l(b), or the time of some stages, and return logits, float32 [1000], for each input.
+
+        Before the last stage it returns the inputs as they are, for the next stage.
+        """
+        profile, size = self._profiles[batch.model], len(batch.inputs)
+        span = (size, batch.first_stage, batch.last_stage)
+        end = time.monotonic() + profile.launch_time(*span)
+        is_last = batch.last_stage is None or batch.last_stage >= profile.stages
+        outputs = [self._logits(sample) for sample in batch.inputs] if is_last else batch.inputs
+        self._meter.add(profile.launch_energy(*span) or 0.0)
         while (left := end - time.monotonic()) > 0:
             time.sleep(max(0.0, left - _WAKE_UP))  # the last stretch is yielded away, turn by turn
         return outputs

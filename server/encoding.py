@@ -2,46 +2,66 @@
 
 import reprlib
 import zlib
+from collections.abc import Iterator
 
 from server.errors import BadInputError, TooLargeError, UnsupportedError
 
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's wbits: 31 reads and writes the gzip wrapper, 15 the zlib wrapper
+_PIECE, _STEP = 2**20, 2**16  # bytes inflated, and fed, at once
 
 
 def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> bytes:
-    """Undo the body's Content-Encoding, inflating at most one byte more than `max_bytes`.
+    """Undo the body's Content-Encoding, inflating little more than `max_bytes`.
 
     Raises:
         UnsupportedError: The encoding is not identity, gzip or deflate.
         TooLargeError: The plain body is over `max_bytes`.
         BadInputError: The compressed body is corrupt, cut off, or followed by something else.
     """
+    return b"".join(decompressing(body, content_encoding, max_bytes))
+
+
+def decompressing(body: bytes, content_encoding: str | None, max_bytes: int) -> Iterator[bytes]:
+    """The same in pieces of at most 1 MiB, so that somebody may count them as they come; raises as `decompress`."""
     encoding = (content_encoding or "identity").strip().lower().replace("x-gzip", "gzip") or "identity"
+    size = 0
+    for piece in _pieces(body, encoding, min(_PIECE, max_bytes + 1)):
+        size += len(piece)
+        if size > max_bytes:
+            raise TooLargeError(f"the body is over {max_bytes} bytes when decompressed; send fewer samples per call")
+        yield piece
+
+
+def _pieces(body: bytes, encoding: str, most: int) -> Iterator[bytes]:
     if encoding == "identity":
-        plain = body
+        yield body
     elif encoding in _WINDOW:
-        plain = _inflate(body, encoding, max_bytes + 1)
+        yield from _inflate(body, encoding, most)
     else:
-        raise UnsupportedError(f"Content-Encoding is {reprlib.repr(content_encoding)}; send gzip, deflate or identity")
-    if len(plain) > max_bytes:
-        raise TooLargeError(f"the body is over {max_bytes} bytes when decompressed; send fewer samples per call")
-    return plain
+        raise UnsupportedError(f"Content-Encoding is {reprlib.repr(encoding)}; send gzip, deflate or identity")
 
 
-def _inflate(body: bytes, encoding: str, most: int) -> bytes:
+def _inflate(body: bytes, encoding: str, most: int) -> Iterator[bytes]:
     inflater = zlib.decompressobj(_WINDOW[encoding])
     if encoding == "deflate" and not _has_zlib_header(body):
         inflater = zlib.decompressobj(-15)  # some clients send the bare stream
-    try:
-        plain = inflater.decompress(body, most)
-    except zlib.error as error:
-        raise BadInputError(f"the body is not valid {encoding}: {error}") from error
-    if len(plain) < most and not inflater.eof:
-        raise BadInputError(f"the {encoding} body ends too early after {len(body)} bytes; send all of it")
-    if inflater.unused_data:
+    fed, left = 0, b""  # what the inflater leaves is copied with every piece, so it is fed little at a time
+    while not inflater.eof:
+        if not left:
+            left, fed = body[fed : fed + _STEP], fed + _STEP
+        try:
+            piece = inflater.decompress(left, most)
+        except zlib.error as error:
+            raise BadInputError(f"the body is not valid {encoding}: {error}") from error
+        left = inflater.unconsumed_tail
+        if piece:
+            yield piece
+        elif fed >= len(body) and not (left or inflater.eof):
+            raise BadInputError(f"the {encoding} body ends too early after {len(body)} bytes; send all of it")
+    follow = len(inflater.unused_data) + max(0, len(body) - fed)
+    if follow:
         # Also refuses gzip of many members: inflating millions of empty ones would take quadratic time.
-        raise BadInputError(f"{len(inflater.unused_data)} bytes follow the {encoding} stream; send one stream")
-    return plain
+        raise BadInputError(f"{follow} bytes follow the {encoding} stream; send one stream")
 
 
 def _has_zlib_header(body: bytes) -> bool:

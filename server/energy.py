@@ -1,7 +1,10 @@
 """Energy meters: what a device has drawn so far, and how that is known. Never rated power times time."""
 
+import asyncio
 import logging
+from contextlib import suppress
 from math import inf
+from threading import Thread
 from typing import Protocol
 
 from server.nvml import foreign_processes, open_board
@@ -9,6 +12,7 @@ from server.nvml_meters import nvml_meter
 from server.rapl import rapl_meter
 
 _log = logging.getLogger("batchwright.energy")
+_PATIENCE = 0.5  # s
 
 
 class EnergyMeter(Protocol):
@@ -66,6 +70,41 @@ class NoMeter:
     def read(self) -> float | None:
         """Nothing is known."""
         return None
+
+
+class LastReading:
+    """What a meter said last, for an event loop, which must not wait for a sensor: a lost GPU may never answer.
+
+    Each reading has a thread of its own, one at a time; one that hangs, also on somebody else's, holds up nobody, nor
+    the end of the process.
+
+    Attributes:
+        joules: the last reading, J; None before the first, or where nothing is known.
+    """
+
+    def __init__(self, meter: EnergyMeter) -> None:
+        """Nothing is read yet."""
+        self.joules: float | None = None
+        self._meter = meter
+        self._read = asyncio.Event()
+        self._read.set()
+
+    async def refresh(self, patience: float = _PATIENCE) -> None:
+        """Read the meter; after `patience`, s, the last reading stays until that one comes back."""
+        if self._read.is_set():
+            self._read.clear()
+            Thread(target=self._follow, args=(asyncio.get_running_loop(),), name="energy", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._read.wait()
+
+    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self.joules = self._meter.read()
+        except Exception:  # noqa: BLE001  (a broken sensor must not end the scraping)
+            _log.exception("the energy counter cannot be read")
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._read.set)
 
 
 def meter_for(device: str) -> EnergyMeter:

@@ -26,13 +26,11 @@ class ServerError(Exception):
         status: of the answer.
         outcome: as the metrics name it.
         retry_after: s, sent as Retry-After; None sends none.
-        counted: whether the metrics know of it.
     """
 
     status: ClassVar[int] = 500
     outcome: ClassVar[str] = "failed"
     retry_after: int | None = None
-    counted: bool = False
 
 
 class BadInputError(ServerError):

@@ -21,7 +21,8 @@ class Batch:
 
     Attributes:
         model: name of the model.
-        inputs: one decoded sample each, as the model's codec made it: uint8 [H, W, 3].
+        inputs: one decoded sample each, as the model's codec made it: uint8 [H, W, 3]; after the first stage, what the
+            stage before gave for each.
         first_stage: the stage at which all of them stand.
         stages: how many stages to run; None runs to the end.
     """
@@ -31,13 +32,18 @@ class Batch:
     first_stage: int = 0
     stages: int | None = None
 
+    @property
+    def last_stage(self) -> int | None:
+        """The stage before which it ends; None: it runs to the end."""
+        return None if self.stages is None else self.first_stage + self.stages
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What came of a batch.
 
     Attributes:
-        outputs: one for each input, in order: float32 [classes] after the last stage.
+        outputs: one for each input, in order: float32 [classes] after the last stage, else inputs of the next stage.
         started: the instant at which the device took the batch, s on time.monotonic's clock.
         finished: the instant at which the outputs were there, s.
     """

@@ -3,7 +3,8 @@
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from itertools import count
 from random import getrandbits
 from time import monotonic
@@ -26,6 +27,7 @@ _TRACE = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f
 _PAGE = {"/", "/live", "/live/policy", "/assets/app.js", "/assets/charts.js", "/assets/style.css", "/assets/plotly.js"}
 _OPEN = frozenset({"/docs", "/openapi.json", "/metrics", "/assets/plotly.css", *_PAGE})
 _OPEN_BELOW = "/v2/health/"
+_PIECE = 2**16  # bytes of a body that are sent at once; as much may lie unsent in a connection
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 
@@ -34,14 +36,32 @@ class Front:
     """Stands before the app.
 
     Who may come in is decided by the decoded path, the one that routes are chosen by, and before a byte of the body
-    is read.
+    is read. Admin routes answer pages of this server alone; without keys, under names alone that no stranger can give
+    it: a page of evil.example, whose name suddenly means 127.0.0.1, is of the same origin for its browser.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None = None, tracing: "Tracing | None" = None) -> None:
-        """`app` answers; without `keys` everybody may call, without `tracing` nothing is traced."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys | None = None,
+        tracing: "Tracing | None" = None,
+        host: str | None = None,
+        refused: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Stands before one app.
+
+        Args:
+            app: answers.
+            keys: without them everybody may call.
+            tracing: without it nothing is traced.
+            host: the name that the server was told to bind; it may be steered under it without keys.
+            refused: hears of each call that does not get as far as the app: the status of its answer.
+        """
         self._app = app
         self._keys = keys
         self._tracing = tracing
+        self._host = host
+        self._refused = refused
         self._ids = count()
         self._start = secrets.token_hex(6)  # so that two runs have no id in common
 
@@ -61,6 +81,7 @@ class Front:
             call.key = self._admit(scope["path"], headers, call.began)
             await self._app(scope, receive, call.send)
         except ServerError as error:
+            self._refused(error.status)
             await respond_error(call.send, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
         except Exception:  # noqa: BLE001  (a bug must not cost the client an answer, nor show what it was)
             _log.exception("request %s met a bug", call.id, extra={"request_id": call.id})
@@ -74,26 +95,44 @@ class Front:
     def _admit(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
         """The name of the key that opens this path; None where none is needed."""
         admin = path == "/admin" or path.startswith("/admin/")
-        if admin and b"origin" in headers:
-            _check_origin(headers[b"origin"], headers.get(b"host", b""))
+        if admin:
+            self._check_page(headers.get(b"origin"), headers.get(b"host", b""))
         if self._keys is None or _is_open(path):
             return None
         return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
+
+    def _check_page(self, origin: bytes | None, host: bytes) -> None:
+        """A browser names the page that calls, and always the host: who names neither is no page.
+
+        Raises:
+            ForbiddenError: the page is not of this server, or may not be.
+        """
+        if self._keys is None and host and not _is_own(host.decode("latin-1"), self._host):
+            raise ForbiddenError(
+                f"{host[:80].decode('latin-1')!r} may be any page's name for this server; without an API key file the "
+                "admin routes answer only under localhost, an IP address or the host that was bound"
+            )
+        if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
+            raise ForbiddenError("a page of another origin calls; the admin routes answer only pages of this server")
+
+
+def _is_own(host: str, bound: str | None) -> bool:
+    """Whether nobody else can make this name mean the server: loopback, an address, or what it was told to bind."""
+    name, bracket, _ = host.lower().removeprefix("[").partition("]")
+    if not bracket:
+        name = name.partition(":")[0]
+    if name == "localhost" or name.endswith(".localhost") or (bound is not None and name == bound.lower()):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_open(path: str) -> bool:
     """Whether it needs no key, nor a span: it is asked every few seconds, and serves nobody."""
     return path in _OPEN or path.startswith(_OPEN_BELOW)
-
-
-def _check_origin(origin: bytes, host: bytes) -> None:
-    """A browser names the page that calls: one from elsewhere must not steer a developer's server on loopback.
-
-    Raises:
-        ForbiddenError: the page is not of this server.
-    """
-    if origin.partition(b"://")[2].lower() != host.lower():
-        raise ForbiddenError("a page of another origin calls; the admin routes answer only pages of this server")
 
 
 class _Call:
@@ -123,12 +162,24 @@ class _Call:
         self._send = send
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message on, with the headers that every answer has."""
+        """Pass a message on, with the headers that every answer has; a large body goes in pieces."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             request_id = (b"x-request-id", (self.id or "").encode())
             message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._traced()]
+        elif len(message.get("body", b"")) > _PIECE:
+            return self._send_in_pieces(message)
         return self._send(message)
+
+    async def _send_in_pieces(self, message: Message) -> None:
+        """Wait after each piece until the client has taken most of it.
+
+        The transport would copy, or encrypt, the whole body for each client that does not read.
+        """
+        body, more = message["body"], message.get("more_body", False)
+        for end in range(_PIECE, len(body) + _PIECE, _PIECE):
+            piece = body[end - _PIECE : end]
+            await self._send({**message, "body": piece, "more_body": more or end < len(body)})
 
     def _traced(self) -> Headers:
         if self.span is not None:

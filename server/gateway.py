@@ -17,7 +17,7 @@ from policies.catalog import Chosen, choose, names_file
 from policies.types import SpecError
 from server.api_document import api_document
 from server.errors import BadInputError, ServerError
-from server.http import headers_of, read_body
+from server.http import ClientGoneError, headers_of, read_body
 from server.inference import Inference
 from server.interface import INTERFACE_HEADERS, render_interface
 from server.live import Live
@@ -85,6 +85,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
         return JSONResponse({"error": str(error)}, error.status, headers)
 
+    @app.exception_handler(ClientGoneError)
+    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+        return Response(status_code=499)  # nobody hears it, but the log says what happened
+
     @app.exception_handler(SpecError)
     async def spec_error(_: Request, error: SpecError) -> Response:
         return JSONResponse({"error": str(error)}, 400)
@@ -118,6 +122,7 @@ def _add_health(app: FastAPI, inference: Inference) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        await inference.metrics.read_meters()
         return Response(inference.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

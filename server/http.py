@@ -1,17 +1,55 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
 
 from starlette.types import Receive, Scope, Send
 
-from server.errors import BadInputError, ServerError, TooLargeError
+from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError
 from server.protocol import render_error
 
 Headers = list[tuple[bytes, bytes]]
+_UNSEEN = 2**20  # bytes of a body that the connection may hold before any of them is seen here
 
 
 class ClientGoneError(Exception):
     """The client closed the connection: there is nobody to answer."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who waits for the answer to one call.
+
+    Attributes:
+        receive: of the connection.
+        began: when the call began, s of time.monotonic.
+        timeout: the client's, s from the beginning; inf where it has none.
+        samples: how many the call brings, as far as is known.
+    """
+
+    receive: Receive
+    began: float
+    timeout: float = inf
+    samples: int = 1
+
+    def left(self) -> float:
+        """What is left of the time-out, s.
+
+        Raises:
+            ExpiredError: nothing.
+        """
+        if self.timeout == inf:
+            return inf
+        left = self.began + self.timeout - monotonic()
+        if left <= 0.0:
+            raise self.expired()
+        return left
+
+    def expired(self) -> ExpiredError:
+        """What to tell it when the time-out passes before the call is in the queue."""
+        return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -22,7 +60,10 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 async def read_body(
     headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, hold: Callable[[int], None] | None = None
 ) -> bytes:
-    """The whole request body; `hold` hears of every piece's length, and may raise to end the reading.
+    """The whole request body.
+
+    `hold` hears how many bytes there may be so far, first of all of those that come unseen; it may raise, which ends
+    the reading.
 
     Raises:
         TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
@@ -33,6 +74,8 @@ async def read_body(
         raise TooLargeError(
             f"the body has {int(announced)} bytes, the limit is {max_bytes}; send fewer samples per call"
         )
+    if hold is not None:
+        hold(min(int(announced), _UNSEEN) if announced.isdigit() else _UNSEEN)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -42,7 +85,7 @@ async def read_body(
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if hold is not None:
-            hold(len(chunks[-1]))
+            hold(size)
         if size > max_bytes:
             raise TooLargeError(f"the body is over {max_bytes} bytes; send fewer samples per call")
         if not message.get("more_body", False):
@@ -74,14 +117,14 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def client_timeout(headers: Mapping[bytes, bytes]) -> float | None:
-    """The client's time-out by its X-Timeout-Ms, s; None where it has none.
+def client_timeout(headers: Mapping[bytes, bytes]) -> float:
+    """The client's time-out by its X-Timeout-Ms, s; inf where it has none.
 
     Raises:
         BadInputError: it is not a positive, finite number.
     """
     text = headers.get(b"x-timeout-ms")
-    return None if text is None else milliseconds(text.decode("latin-1"))
+    return inf if text is None else milliseconds(text.decode("latin-1")) or inf
 
 
 def milliseconds(text: str | None) -> float | None:

@@ -2,27 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import inf, prod
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
+from server.admission import refuse_if_full
 from server.calls import Answer
 from server.dispatcher import Dispatcher
-from server.encoding import decompress
-from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError
-from server.http import ClientGoneError, client_timeout, disconnected, read_body, respond_error
+from server.encoding import decompressing
+from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
+from server.http import Caller, ClientGoneError, disconnected, read_body, respond_error
 from server.intake import Intake, Share
 from server.metrics import Metrics
-from server.models import ServedModel
+from server.models import ImageCodec, ServedModel
 
+_T = TypeVar("_T")
 _log = logging.getLogger("batchwright.gateway")
 MAX_BODY_BYTES = 64 * 2**20
+MAX_CALL_PIXELS = 250_000_000  # of all pictures of a call: a few seconds of decoding
+_SHORT = 2**18  # bytes of a picture whose header is found sooner than a thread
+_LANES = 8  # pictures of one call that are decoded at once
+_PART = 8  # a call's pictures take one part in so many of the intake, or are decoded one by one
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Inference:
         decoders: threads that decode pictures.
         capacity: samples that can wait; one call cannot bring more.
         intake: bounds the bytes of all calls.
+        decoding: how many pictures are decoded at once. No more than there are processors, so that a picture that
+            waits takes no memory, and the pool has threads left for what is short.
     """
 
     models: Mapping[str, ServedModel]
@@ -44,17 +53,21 @@ class Inference:
     decoders: Pool
     capacity: int
     intake: Intake
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, os.cpu_count() or 1)))
 
     @asynccontextmanager
-    async def answering(self, name: str | None, scope: Scope, send: Send, began: float) -> AsyncIterator[None]:
+    async def answering(self, name: str | None, scope: Scope, send: Send, caller: Caller) -> AsyncIterator[None]:
         """Answer one call for the model of that name: an error inside is answered, and counted."""
         try:
             yield
         except ServerError as error:
-            self.refused(name, error, began)
+            self._refused(name, error, caller)
             await respond_error(send, error)
         except ClientGoneError:
-            return
+            self._ended(name, "cancelled", caller)
+        except asyncio.CancelledError:
+            self._ended(name, "cancelled", caller)
+            raise
         except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
             _log.exception("a bug answered request %s", scope["state"].get("request_id"))
             await respond_error(send, ServerError("internal error; the server's log has the details"))
@@ -78,92 +91,130 @@ class Inference:
         """Run a pure function in the decoders' threads."""
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
-    async def decode(self, read: Callable[[bytes], Any], pictures: Iterable[bytes], share: Share) -> list[Any]:
-        """Encoded pictures to samples by a codec's method, off the event loop.
-
-        Raises:
-            BadInputError: one of them cannot be read.
-            IntakeFullError: there is no room for their pixels.
-        """
-        samples = await asyncio.gather(*(self.off_the_loop(read, picture) for picture in pictures))
-        share.grow(sum(sample.nbytes for sample in samples))
-        return samples
-
-    async def read(self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share) -> bytes:
+    async def read(self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
         """The body of a call, without its Content-Encoding.
 
-        A call that would be refused anyway is refused before its body is read: work for nobody costs others theirs. A
-        client that leaves in the middle is counted here, one that leaves later in `ask`.
+        A call that would be refused anyway is refused before its body is read: work for nobody costs others theirs.
 
         Raises:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over MAX_BODY_BYTES.
             QueueFullError: there is no room for another request, or for these bytes.
+            ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
-        self.dispatcher.check_room(model.name, 1 + self.intake.coming[model.name], client_timeout(headers) or inf)
-        share.come(model.name)
-        try:
-            body = await read_body(headers, receive, MAX_BODY_BYTES, share.grow)
-        except ClientGoneError:
-            self.metrics.outcome(model.name, "cancelled", 1)
-            raise
+        self.dispatcher.check_room(model.name, 1, caller.left())
+        body = await read_body(headers, caller.receive, MAX_BODY_BYTES, share.reach)
+        share.settle(len(body))
         encoding = headers.get(b"content-encoding")
         if encoding is not None:
-            body = await self.off_the_loop(decompress, body, encoding.decode("latin-1"), MAX_BODY_BYTES)
-            share.reach(len(body))
+            self._let_in(model.name, 1, share, caller)
+            body = await self._decompressed(body, encoding.decode("latin-1"), share)
         return body
 
-    async def ask(
-        self, model: ServedModel, inputs: Sequence[Any], expires_in: float | None, receive: Receive, began: float
-    ) -> list[Answer]:
-        """Queue the samples of one call and wait for all answers; a client that leaves takes them with it.
+    async def _decompressed(self, body: bytes, encoding: str, share: Share) -> bytes:
+        pieces = decompressing(body, encoding, MAX_BODY_BYTES)
+        plain: list[bytes] = []
+        size = 0
+        while (piece := await self.off_the_loop(next, pieces, None)) is not None:
+            plain.append(piece)
+            size += len(piece)
+            share.reach(len(body) + 2 * size)  # the pieces, and soon the whole
+        share.settle(size)
+        return b"".join(plain)
 
-        Args:
-            model: which one.
-            inputs: decoded samples.
-            expires_in: the client's time-out, s from the beginning of the call; None: it has none.
-            receive: of the connection, its body read.
-            began: when the call began, s of time.monotonic.
+    def _let_in(self, model: str, n: int, share: Share, caller: Caller) -> None:
+        """Check again before work is done for a call that has come whole: others may have been let in meanwhile.
+
+        Those that are being decoded count as if they were in the queue: a burst would be decoded for nobody.
+
+        Raises:
+            QueueFullError: there is no room for `n` samples, or no time.
+            ExpiredError: the client's time-out has passed.
+        """
+        share.arrive()
+        left, coming = caller.left(), self.intake.coming
+        taken = sum(map(self.dispatcher.queue_length, self.models)) + coming.total()
+        refuse_if_full(n, taken, self.capacity, self.dispatcher.backlog)
+        self.dispatcher.check_room(model, n + coming[model], left)
+        share.come(model, n)
+
+    async def decode(self, model: ServedModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
+        """Encoded pictures to samples, off the event loop; a client that leaves, or whose time-out passes, ends it.
+
+        Raises:
+            BadInputError: one of them cannot be read.
+            TooLargeError: they are too large together.
+            QueueFullError: there is no room in the queue, or for their pixels.
+            ExpiredError: the client's time-out has passed.
+            ClientGoneError: the client closed the connection.
+        """
+        codec, caller.samples = model.codec, len(pictures)
+        self._let_in(model.name, len(pictures), share, caller)
+        share.grow(len(pictures) * prod(codec.shape))
+        short = len(pictures) == 1 and len(pictures[0]) <= _SHORT
+        costs = _costs(codec, pictures) if short else await self.off_the_loop(_costs, codec, pictures)
+        samples: list[Any] = [None] * len(pictures)
+        todo = iter(enumerate(pictures))
+
+        async def work() -> None:
+            for index, picture in todo:
+                samples[index] = await self._decode_one(codec, picture, costs[index])
+
+        left, room = caller.left(), self.intake.limit // _PART // max(costs)
+        lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(pictures), _LANES, room)))]
+        try:
+            await _watched(asyncio.gather(*lanes), caller, left)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+        return samples
+
+    async def _decode_one(self, codec: ImageCodec, picture: bytes, cost: int) -> Any:
+        await self.decoding.acquire()
+        try:
+            self.intake.take(cost)
+        except ServerError:
+            self.decoding.release()
+            raise
+        running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, picture)
+
+        def ended(_: object) -> None:
+            self.intake.give(cost)
+            self.decoding.release()
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)  # a thread goes on, and holds its memory, when nobody waits any more
+
+    async def ask(self, model: ServedModel, inputs: Sequence[Any], caller: Caller) -> list[Answer]:
+        """Queue the samples of one call and wait for all answers; a client that leaves takes them with it.
 
         Raises:
             ServerError: refused, expired or failed.
             ClientGoneError: the client closed the connection.
         """
         asked = monotonic()
-        n = len(inputs)
-        try:
-            left = inf if expires_in is None else began + expires_in - monotonic()
-            future = self.dispatcher.submit(model.name, inputs, left)
-        except ServerError as error:
-            self.refused(model.name, error, began, n)
-            raise
-        watch = _Watch(receive, future)
-        try:
-            answers = await future
-        except ServerError as error:
-            self.refused(model.name, error, began, n)
-            raise
-        except asyncio.CancelledError:
-            self.metrics.outcome(model.name, "cancelled", n)
-            if watch.client_gone:
-                raise ClientGoneError from None
-            raise
-        finally:
-            watch.end()
-        self._count(model.name, answers, asked - began, monotonic() - began)
+        caller.samples = len(inputs)
+        answers = await _watched(self.dispatcher.submit(model.name, inputs, caller.left()), caller)
+        self._count(model.name, answers, asked - caller.began, monotonic() - caller.began)
         return answers
 
-    def refused(self, model: str | None, error: ServerError, began: float, n: int = 1) -> None:
-        """Count a call that ends with an error, once; None as the name stands for the only model."""
-        name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
-        if error.counted or name is None or name not in self.models:
+    def _refused(self, model: str | None, error: ServerError, caller: Caller) -> None:
+        """Count a call that ends with an error."""
+        name = self._ended(model, error.outcome, caller)
+        if name is None:
             return
-        error.counted = True
-        self.metrics.outcome(name, error.outcome, n)
         if isinstance(error, QueueFullError):
-            self.metrics.rejected(name, error.reason, n)
-        self.metrics.statistics.failed(name, monotonic() - began)
+            self.metrics.rejected(name, error.reason, caller.samples)
+        self.metrics.statistics.failed(name, monotonic() - caller.began)
+
+    def _ended(self, model: str | None, outcome: str, caller: Caller) -> str | None:
+        """Count what came of a call's samples; None as the name stands for the only model. The name that counts."""
+        name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
+        if name is None or name not in self.models:
+            return None
+        self.metrics.outcome(name, outcome, caller.samples)
+        return name
 
     def _count(self, model: str, answers: Sequence[Answer], decode: float, total: float) -> None:
         waiting = max(answer.waiting for answer in answers)
@@ -183,24 +234,59 @@ class Inference:
         }
 
 
+def _costs(codec: ImageCodec, pictures: Sequence[bytes]) -> list[int]:
+    """Bytes that decoding holds, picture by picture; raises TooLargeError for more than a call may ask."""
+    measures = [codec.measure(picture) for picture in pictures]
+    pixels = sum(measure.pixels for measure in measures)
+    if pixels > MAX_CALL_PIXELS:
+        size, bound = f"{pixels / 1e6:.0f} megapixels", MAX_CALL_PIXELS // 1_000_000
+        raise TooLargeError(f"the call's pictures have {size}, over the bound of {bound}; send them in several calls")
+    return [measure.held for measure in measures]
+
+
+async def _watched(future: "asyncio.Future[_T]", caller: Caller, left: float = inf) -> _T:
+    """Wait for a call's future, which is cancelled when the client leaves, or after the time that is left, s.
+
+    Raises:
+        ClientGoneError: the client closed the connection.
+        ExpiredError: the time is over.
+    """
+    watch = _Watch(caller, future, left)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if watch.reason is not None:
+            raise watch.reason from None
+        raise
+    finally:
+        watch.end()
+
+
 class _Watch:
-    """Cancels a call when its client closes the connection.
+    """Cancels a call when its client closes the connection, or its time is over.
 
     It begins to listen only after a while: most calls are answered before, and a task for each of them would cost
     more than everything else that a call needs.
+
+    Attributes:
+        reason: why it cancelled the call.
     """
 
     _AFTER = 0.02  # s
 
-    def __init__(self, receive: Receive, future: "asyncio.Future[Any]") -> None:
-        self._receive = receive
+    def __init__(self, caller: Caller, future: "asyncio.Future[Any]", left: float) -> None:
+        self._caller = caller
         self._future = future
         self._listener: asyncio.Task[None] | None = None
-        self._start = asyncio.get_running_loop().call_later(self._AFTER, self._listen)
-        self.client_gone = False
+        loop = asyncio.get_running_loop()
+        self._start = loop.call_later(self._AFTER, self._listen)
+        self._end = None if left == inf else loop.call_later(left, self._expire)
+        self.reason: Exception | None = None
 
     def end(self) -> None:
         self._start.cancel()
+        if self._end is not None:
+            self._end.cancel()
         if self._listener is not None:
             self._listener.cancel()
 
@@ -208,6 +294,12 @@ class _Watch:
         self._listener = asyncio.ensure_future(self._until_gone())
 
     async def _until_gone(self) -> None:
-        await disconnected(self._receive)
-        self.client_gone = True
-        self._future.cancel()
+        await disconnected(self._caller.receive)
+        self._cancel(ClientGoneError())
+
+    def _expire(self) -> None:
+        self._cancel(self._caller.expired())
+
+    def _cancel(self, reason: Exception) -> None:
+        if self._future.cancel():
+            self.reason = reason

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from server.errors import QueueFullError
+from server.errors import QueueFullError, TooLargeError
 
 
 class IntakeFullError(QueueFullError):
@@ -16,7 +16,7 @@ class Intake:
     """The bound on all calls together; one call's share is a `Share`.
 
     Attributes:
-        coming: calls by model that were let in and are not in the queue yet: read, or decoded.
+        coming: samples by model that have come whole and are being decoded, on their way to the queue.
         limit: bytes that all calls may hold.
         held: bytes that they hold.
     """
@@ -36,8 +36,11 @@ class Intake:
         """Hold so many bytes more.
 
         Raises:
-            IntakeFullError: there is no room for them.
+            TooLargeError: there never is room for them.
+            IntakeFullError: there is none now.
         """
+        if count > self.limit:
+            raise TooLargeError(f"the call takes {count} bytes, all calls together may hold {self.limit}; send less")
         if self.held + count > self.limit:
             wait = self._seconds()
             raise IntakeFullError(
@@ -45,16 +48,20 @@ class Intake:
             )
         self.held += count
 
+    def give(self, count: int) -> None:
+        """Hold so many bytes fewer."""
+        self.held -= count
+
 
 class Share:
     """What one call holds."""
 
-    __slots__ = ("_held", "_intake", "_model")
+    __slots__ = ("_coming", "_held", "_intake")
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._held = 0
-        self._model: str | None = None
+        self._coming = ("", 0)
 
     def __enter__(self) -> "Share":
         """Begin with nothing."""
@@ -63,19 +70,19 @@ class Share:
     def __exit__(self, *_: object) -> None:
         """Give all of it back."""
         self.arrive()
-        self._intake.held -= self._held
-        self._held = 0
+        self.settle(0)
 
-    def come(self, model: str) -> None:
-        """The call was let in, on its way to the queue."""
-        self._model = model
-        self._intake.coming[model] += 1
+    def come(self, model: str, n: int) -> None:
+        """The call has come whole, with `n` samples that will be in the queue."""
+        self._coming = (model, n)
+        self._intake.coming[model] += n
 
     def arrive(self) -> None:
-        """It is on its way no longer."""
-        if self._model is not None:
-            self._intake.coming[self._model] -= 1
-            self._model = None
+        """They are on their way no longer: in the queue, or nowhere."""
+        model, n = self._coming
+        if n:
+            self._intake.coming[model] -= n
+            self._coming = ("", 0)
 
     def grow(self, count: int) -> None:
         """Hold so many bytes more.
@@ -94,3 +101,8 @@ class Share:
         """
         if count > self._held:
             self.grow(count - self._held)
+
+    def settle(self, count: int) -> None:
+        """Hold so many bytes and no more, of those that are held."""
+        self._intake.give(self._held - count)
+        self._held = count

@@ -13,12 +13,12 @@ from policies.types import SpecError
 from server.errors import ForbiddenError, TooManyError, UnauthorizedError
 
 Scope = Literal["predict", "admin"]
-_LINE = "a line is: name scope sha256-of-key [requests-per-second]"
+_LINE = "a line is: name scope sha256-of-key [calls-per-second]"
 _MAX_KEY = 512  # bytes of a presented key that are worth hashing
 
 
 class _Bucket:
-    """Tokens that come at a rate, 1/s, up to one second's worth and at least one; a request takes one."""
+    """Tokens that come at a rate, 1/s, up to one second's worth and at least one; a call takes one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -43,7 +43,7 @@ class Key:
         name: whose it is, for the log.
         scope: what it is good for; a key for both stands on two lines.
         digest: SHA-256 of the key.
-        rate: requests allowed, 1/s; None: any number.
+        rate: calls allowed, 1/s, whatever the number of their samples; None: any number.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Key:
         object.__setattr__(self, "_bucket", None if self.rate is None else _Bucket(self.rate))
 
     def wait(self, now: float) -> float:
-        """Count a request at `now`, s; the time until it may come again, s, where it is one too many, else 0."""
+        """Count a call at `now`, s; the time until it may come again, s, where it is one too many, else 0."""
         return 0.0 if self._bucket is None else self._bucket.wait(now)
 
 
@@ -86,7 +86,7 @@ class Keys:
             raise ForbiddenError(f"key {known[0].name} is for {known[0].scope}, this needs {scope}; use another key")
         wait = fitting[0].wait(now)
         if wait > 0.0:
-            message = f"key {fitting[0].name} is allowed {fitting[0].rate:g} requests/s; come again later"
+            message = f"key {fitting[0].name} is allowed {fitting[0].rate:g} calls/s; come again later"
             raise TooManyError(message, ceil(wait))
         return fitting[0].name
 
@@ -163,5 +163,5 @@ def _rate(words: list[str]) -> float | None:
     except ValueError:
         rate = 0.0
     if not (isfinite(rate) and rate > 0.0):
-        raise ValueError("the rate is not a number of requests per second above 0")
+        raise ValueError("the rate is not a number of calls per second above 0")
     return rate

@@ -8,14 +8,15 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import SpecError
 from server.connection import Connection, TimeLimits
@@ -24,7 +25,9 @@ from server.memory import heap
 
 _log = logging.getLogger("batchwright")
 LOST = 3  # exit code: the device is lost, start the server again
-_LAST_WORDS = 5  # s for the answers to go out when nothing can be served any more
+_LAST_ANSWERS = 10  # s for answers to go out after the last one is given; who still sends a call then is cut off
+_LAST_WORDS = 3  # the same, when nothing can be served any more or somebody has lost patience
+_LINGER = 1.0  # s in which kept connections are told of the end by an answer, instead of by being cut
 
 
 class _Server(uvicorn.Server):
@@ -90,7 +93,8 @@ def serve(
     """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
 
     After SIGTERM new calls are refused only when `drain_delay`, s, is over, while readiness is 503 at once: balancers
-    send calls until they have noticed. A second signal waits for nothing any more.
+    send calls until they have noticed. From the signal on every answer closes its connection. A second signal waits
+    for nothing any more.
 
     Returns:
         The exit code: 0, or LOST when nothing could be served any more.
@@ -98,8 +102,23 @@ def serve(
     _allow_many_connections()
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need walk through it again
+    server = _Server(_config(_parting(app, dispatcher), listening))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(_Server(_config(app, listening)), dispatcher, bound, drain_delay))
+        return runner.run(_serve(server, dispatcher, bound, drain_delay))
+
+
+def _parting(app: ASGIApp, dispatcher: Dispatcher) -> ASGIApp:
+    """Every answer closes its connection once the server is leaving: a client's next call then goes elsewhere."""
+
+    async def parting(scope: Scope, receive: Receive, send: Send) -> None:
+        def sent(message: Message) -> Awaitable[None]:
+            if dispatcher.leaving and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            return send(message)
+
+        await app(scope, receive, sent)
+
+    return parting
 
 
 def _allow_many_connections() -> None:
@@ -117,8 +136,8 @@ async def _serve(server: _Server, dispatcher: Dispatcher, bound: socket.socket, 
         if drains:
             _log.warning("%s again: stopping without waiting for answers", name)
             dispatcher.abandon()
-            server.config.timeout_graceful_shutdown = _LAST_WORDS
             server.stop.set()
+            loop.call_later(_LAST_WORDS, setattr, server, "force_exit", True)
             return
         dispatcher.leaving = True
         delay = drain_delay if name == "SIGTERM" else 0.0  # whoever presses Ctrl-C is no balancer
@@ -136,8 +155,10 @@ async def _serve(server: _Server, dispatcher: Dispatcher, bound: socket.socket, 
 
 async def _end_when_broken(server: _Server, dispatcher: Dispatcher) -> None:
     await dispatcher.broken.wait()
-    server.config.timeout_graceful_shutdown = _LAST_WORDS
+    dispatcher.leaving = True
     server.stop.set()
+    await asyncio.sleep(_LAST_WORDS)
+    server.force_exit = True
 
 
 async def _drain(server: _Server, dispatcher: Dispatcher, name: str, delay: float) -> None:
@@ -146,6 +167,9 @@ async def _drain(server: _Server, dispatcher: Dispatcher, name: str, delay: floa
         await asyncio.sleep(delay)
     _log.info("%s: refusing new calls, answering %d accepted", name, dispatcher.open_calls)
     await dispatcher.drain()
+    end = monotonic() + _LINGER
+    while server.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
+        await asyncio.sleep(0.05)
     server.stop.set()  # uvicorn then lets open answers go out, closes connections and returns
 
 
@@ -161,7 +185,7 @@ def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=30,
+        timeout_graceful_shutdown=_LAST_ANSWERS,
     )
     config.load()
     config.ssl = listening.tls  # ours, since uvicorn's own way asks for a passphrase on the terminal

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from policies.types import Launch, Request
-from server.energy import EnergyMeter
+from server.energy import EnergyMeter, LastReading
 from server.history import History
 from server.statistics import Statistics
 
@@ -16,6 +16,7 @@ _GAP_SECONDS = [0.00005 * 2**k for k in range(12)]  # 50 us to 0.1 s
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _REFUSALS = ("queue_full", "too_late", "bytes", "draining")
 _CHANGES = ("drift", "objective", "memory")
+_REFUSED = (401, 403, 429)  # statuses
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -31,8 +32,8 @@ class Metrics:
     def __init__(self, energy_sources: Mapping[str, str]) -> None:
         """`energy_sources` by model: how its profile knows the energy of a batch."""
         self._energy_sources = energy_sources
-        self.statistics = Statistics()
-        self.history = History()
+        self.statistics, self.history = Statistics(), History()
+        self._readings: list[LastReading] = []
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -64,6 +65,7 @@ class Metrics:
         self._capacity = gauge("capacity_hertz", "Largest service rate by the profile, max over b of b/l(b)", "model")
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
         self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
+        self._refusals = counter("refusals", "Calls refused before a model was asked, by status", "status")
         self._faults = counter("device_faults", "Batches that the device failed on, by exception", "model", "error")
         self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", "model")
         self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
@@ -81,14 +83,23 @@ class Metrics:
         for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _CHANGES)):
             for reason in reasons:
                 counter.labels(model, reason)
+        for status in _REFUSED:
+            self._refusals.labels(status)
 
     def watch_backlog(self, backlog: _Read) -> None:
         """Read this when somebody scrapes, s."""
         self._backlog.set_function(backlog)
 
     def watch_meter(self, device: str, meter: EnergyMeter) -> None:
-        """Export the device's own energy counter when somebody scrapes."""
-        self._registry.register(_MeterCollector(device, meter))
+        """Export the device's own energy counter, as `read_meters` has seen it last."""
+        reading = LastReading(meter)
+        self._readings.append(reading)
+        self._registry.register(_MeterCollector(device, meter.source, reading))
+
+    async def read_meters(self) -> None:
+        """Read the energy counters, before somebody scrapes; one that does not answer keeps its value."""
+        for reading in self._readings:
+            await reading.refresh()
 
     def policy(self, model: str, policy: str, spec: str) -> None:
         """Another policy decides for `model`."""
@@ -142,6 +153,10 @@ class Metrics:
         """`n` requests were not admitted."""
         self._rejected.labels(model, reason).inc(n)
 
+    def refused(self, status: int) -> None:
+        """A call was answered with this status before a model was asked: its key, its page or its rate was wrong."""
+        self._refusals.labels(status).inc()
+
     def device_fault(self, model: str, error: str) -> None:
         """The device raised on a batch; `error` is the exception's type."""
         self._faults.labels(model, error).inc()
@@ -158,15 +173,14 @@ class Metrics:
 class _MeterCollector(Collector):
     """A sensor's counter under its own name, absent where there is no sensor."""
 
-    def __init__(self, device: str, meter: EnergyMeter) -> None:
-        self._device = device
-        self._meter = meter
+    def __init__(self, device: str, source: str, reading: LastReading) -> None:
+        self._labels = [device, source]
+        self._reading = reading
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily(
             "batchwright_device_energy_joules", "Energy by the device's own counter", labels=["device", "source"]
         )
-        joules = self._meter.read()
-        if joules is not None:
-            family.add_metric([self._device, self._meter.source], joules)
+        if self._reading.joules is not None:
+            family.add_metric(self._labels, self._reading.joules)
         yield family

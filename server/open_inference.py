@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -26,7 +27,7 @@ from server.documents import (
 )
 from server.encoding import compress
 from server.errors import NotFoundError
-from server.http import Headers, headers_of, read_body, respond
+from server.http import Caller, Headers, client_timeout, headers_of, read_body, respond
 from server.inference import MAX_BODY_BYTES, Inference
 from server.intake import Share
 from server.models import ServedModel
@@ -67,21 +68,22 @@ class Infer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call; whatever goes wrong is answered too."""
-        began = monotonic()
+        caller = Caller(receive, monotonic())
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        async with self._inference.answering(name, scope, send, began):
+        async with self._inference.answering(name, scope, send, caller):
             _check_version(version)
-            await self._answer(name, scope, receive, send, began)
+            await self._answer(name, headers_of(scope), send, caller)
 
-    async def _answer(self, name: str, scope: Scope, receive: Receive, send: Send, began: float) -> None:
+    async def _answer(self, name: str, headers: Mapping[bytes, bytes], send: Send, caller: Caller) -> None:
         model = self._inference.model(name)
-        headers = headers_of(scope)
+        caller.timeout = client_timeout(headers)
         with self._inference.intake.share() as share:
-            call = await self._read(model, headers, receive, share)
-            inputs = await self._samples(model, call, share)
+            call = await self._read(model, headers, share, caller)
+            caller.timeout = min(caller.timeout, call.timeout or inf)
+            inputs = await self._samples(model, call, share, caller)
             share.arrive()
-            answers = await self._inference.ask(model, inputs, call.timeout, receive, began)
+            answers = await self._inference.ask(model, inputs, caller)
         logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
         parameters = self._inference.describe(name, answers)
         render = partial(render_infer, call, name, {"logits": logits}, model.labels, parameters)
@@ -89,22 +91,23 @@ class Infer:
         await self._send(send, body, length, headers.get(b"accept-encoding"))
 
     async def _read(
-        self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share
+        self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
     ) -> InferCall:
         announced = headers.get(b"inference-header-content-length")
         length = parse_header_length(None if announced is None else announced.decode("latin-1"))
-        body = await self._inference.read(model, headers, receive, share)
+        body = await self._inference.read(model, headers, share, caller)
         facts = self._facts[model.name]
         parse = partial(parse_infer, body, length, facts.input, ["logits"], self._inference.capacity)
         document = len(body) if length is None else length
         return await self._inference.off_the_loop(parse) if document > _LONG_JSON else parse()
 
-    async def _samples(self, model: ServedModel, call: InferCall, share: Share) -> list[Any]:
+    async def _samples(self, model: ServedModel, call: InferCall, share: Share, caller: Caller) -> list[Any]:
         tensor = call.tensor
         if isinstance(tensor.data, np.ndarray):
             return list(tensor.data)
-        read = model.codec.read if tensor.datatype == RAW else model.codec.decode
-        return await self._inference.decode(read, tensor.data, share)
+        if tensor.datatype == RAW and model.codec.holds_pixels(tensor.data[0]):
+            return [model.codec.pixels(tensor.data[0])]
+        return await self._inference.decode(model, tensor.data, share, caller)
 
     async def _send(self, send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
         headers: Headers = []

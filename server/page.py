@@ -69,11 +69,11 @@ def _route(file: str) -> Route:
         headers = {"etag": f'"{_version(file)}"', "cache-control": _FOR_EVER, "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        body = await asyncio.to_thread(_packed, file)
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers["content-encoding"] = "gzip"
+            body = await asyncio.to_thread(_packed, file)
         else:
-            body = await asyncio.to_thread(gzip.decompress, body)
+            body = await asyncio.to_thread(_read, file)
         return Response(body, headers=headers, media_type=_TYPES[file.rpartition(".")[2]])
 
     return Route(f"/assets/{file}", answer)
@@ -93,6 +93,7 @@ def _version(file: str) -> str:
     return hashlib.sha256(_read(file)).hexdigest()[:12]
 
 
+@cache
 def _read(file: str) -> bytes:
     if file == "plotly.js":
         return _guarded((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from policies.catalog import Chosen, check_spec, choose
+from policies.catalog import Chosen, by_stages, check_spec, choose, in_stages
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.config import Reading, Settings, by_model
@@ -85,6 +85,7 @@ def make_plan(reading: Reading, kept: Kept, checks: Sequence[Callable[[Settings]
     for check in (_device, *checks):
         mistakes.of(partial(check, settings))
     played = mistakes.of(partial(_played, settings))
+    mistakes.of(partial(_stages, settings))
     profiles = _profiles(settings, played, kept, mistakes)
     chosen = _choices(settings, profiles, mistakes)
     bound = mistakes.of(partial(bind, settings.host, settings.port))
@@ -122,7 +123,29 @@ def _device(settings: Settings) -> None:
 def _played(settings: Settings) -> Profile | None:
     if not is_emulated(settings):
         return None
-    return _loaded(settings.device.removeprefix(_EMULATED), settings.max_batch_size)
+    played = _loaded(settings.device.removeprefix(_EMULATED), settings.max_batch_size)
+    for model in settings.models:
+        played = in_stages(_spec(settings, model), played, settings.stages)
+    return played
+
+
+def _stages(settings: Settings) -> None:
+    """A network that is not cut has no stages to decide between."""
+    lazy = [model for model in settings.models if by_stages(_spec(settings, model))]
+    if lazy and settings.stages is None and not is_emulated(settings):
+        raise SpecError(f"policy {_spec(settings, lazy[0])!r} decides between stages; give --stages K, such as 4")
+
+
+def _cut(settings: Settings, model: str, profile: Profile, played: Profile | None) -> Profile:
+    """The profile in the stages that the device has."""
+    if played is not None:
+        return profile if profile.stages == played.stages else profile.in_stages(played.stages)
+    if profile.stages != (settings.stages or 1):
+        raise SpecError(
+            f"profile {profile.name!r} has {profile.stages} stages, the network of {model} {settings.stages or 1}; "
+            f"measure it with profile-model --stages, or give --stages {profile.stages}"
+        )
+    return profile
 
 
 def _loaded(name: str, max_batch_size: int | None) -> Profile:
@@ -142,7 +165,8 @@ def _profiles(settings: Settings, played: Profile | None, kept: Kept, mistakes: 
             profile = kept(settings, model, settings.max_batch_size or MEASURED_UP_TO)
         if profile is not None:
             largest = profile.max_batch_size if played is None else played.max_batch_size
-            found[model] = profile.truncated(min(largest, profile.max_batch_size))
+            cut = mistakes.of(partial(_cut, settings, model, profile, played))
+            found[model] = (cut or profile).truncated(min(largest, profile.max_batch_size))
     return found
 
 

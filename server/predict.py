@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.calls import Answer
 from server.forms import field_of, is_form
-from server.http import client_timeout, headers_of, respond
+from server.http import Caller, client_timeout, headers_of, respond
 from server.inference import Inference
 from server.intake import Share
 from server.models import ServedModel
@@ -35,28 +35,26 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call; whatever goes wrong is answered too."""
-        began = monotonic()
+        caller = Caller(receive, monotonic())
         path = self._PATH.fullmatch(scope["path"])
         name = path[1] if path else None
-        async with self._inference.answering(name, scope, send, began):
-            body = await self._answer(name, headers_of(scope), receive, began)
+        async with self._inference.answering(name, scope, send, caller):
+            body = await self._answer(name, headers_of(scope), caller)
             await respond(send, body, b"application/json")
 
-    async def _answer(self, name: str | None, headers: Mapping[bytes, bytes], receive: Receive, began: float) -> bytes:
+    async def _answer(self, name: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> bytes:
         model = self._inference.model(name)
-        timeout = client_timeout(headers)
+        caller.timeout = client_timeout(headers)
         with self._inference.intake.share() as share:
-            picture = await self._picture(model, headers, receive, share)
-            samples = await self._inference.decode(model.codec.decode, [picture], share)
+            picture = await self._picture(model, headers, share, caller)
+            samples = await self._inference.decode(model, [picture], share, caller)
             share.arrive()
-            answers = await self._inference.ask(model, samples, timeout, receive, began)
+            answers = await self._inference.ask(model, samples, caller)
         document = {"model": model.name, "predictions": best(model, answers[0])}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
 
-    async def _picture(
-        self, model: ServedModel, headers: Mapping[bytes, bytes], receive: Receive, share: Share
-    ) -> bytes:
-        body = await self._inference.read(model, headers, receive, share)
+    async def _picture(self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
+        body = await self._inference.read(model, headers, share, caller)
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not is_form(content_type):
             return body

@@ -8,10 +8,12 @@ ends it all.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from policies.types import Request
 from server.executor import Batch, Completion, DeviceLostError, Executor, OutOfMemoryError
 
+_T = TypeVar("_T")
+_LATE = 0.5  # s by which a timer is not late unless the process was paused
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
 
 
@@ -29,9 +31,9 @@ class Part:
     size: int
     result: Completion | Exception
 
-    def of(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Those of the batch's requests that are in this part."""
-        return requests[self.first : self.first + self.size]
+    def of(self, whole: Sequence[_T]) -> Sequence[_T]:
+        """What of the batch's requests, or inputs, is in this part."""
+        return whole[self.first : self.first + self.size]
 
     @property
     def error(self) -> str:
@@ -45,11 +47,16 @@ class Rescued:
 
     Attributes:
         parts: all of it, in order.
-        largest: the largest part that was served after one had not fitted the memory; None if all fitted.
+        unfit: the least size that did not fit the memory; None if all fitted.
     """
 
     parts: Sequence[Part]
-    largest: int | None
+    unfit: int | None
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size to try from now on: half of what did not fit; None if all fitted."""
+        return None if self.unfit is None else max(1, (self.unfit + 1) // 2)
 
 
 def watched(executor: Executor, batch: Batch, within: float) -> "asyncio.Future[Completion]":
@@ -58,14 +65,23 @@ def watched(executor: Executor, batch: Batch, within: float) -> "asyncio.Future[
     The future raises DeviceLostError then.
     """
     running = executor.run(batch)
-    timer = asyncio.get_running_loop().call_later(within, _give_up, running, len(batch.inputs), within)
-    running.add_done_callback(lambda _: timer.cancel())
+    _watch(running, len(batch.inputs), within)
     return running
 
 
-def _give_up(running: "asyncio.Future[Completion]", size: int, within: float) -> None:
-    if not running.done():
-        running.set_exception(DeviceLostError(f"a batch of {size} did not come back within {within:g} s"))
+def _watch(running: "asyncio.Future[Completion]", size: int, within: float) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_due(due: float) -> None:
+        if running.done():
+            return
+        if loop.time() > due + _LATE:  # the whole process stood still; the result may be here before the next one
+            _watch(running, size, within)
+        else:
+            running.set_exception(DeviceLostError(f"a batch of {size} did not come back within {within:g} s"))
+
+    timer = loop.call_later(within, on_due, loop.time() + within)
+    running.add_done_callback(lambda _: timer.cancel())
 
 
 def complete(batch: Batch, completion: Completion) -> Completion:
@@ -88,13 +104,14 @@ async def rescue(run: Run, batch: Batch, error: Exception) -> Rescued:
     if isinstance(error, DeviceLostError):
         raise error
     size = len(batch.inputs)
+    unfit = size if isinstance(error, OutOfMemoryError) else None
     if size == 1:
-        return Rescued([Part(0, 1, error)], None)
+        return Rescued([Part(0, 1, error)], unfit)
     half = (size + 1) // 2
     left = await _attempt(run, _slice(batch, 0, half))
     right = await _attempt(run, _slice(batch, half, size))
     parts = [*left.parts, *(replace(part, first=part.first + half) for part in right.parts)]
-    return Rescued(parts, _largest(parts, isinstance(error, OutOfMemoryError), left, right))
+    return Rescued(parts, min((n for n in (unfit, left.unfit, right.unfit) if n is not None), default=None))
 
 
 async def _attempt(run: Run, batch: Batch) -> Rescued:
@@ -102,12 +119,6 @@ async def _attempt(run: Run, batch: Batch) -> Rescued:
         return Rescued([Part(0, len(batch.inputs), complete(batch, await run(batch)))], None)
     except Exception as error:  # noqa: BLE001  (whatever the device raised is looked into part by part)
         return await rescue(run, batch, error)
-
-
-def _largest(parts: Sequence[Part], out_of_memory: bool, left: Rescued, right: Rescued) -> int | None:
-    if not out_of_memory and left.largest is None and right.largest is None:
-        return None
-    return max((part.size for part in parts if isinstance(part.result, Completion)), default=1)
 
 
 def _slice(batch: Batch, start: int, stop: int) -> Batch:

@@ -1,27 +1,33 @@
 """A device that runs PixelNets with torch: the CPU, or one CUDA GPU with one stream and one batch in flight."""
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from policies.profile import Profile
 from policies.types import SpecError
+from server.activations import Activations, Row
 from server.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
 from server.memory import heap
 from server.models import ServedModel
 from server.torch_models import PixelNet
 
+_log = logging.getLogger("batchwright")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_Run = Callable[[PixelNet, Tensor], Tensor]
+_Work = Callable[[Tensor], Tensor]
+_Run = Callable[[_Work, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +37,49 @@ class _Place:
     net: PixelNet
     pixels: Tensor  # uint8 [max_batch_size, H, W, 3] in host memory, pinned for CUDA
     rows: NDArray[np.uint8]  # the same memory
+    activations: Activations  # of those between two stages
+
+    def gathered(self, batch: Batch) -> Tensor:
+        """What the batch's first stage takes: pixels in host memory, or activations on the device."""
+        if batch.first_stage:
+            return self.activations.joined(batch.first_stage, batch.inputs)
+        count = len(batch.inputs)
+        np.stack(batch.inputs, out=self.rows[:count])  # refuses a sample of another shape, which [...] would spread
+        return self.pixels[:count]
+
+    def work(self, batch: Batch) -> _Work:
+        """From what `gathered` gives to what the batch's last stage gives; to float32 logits after the very last."""
+
+        def work(x: Tensor) -> Tensor:
+            y = self.net.part(x if batch.first_stage else self.net.normalised(x), batch.first_stage, batch.stages)
+            return y.float() if self.is_last(batch) else y
+
+        return work
+
+    def is_last(self, batch: Batch) -> bool:
+        """Whether the batch runs to the end."""
+        return batch.last_stage is None or batch.last_stage >= self.net.stages
 
 
 class TorchDevice:
     """A Device for one or several models; make it with `torch_device`, then leave it to one thread."""
 
     def __init__(self, places: Mapping[str, _Place], run: _Run) -> None:
-        """`places` by model name; `run` takes pixels in host memory and returns logits, float32, there too."""
+        """`places` by model name; `run` does such work on the device, and returns when it is done."""
         self._places = places
         self._run = run
 
-    def serve(self, batch: Batch, /) -> Sequence[Logits]:
-        """Logits, float32 [classes], for each input, uint8 [H, W, 3]; each row owns its memory."""
+    def serve(self, batch: Batch, /) -> Sequence[Any]:
+        """Logits, float32 [classes], for each input, uint8 [H, W, 3]; each row owns its memory.
+
+        A batch that ends before the last stage gives rows, which are the inputs of their next stage.
+        """
         place = self._places[batch.model]
-        count = len(batch.inputs)
-        np.stack(batch.inputs, out=place.rows[:count])  # refuses a sample of another shape, which [...] would spread
         with torch.inference_mode(), _named_faults():
-            logits: Logits = self._run(place.net, place.pixels[:count]).numpy()
+            outputs = self._run(place.work(batch), place.gathered(batch))
+        if not place.is_last(batch):
+            return [Row(outputs, index) for index in range(len(batch.inputs))]
+        logits: Logits = outputs.cpu().numpy()
         if not np.isfinite(logits).all():
             raise NotFiniteError("the model's output is not finite")
         return [row.copy() for row in logits]
@@ -87,6 +119,26 @@ async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[
         await executor.run(Batch(model.name, [blank] * size))
 
 
+def warmed_up(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
+    """Warm a model up for the sizes of its profile: each of them, or the first two and the last.
+
+    Returns:
+        The profile up to the largest size that fits the memory, halved from what does not.
+
+    Raises:
+        SpecError: not even one sample fits.
+    """
+    largest = profile.max_batch_size
+    try:
+        asyncio.run(warm_up(executor, model, range(1, largest + 1) if every_size else (1, min(2, largest), largest)))
+    except OutOfMemoryError as error:
+        if largest == 1:
+            raise SpecError(f"{model.name} does not fit the memory that is free on {executor.name}: {error}") from error
+        _log.warning("%s: a batch of %d does not fit the memory; half of that is tried", model.name, largest)
+        return warmed_up(executor, model, profile.truncated(largest // 2), every_size)
+    return profile
+
+
 def torch_device(
     models: Iterable[tuple[ServedModel, PixelNet]], device: torch.device, precision: Precision = "auto"
 ) -> TorchDevice:
@@ -102,10 +154,11 @@ def torch_device(
     return TorchDevice(places, _CudaRun(device))
 
 
-def settings(device: torch.device, precision: Precision = "auto") -> str:
+def settings(device: torch.device, precision: Precision = "auto", stages: int | None = None) -> str:
     """What of a device's set-up changes service times, for a profile's note and its place in the cache."""
     threads = f", {cpu_threads()} threads" if device.type == "cpu" else ""
-    return f"{_resolved(precision, device)}{threads}"
+    cut = "" if stages is None else f", {stages} stages"
+    return f"{_resolved(precision, device)}{threads}{cut}"
 
 
 def resolve_device(spec: str) -> tuple[torch.device, str]:
@@ -142,17 +195,16 @@ class _CudaRun:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def __call__(self, net: PixelNet, pixels: Tensor) -> Tensor:
+    def __call__(self, work: _Work, x: Tensor) -> Tensor:
         with torch.cuda.stream(self._stream):
-            logits: Tensor = net(pixels.to(self._device, non_blocking=True)).float()
+            outputs = work(x.to(self._device, non_blocking=True))
             self._done.record(self._stream)
             self._done.synchronize()
-            return logits.cpu()
+            return outputs
 
 
-def _run_on_cpu(net: PixelNet, pixels: Tensor) -> Tensor:
-    logits: Tensor = net(pixels)
-    return logits.float()
+def _run_on_cpu(work: _Work, x: Tensor) -> Tensor:
+    return work(x)
 
 
 def _resolved(precision: Precision, device: torch.device) -> Precision:
@@ -165,7 +217,7 @@ def _place(model: ServedModel, net: PixelNet, device: torch.device, dtype: torch
     net.place(device, dtype)
     shape = (model.max_batch_size, *model.codec.shape)
     pixels = torch.zeros(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    return _Place(net, pixels, pixels.numpy())
+    return _Place(net, pixels, pixels.numpy(), Activations(model.max_batch_size))
 
 
 def _cpu_name() -> str:

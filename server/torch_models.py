@@ -71,6 +71,11 @@ class PixelNet(nn.Module):
         """What the network takes. NHWC in memory is NCHW with channels last: the permutation moves nothing."""
         return (pixels.permute(0, 3, 1, 2) * self.scale + self.shift).to(self.dtype)
 
+    @property
+    def stages(self) -> int:
+        """Into how many it is cut."""
+        return len(self.net) if isinstance(self.net, Stages) else 1
+
     def part(self, x: Tensor, first: int, stages: int | None) -> Tensor:
         """Run so many stages from `first` on, to the end if None; x is what the stage before gave, or `normalised`."""
         parts = list(self.net) if isinstance(self.net, Stages) else [self.net]

@@ -5,6 +5,7 @@ every request that it serves; and each request has a link back. Sampling, the se
 variables of the OpenTelemetry specification (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, ...).
 """
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ _ROUTES = {
     "/v2/models/{model}/infer": re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer"),
     "/admin": re.compile(r"/admin/.*"),
 }
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_TIMEOUT = 2.0  # s for a collector to take spans; its own default of 10 would stretch the end of the server so far
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -128,5 +131,7 @@ def tracing_to(endpoint: str, version: str) -> Tracing:
     """Tracing that exports by OTLP over HTTP; `endpoint` is a collector's URL, such as http://localhost:4318."""
     resource = Resource.create({"service.name": "batchwright", "service.version": version})
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
+    timeout = None if any(map(os.environ.get, _TIMEOUTS)) else _TIMEOUT
+    exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=timeout)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider, version)

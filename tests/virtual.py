@@ -21,3 +21,8 @@ def virtual_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
     return loop
+
+
+def pause(seconds: float) -> None:
+    """Let the running virtual loop's clock go on without it, as when the process is stopped."""
+    asyncio.get_running_loop()._selector.now += seconds  # type: ignore[attr-defined]

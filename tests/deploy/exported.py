@@ -1,5 +1,6 @@
 """What PromQL expressions name, and what the server exports: by name and label."""
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -54,6 +55,7 @@ def _samples() -> Iterator[Sample]:
     metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
     metrics.watch_backlog(lambda: 0.0)
     metrics.watch_meter("d", CountingMeter())
+    asyncio.run(metrics.read_meters())
     metrics.policy("m", "greedy", "greedy")
     metrics.adapted("m", "drift")
     metrics.objective("m", 0)

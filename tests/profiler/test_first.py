@@ -1,12 +1,14 @@
 """The profile a server starts with: measured once, kept, found again."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from profiler.cache import Key
-from profiler.first import first_profile
+from profiler.first import first_profile, subject_of
 from server.energy import NoMeter
 from server.executor import Batch, Completion
 from server.models import emulated_model
@@ -24,9 +26,13 @@ class KnownExecutor:
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         self.batches += 1
-        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        done.set_result(Completion(batch.inputs, 0.0, float(len(batch.inputs))))
-        return done
+        return completed(batch.inputs, float(len(batch.inputs)))
+
+
+def completed(outputs: Sequence[Any], service_time: float) -> asyncio.Future[Completion]:
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    done.set_result(Completion(outputs, 0.0, service_time))
+    return done
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +41,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profile_is_measured_once_and_kept() -> None:
-    executor, model = KnownExecutor(), emulated_model("net", 4)
-    first = first_profile(executor, model, NoMeter(), KEY, tunes_by_size=False)
+    executor = KnownExecutor()
+    subject = subject_of(executor, emulated_model("net", 4), NoMeter())
+    first = first_profile(subject, 4, KEY, tunes_by_size=False)
     ran = executor.batches
     assert ran > 0
     assert first.service_times == (1.0, 2.0, 3.0, 4.0)
     assert (first.model, first.device, first.energy_source) == ("net", "Some CPU", "none")
     assert "; fp32, torch " in first.note
-    assert first_profile(executor, model, NoMeter(), KEY, tunes_by_size=False) == first
+    assert first_profile(subject, 4, KEY, tunes_by_size=False) == first
     assert executor.batches == ran
+
+
+def test_stages_are_measured_one_after_the_other() -> None:
+    class Staged(KnownExecutor):
+        """Stage s of a batch of b takes (s + 1) b seconds, all of it 7 b."""
+
+        def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+            if batch.stages is None:
+                assert batch.first_stage == 0
+                return completed(batch.inputs, 7.0 * len(batch.inputs))
+            assert batch.first_stage == 0 or set(batch.inputs) == {f"after {batch.first_stage - 1}"}
+            outputs = [f"after {batch.first_stage}"] * len(batch.inputs)
+            return completed(outputs, (batch.first_stage + 1.0) * len(batch.inputs))
+
+    subject = subject_of(Staged(), emulated_model("net", 4), NoMeter())
+    first = first_profile(subject, 4, KEY, tunes_by_size=False, stages=3)
+    assert first.service_times == (7.0, 14.0, 21.0, 28.0)
+    assert first.stage_service_times == tuple((b, 2 * b, 3 * b) for b in (1.0, 2.0, 3.0, 4.0))
+    assert first.stage_overhead == pytest.approx([6 / 7] * 4)

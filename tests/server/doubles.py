@@ -40,7 +40,7 @@ class FakeExecutor:
     async def _run(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        await asyncio.sleep(self._profile.service_time(len(batch.inputs)))
+        await asyncio.sleep(self._profile.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))
         self.log.append((start, loop.time(), list(batch.inputs)))
         outputs = self.fault([np.float32(x) if isinstance(x, float) else x for x in batch.inputs])
         return Completion(outputs, start, loop.time())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rules.control_limit import greedy, static
+from policies.rules.control_limit import greedy, serial, static
 from server.admission import Lateness, Limits
 from server.calls import Answer
 from server.dispatcher import Dispatcher
@@ -32,7 +32,7 @@ def test_capacity_counts_the_waiting_and_admits_a_call_whole_or_not_at_all() -> 
 
 def test_an_answer_that_would_be_late_is_refused_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        with pytest.raises(TooLateError, match="about 11 ms, too long for the time-out of 11 ms"):
+        with pytest.raises(TooLateError, match="about 11 ms, too long for a time-out with 11 ms left"):
             dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are for the way
         running = dispatcher.submit("m", [0.0], 0.012)
         await asyncio.sleep(0.001)  # 10 ms of service are left
@@ -74,6 +74,18 @@ def test_who_can_no_longer_be_on_time_is_not_run_for_nobody() -> None:
         assert [entry[2] for entry in executor.log] == [[0.0], [2.0]]
 
     play(scenario, parts(greedy(8)), slow)
+
+
+def test_a_time_out_that_the_policys_own_batch_keeps_is_not_given_up() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        hurried = dispatcher.submit("m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
+        others = [dispatcher.submit("m", [float(n)]) for n in range(8)]
+        assert (await hurried)[0].batch_size == 1
+        await asyncio.gather(running, *others)
+
+    play(scenario, parts(serial()))
 
 
 def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_silence_to_forget() -> None:

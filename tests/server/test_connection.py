@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import resource
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,9 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+import server.connection
 from server.connection import Connection, TimeLimits
+from tests.virtual import virtual_loop
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Coroutine[Any, Any, Client]]
@@ -245,6 +248,92 @@ def test_a_client_that_does_not_read_is_parted_from() -> None:
             writer.close()
 
     run(talk())
+
+
+class Unread(asyncio.Transport):
+    """A transport whose client takes `pace` bytes/s of what was written, on the loop's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, pace: float) -> None:
+        super().__init__()
+        self._loop, self._size, self._pace = loop, size, pace
+        self.closing = self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return max(0, round(self._size - self._pace * self._loop.time()))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def how_long_it_waits(pace: float, leaving: bool) -> float:
+    """The time until the connection is cut, s, for a client that reads 1 MB for 1000 s at most."""
+    with closing(virtual_loop()) as loop:
+        transport = Unread(loop, 10**6, pace)
+        config = uvicorn.Config(echo, ws="none", log_config=None)
+        config.load()
+        connection = Connection(TimeLimits(headers=10**6, reading=30.0), config, ServerState(), {}, loop)
+        connection.connection_made(transport)
+        connection.pause_writing()
+        if leaving:
+            connection._close()
+
+        while not transport.aborted and transport.get_write_buffer_size():
+            loop.run_until_complete(asyncio.sleep(1.0))
+        return loop.time()
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_reads_slowly_is_waited_for_as_long_as_something_is_read(leaving: bool) -> None:
+    assert how_long_it_waits(1000.0, leaving) == pytest.approx(1000.0, abs=2.0)
+    assert how_long_it_waits(0.0, leaving) == pytest.approx(30.0, abs=2.0)
+
+
+def test_connections_over_the_limit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.connection._MAX_CONNECTIONS", 2)
+
+    async def talk() -> None:
+        async with listening(TimeLimits()) as connect:
+            clients = [await connect() for _ in range(2)]
+            for reader, writer in clients:
+                writer.write(GET % 1)
+                assert await read_replies(reader, 1) == [(200, b"/1 0 1")]
+            reader, writer = await connect()
+            writer.write(GET % 2)
+            told = await reader.read()
+            writer.close()
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in told
+            assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
+                "error": "2 connections are open, the limit; come again later"
+            }
+            clients.pop()[1].close()
+            while not (await one_more(connect)).startswith(b"HTTP/1.1 200"):
+                pass
+            clients.pop()[1].close()
+
+    async def one_more(connect: Connect) -> bytes:
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reply = await reader.read()
+        writer.close()
+        return reply
+
+    run(talk())
+
+
+def test_few_files_are_left_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, connections in ((64, 32), (1024, 896), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
+        assert server.connection._room() == connections
 
 
 async def send_for_ever(writer: asyncio.StreamWriter) -> None:

@@ -18,7 +18,7 @@ from server.dispatcher import Dispatcher
 from server.energy import CountingMeter, EnergyMeter
 from server.executor import Batch, Completion, OutOfMemoryError
 from server.metrics import Metrics
-from tests.server.doubles import UNLIMITED, FakeExecutor
+from tests.server.doubles import UNLIMITED, FakeExecutor, play
 from tests.virtual import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -161,6 +161,23 @@ def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> 
     assert seen.chosen.spec == "greedy"
     assert seen.chosen.profile.max_batch_size == 8
     assert 'batchwright_policy_info{model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
+
+
+def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_smaller_memory() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics({"m": "none"}), executor.meter, Inline())
+        dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        await dispatcher.submit("m", [0.0])
+        dispatcher.use("m", choose("timeout:1", P4))
+        executor.fault = does_not_fit
+        await dispatcher.submit("m", [float(n) for n in range(20)])
+        await asyncio.sleep(1.0)
+        assert dispatcher.chosen["m"].spec == "timeout:1"
+        assert dispatcher.chosen["m"].profile.max_batch_size == 10
+
+    play(scenario, {"m": choose("timeout:7", P4)}, executor)
 
 
 class Board:

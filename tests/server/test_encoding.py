@@ -6,10 +6,10 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.encoding import compress, decompress
+from server.encoding import compress, decompress, decompressing
 from server.errors import BadInputError, ServerError, TooLargeError, UnsupportedError
 
 TEXT = b'{"inputs": []}' * 100
@@ -58,6 +58,16 @@ def test_a_bomb_is_not_inflated_past_the_limit() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@given(st.binary(max_size=300), st.integers(0, 2**21), st.sampled_from(["gzip", "deflate"]))
+@settings(max_examples=30, deadline=None)
+def test_pieces_are_small_and_make_the_whole(start: bytes, zeros: int, encoding: str) -> None:
+    plain = start + bytes(zeros)
+    packed = gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain, 0)
+    pieces = [*decompressing(packed, encoding, len(plain))]
+    assert b"".join(pieces) == plain
+    assert max(map(len, pieces), default=0) <= 2**20
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip;q=1", "\u00e9"])

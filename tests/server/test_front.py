@@ -167,6 +167,61 @@ def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) ->
     assert call(Front(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in (b"localhost", b"LocalHost:8000", b"a.localhost:8000", b"127.0.0.1:8000")),
+        *((name, 200) for name in (b"10.1.2.3", b"[::1]:8000", b"[::1]", b"box.lan:8000", b"BOX.lan")),
+        *((name, 403) for name in (b"evil.example:8000", b"localhost.evil.example", b"notlocalhost", b"box.lan.evil")),
+        *((name, 403) for name in (b"127.0.0.1.evil.example", b"[evil.example]:80", b"evil.example]", b"\xff", b":80")),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_name_that_a_stranger_chose_does_not_steer_a_server_without_keys(
+    method: str, host: bytes, status: int
+) -> None:
+    front = Front(hello, host="box.lan")
+    same_origin = call(front, "/admin/x", method, host=host, origin=b"http://" + host)
+    assert (same_origin.status, call(front, "/admin/x", method, host=host).status) == (status, status)
+    assert call(front, "/predict", host=host).status == 200
+    key = {"authorization": b"Bearer r"}
+    assert call(guarded(), "/admin/x", method, host=host, **key).status == 200, "there the key protects"
+
+
+def test_a_foreign_name_is_told_with_the_remedy() -> None:
+    error = call(Front(hello), "/admin/x", host=b"evil.example:8000").body["error"]
+    assert "evil.example:8000" in error
+    assert "API key file" in error
+    assert call(Front(hello), "/admin/x", host=b"").status == 200, "a browser always names the host"
+
+
+def test_who_is_refused_is_told_to_who_counts() -> None:
+    statuses: list[int] = []
+    front = Front(hello, parse_keys(KEYS, "f"), refused=statuses.append)
+    for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
+        call(front, authorization=authorization)
+    assert statuses == [401, 403, 429]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 131072, 200_000])
+def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
+    body = bytes(range(256)) * 800
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, body[:size], b"text/plain")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
+    asyncio.run(_await(Front(app), scope, None, send))  # type: ignore[arg-type]
+    pieces = [message["body"] for message in sent[1:]]
+    assert b"".join(pieces) == body[:size]
+    assert max(map(len, pieces)) <= 65536
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(pieces) - 1) + [False]
+
+
 def test_a_bug_is_answered_without_showing_it_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:
     answer = call(Front(broken), x_request_id=b"this-one")
     assert answer.status == 500

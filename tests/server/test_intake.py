@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.errors import TooLargeError
 from server.intake import Intake, IntakeFullError
 
 
@@ -48,10 +49,27 @@ def test_every_call_gives_back_what_it_held_however_it_ends(calls: list[list[int
 def test_a_call_is_on_its_way_until_it_arrives_or_fails() -> None:
     intake = Intake(100)
     with intake.share() as share:
-        share.come("m")
-        assert intake.coming["m"] == 1
+        share.come("m", 3)
+        assert intake.coming["m"] == 3
         share.arrive()
         assert intake.coming["m"] == 0
     with intake.share() as share:
-        share.come("m")
+        share.come("m", 2)
     assert intake.coming["m"] == 0
+
+
+def test_what_never_finds_room_is_not_told_to_come_again() -> None:
+    intake = Intake(100)
+    with pytest.raises(TooLargeError, match=r"takes 101 bytes, all calls together may hold 100"):
+        intake.take(101)
+    assert intake.held == 0
+
+
+def test_settling_gives_back_what_was_held_for_more() -> None:
+    intake = Intake(100)
+    with intake.share() as share:
+        share.reach(90)
+        share.settle(20)
+        assert intake.held == 20
+        share.grow(80)
+    assert intake.held == 0

@@ -59,6 +59,7 @@ def test_a_rate_below_one_still_allows_one_and_says_how_long_to_wait() -> None:
     with pytest.raises(TooManyError) as caught:
         keys.admit(b"Bearer alice's", "predict", 1.0)
     assert caught.value.retry_after == 99
+    assert "0.01 calls/s" in str(caught.value), "whatever the number of their samples"
     assert isinstance(caught.value, ServerError)
 
 

@@ -131,6 +131,8 @@ def test_damage_anywhere_is_bad_input_or_a_sample_and_nothing_else() -> None:
             for position in rng.integers(0, min(len(data), 2000), 3):
                 damaged[position] = rng.integers(256)
             with suppress(BadInputError):
+                assert CODEC.measure(bytes(damaged)).pixels <= 50_000_000
+            with suppress(BadInputError):
                 assert CODEC.decode(bytes(damaged)).shape == (224, 224, 3)
 
 
@@ -139,6 +141,89 @@ def test_more_than_fifty_megapixels_are_refused_from_the_header() -> None:
     data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"never read") + chunk(b"IEND", b"")
     with pytest.raises(BadInputError, match=r"10000 x 5001 = 50\.0 megapixels, over the bound of 50"):
         CODEC.decode(data)
+
+
+def with_scans(more: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times more; it changes nothing."""
+    whole = encoded(np.full((300, 300), 128, np.uint8), "JPEG", progressive=True, quality=50)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:-2] + whole[last:-2] * more + b"\xff\xd9"
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    for more in (101, 2000):
+        with pytest.raises(BadInputError, match=r"over 100 scans; save it with fewer, or not progressive"):
+            CODEC.decode(with_scans(more))
+    assert np.array_equal(CODEC.decode(with_scans(80)), CODEC.decode(with_scans(0)))
+
+
+def test_scans_are_counted_where_the_decoder_sees_them() -> None:
+    plain = encoded(SCENE, "JPEG")
+    scans = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" * 300
+    comment = b"\xff\xe1" + (len(scans) + 2).to_bytes(2, "big") + scans
+    assert np.array_equal(CODEC.decode(plain[:2] + comment + plain[2:] + scans), CODEC.decode(plain))
+    for length in (0, 1):  # libjpeg would read it another way
+        broken = b"\xff\xe1" + length.to_bytes(2, "big")
+        with pytest.raises(BadInputError, match="damaged or cut off"):
+            CODEC.decode(plain[:2] + broken + plain[2:])
+
+
+def test_what_an_application_adds_to_a_jpeg_changes_nothing() -> None:
+    for mode in ("RGB", "L", "CMYK"):
+        plain = encoded(SCENE, "JPEG", mode)
+        noted = encoded(SCENE, "JPEG", mode, comment=b"a note", icc_profile=bytes(100_000), xmp=b"<x/>", dpi=(72, 72))
+        assert np.array_equal(CODEC.decode(noted), CODEC.decode(plain))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(SCENE, "JPEG")[:2] + b"\xff\xfe\x00\x02" * 70_000 + encoded(SCENE, "JPEG")[2:],
+        png_with(chunk(b"tEXt", b"") * 70_000),
+    ],
+)
+def test_a_picture_in_very_many_parts_is_refused(data: bytes) -> None:
+    with pytest.raises(BadInputError, match="damaged or cut off at byte"):
+        CODEC.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("format_", "mode", "options", "a_pixel"),
+    [
+        ("PNG", "RGB", {}, 4),
+        ("PNG", "RGBA", {}, 8),
+        ("JPEG", "RGB", {}, 4),
+        ("JPEG", "RGB", {"progressive": True}, 10),
+        ("JPEG", "L", {}, 8),
+        ("JPEG", "CMYK", {"progressive": True}, 16),
+    ],
+)
+def test_the_header_tells_what_decoding_takes(format_: str, mode: str, options: dict[str, Any], a_pixel: int) -> None:
+    data = encoded(SCENE, format_, mode, **options)
+    measure = CODEC.measure(data)
+    assert measure.pixels == 300 * 400
+    assert measure.held == a_pixel * 300 * 400 + len(data)
+
+
+def test_a_large_jpeg_takes_what_its_smaller_scale_takes() -> None:
+    data = encoded(np.zeros((4096, 4096, 3), np.uint8), "JPEG")
+    assert CODEC.measure(data).held == 4 * 512 * 512 + len(data)
+
+
+def test_a_second_size_is_not_believed() -> None:
+    second = chunk(b"IHDR", struct.pack(">IIBBBBB", 7000, 7000, 8, 2, 0, 0, 0))
+    assert np.array_equal(CODEC.decode(png_with(second)), CODEC.decode(encoded(SCENE, "PNG")))
+    plain = encoded(SCENE, "JPEG")
+    at = plain.index(b"\xff\xc0")
+    frame = bytearray(plain[at : at + 19])
+    frame[5:9] = struct.pack(">HH", 7000, 7000)
+    data = plain[:at] + frame + plain[at:]
+    assert CODEC.measure(data).pixels == 300 * 400, "the one that Pillow takes"
+    with pytest.raises(BadInputError):
+        CODEC.decode(data)
+    hidden = plain[:at] + frame + b"\xff\xda\x00\x02" + plain[at:]  # Pillow goes no further than this scan
+    with pytest.raises(BadInputError, match="two sizes, 7000 x 7000 is one"):
+        CODEC.decode(hidden)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (1, 20_000, 3), (20_000, 2, 3), (224, 224, 3)])

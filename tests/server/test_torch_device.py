@@ -1,7 +1,7 @@
 """The CPU device: batches, rows, refusals, and which device a spec means."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from policies.types import SpecError
+from server.activations import Activations, Row
 from server.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError, ThreadExecutor
 from server.models import Pixels, ServedModel, smooth_pictures
 from server.torch_device import TorchDevice, cpu_threads, resolve_device, settings, torch_device, warm_up
@@ -76,10 +77,10 @@ def test_a_batch_too_large_or_of_another_shape_is_refused(device: TorchDevice, s
 def failing(device: TorchDevice, error: Exception | None) -> TorchDevice:
     """The same device, whose network raises, or whose logits are not finite."""
 
-    def run(_: Any, pixels: torch.Tensor) -> torch.Tensor:
+    def run(_: Any, x: torch.Tensor) -> torch.Tensor:
         if error is not None:
             raise error
-        return torch.full((len(pixels), 1000), float("nan"))
+        return torch.full((len(x), 1000), float("nan"))
 
     return TorchDevice(device._places, run)
 
@@ -100,6 +101,32 @@ def test_faults_are_told_apart_by_type(
     with pytest.raises(named) as raised:
         failing(device, error).serve(Batch("resnet18", samples[:2]))
     assert raised.type is named
+
+
+def test_sub_batches_merge_and_part_between_stages(samples: list[Pixels]) -> None:
+    staged = torch_device([load("resnet18", "random", 5, stages=4)], torch.device("cpu"))
+    whole = np.stack(staged.serve(Batch("resnet18", samples)))
+
+    def run(inputs: Sequence[Any], first: int, stages: int | None) -> list[Any]:
+        return list(staged.serve(Batch("resnet18", inputs, first, stages)))
+
+    early = run(run(samples[:2], 0, 1), 1, 1)  # at stage 2, two launches later
+    late = run(samples[2:], 0, 2)
+    four = run([late[2], *early, late[0]], 2, 1)  # out of order, and one is left behind
+    outputs = [*run(four, 3, None), *run([late[1]], 2, None)]
+    expected = whole[[4, 0, 1, 2, 3]]
+    assert np.abs(np.stack(outputs) - expected).max() < 1e-4 * np.abs(whole).max()
+
+
+def test_a_batch_that_goes_on_as_it_is_copies_nothing(samples: list[Pixels]) -> None:
+    activations = Activations(8)
+    whole, other = torch.arange(12.0).reshape(6, 2), torch.zeros(2, 2)
+    rows = [Row(whole, index) for index in range(6)]
+    assert activations.joined(1, rows).data_ptr() == whole.data_ptr()
+    assert activations.joined(1, rows[2:4]).data_ptr() == whole[2:].data_ptr()
+    merged = activations.joined(1, [*rows[4:], Row(other, 1), rows[0]])
+    assert merged.tolist() == [[8, 9], [10, 11], [0, 0], [0, 1]]
+    assert activations.joined(1, [rows[1], rows[0]]).data_ptr() == merged.data_ptr(), "one buffer a stage"
 
 
 def test_the_executors_thread_leaves_one_core_free(device: TorchDevice, samples: list[Pixels]) -> None:

@@ -1,11 +1,14 @@
 """The real process from its start to its end: what it is told wrongly, and how it is stopped."""
 
+import http.client
 import json
 import os
 import pickle
 import signal
 import socket
 import subprocess
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,48 @@ def test_during_the_drain_delay_calls_are_served_though_readiness_is_gone() -> N
         assert ask(server.url, "/v2/repository/index", b"").json[0]["state"] == "UNAVAILABLE"
         assert ask(server.url, "/v2/health/live").status == 200
         assert server.process.wait(timeout=30) == 0
+
+
+def until_refused(url: str, think: float) -> Counter[int]:
+    """One client on a connection that it keeps, call after call, until it or a new connection is refused."""
+    answered: Counter[int] = Counter()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    while not answered[503]:
+        try:
+            connection.request("POST", "/predict", photograph())
+        except ConnectionRefusedError:
+            break
+        response = connection.getresponse()
+        response.read()
+        answered[response.status] += 1
+        time.sleep(think)
+    connection.close()
+    return answered
+
+
+@pytest.mark.parametrize(("delay", "think"), [("0", 0.0), ("0", 0.1), ("0.5", 0.0), ("0.5", 0.1)])
+def test_a_drain_under_load_breaks_no_connection_twice_in_a_row(delay: str, think: float) -> None:
+    for _ in range(2):
+        with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", delay) as server:
+            with ThreadPoolExecutor(16) as pool:
+                clients = [pool.submit(until_refused, server.url, think) for _ in range(16)]
+                time.sleep(0.3)
+                server.process.send_signal(signal.SIGTERM)
+                ends = [client.result() for client in clients]  # raises where a connection broke
+            assert all(set(end) <= {200, 503} for end in ends)
+            assert sum(end[200] for end in ends) > 16
+            assert server.process.wait(timeout=15) == 0
+
+
+def test_an_upload_that_never_ends_does_not_keep_a_second_signal_waiting() -> None:
+    with serving(*EMULATED, "--policy", "greedy") as server, socket.socket() as connection:
+        connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ask(server.url, READY).status == 503)
+        time.sleep(1.5)  # by now the drain is over and only this connection is left
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=8) == 0, "before the ten seconds that last answers have"
 
 
 def test_a_second_signal_cuts_the_delay_short() -> None:

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -113,6 +114,9 @@ def test_a_foreign_page_cannot_swap_the_policy(server: Server) -> None:
     foreign, own = {"Origin": "http://evil.example"}, {"Origin": server.url}
     assert ask(server.url, POLICY, b'{"policy": "serial"}', "PUT", foreign).status == 403
     assert ask(server.url, POLICY, b'{"policy": "greedy"}', "PUT", own).status == 200
+    port = server.url.rpartition(":")[2]
+    rebound = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}  # a name that means 127.0.0.1
+    assert ask(server.url, POLICY, b'{"policy": "serial"}', "PUT", rebound).status == 403
 
 
 @pytest.mark.parametrize(
@@ -165,6 +169,16 @@ def test_a_malicious_form_does_not_hold_up_the_others(guarded: Server) -> None:
         assert {future.result().status for future in forms} == {400}
 
 
+def test_bodies_that_do_not_come_take_nobodys_place() -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
+    with serving(*EMULATED, "--policy", "greedy", "--queue-capacity", "32") as server, ExitStack() as stack:
+        for _ in range(40):
+            idle = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+            stack.enter_context(idle).sendall(head)
+            assert idle.recv(100).startswith(b"HTTP/1.1 100"), "it was let in"
+        assert ask(server.url, "/predict", photograph()).status == 200
+
+
 def test_who_leaves_in_the_middle_of_a_body_is_counted_once(server: Server) -> None:
     before = outcomes(server).get("cancelled", 0)
     raw = b"/v2/models/googlenet/infer"
@@ -173,6 +187,27 @@ def test_who_leaves_in_the_middle_of_a_body_is_counted_once(server: Server) -> N
             connection.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc" % path)
         until(lambda n=number: outcomes(server).get("cancelled", 0) >= before + n)  # type: ignore[misc]
     assert outcomes(server)["cancelled"] == before + 2
+
+
+def test_who_leaves_or_is_slow_in_the_middle_of_a_policy_change_is_no_bug(tmp_path: Path) -> None:
+    log, port = tmp_path / "log", free_port()
+    command = [*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--body-timeout-s", "0.3"]
+    with log.open("w") as stderr:
+        process = subprocess.Popen([*command, "--port", str(port), "--log-level", "debug"], stderr=stderr)
+    try:
+        until(lambda: "ready on" in log.read_text())
+        for path in (POLICY, "/v2/repository/index"):
+            method = "PUT" if path == POLICY else "POST"
+            part = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nabc".encode()
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(part)
+            assert exchange(f"http://127.0.0.1:{port}", part).startswith(b"HTTP/1.1 408")
+        until(lambda: log.read_text().count('"status":499') == 4)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    assert not {"error", "critical"} & {json.loads(line)["level"] for line in log.read_text().splitlines()}
+    assert "Traceback" not in log.read_text()
 
 
 def test_all_files_that_may_be_open_are_for_connections(server: Server) -> None:

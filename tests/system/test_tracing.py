@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.serving import command_line, free_port, serving
+from server.tracing import tracing_to
 from tests.system.client import Reply, ask, photograph
 from tests.system.test_serve import EMULATED
 
@@ -98,6 +102,32 @@ def test_a_collector_that_is_not_there_costs_nobody_an_answer_and_not_the_end() 
         assert [reply.status for reply in predict_together(server.url, *[""] * 8)] == [200] * 8
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
+
+
+def test_a_collector_that_accepts_and_stays_silent_is_given_up_at_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", endpoint) as server:
+            assert [reply.status for reply in predict_together(server.url, *[""] * 8)] == [200] * 8
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(9) == 0, "the exporter's own time-out is 10 s"
+
+
+@pytest.mark.parametrize(("variable", "seconds"), [("OTEL_EXPORTER_OTLP_TIMEOUT", None), ("LANG", 2.0)])
+def test_a_collector_has_two_seconds_unless_somebody_says_otherwise(
+    variable: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "7")
+    asked: list[float | None] = []
+
+    class Exporter(OTLPSpanExporter):
+        def __init__(self, endpoint: str, timeout: float | None) -> None:
+            super().__init__(endpoint, timeout=timeout)
+            asked.append(timeout)
+
+    monkeypatch.setattr("server.tracing.OTLPSpanExporter", Exporter)
+    tracing_to("http://127.0.0.1:1", "0").close()
+    assert asked == [seconds]
 
 
 def test_a_wrong_endpoint_is_named() -> None:

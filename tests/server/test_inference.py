@@ -1,0 +1,359 @@
+"""The way of one call: what it holds on the way, who is let in, and what ends when nobody waits any more."""
+
+import asyncio
+import gzip
+import io
+import json
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.types import Message
+
+from policies.rules.control_limit import greedy, static
+from policies.types import Policy
+from server.admission import Limits
+from server.dispatcher import Dispatcher
+from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
+from server.http import Caller, ClientGoneError
+from server.inference import Inference
+from server.intake import Intake, IntakeFullError
+from server.metrics import Metrics
+from server.models import emulated_model
+from server.open_inference import Infer
+from tests.server.doubles import parts, play
+
+MODEL = emulated_model("m", 8)
+SAMPLE = 224 * 224 * 3
+HEAD = {b"content-length": b"500000"}
+
+
+class HeldPool(Executor):
+    """Threads that begin only when the test says so.
+
+    Attributes:
+        jobs: not begun.
+        begun: how many have.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.begun = 0
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self.jobs.append((future, lambda: function(*arguments, **named)))
+        return future
+
+    async def run(self, most: int = 1) -> None:
+        """Do so many of the jobs, and let the loop see it."""
+        for _ in range(min(most, len(self.jobs))):
+            future, job = self.jobs.popleft()
+            self.begun += future.set_running_or_notify_cancel()
+            try:
+                future.set_result(job())
+            except Exception as error:  # noqa: BLE001  (as a pool does)
+                future.set_exception(error)
+        await settle()
+
+
+async def settle() -> None:
+    """Let everybody go as far as they can, at this instant."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def stays() -> Message:
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+async def leaves() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
+    """A client whose body comes whole, and who then waits."""
+    messages = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Message:
+        return messages.pop() if messages else await stays()
+
+    return receive
+
+
+def caller(receive: Callable[[], Coroutine[Any, Any, Message]] = stays, timeout: float = float("inf")) -> Caller:
+    return Caller(receive, monotonic(), timeout)
+
+
+def with_inference(
+    scenario: Callable[[Inference, HeldPool], Coroutine[Any, Any, None]],
+    limit: int = 2**30,
+    capacity: int = 1000,
+    policy: Policy | None = None,
+) -> None:
+    async def build(dispatcher: Dispatcher, _: Any) -> None:
+        pool = HeldPool()
+        parts_ = ({"m": MODEL}, dispatcher, Metrics({"m": "modelled"}), pool, capacity, Intake(limit, lambda: 1))
+        await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
+
+    play(build, parts(policy or greedy(8)), limits=Limits(capacity))
+
+
+async def decode(inference: Inference, pictures: list[bytes], who: Caller) -> list[Any]:
+    with inference.intake.share() as share:
+        return await inference.decode(MODEL, pictures, share, who)
+
+
+async def read(inference: Inference, headers: dict[bytes, bytes], who: Caller) -> bytes:
+    with inference.intake.share() as share:
+        return await inference.read(MODEL, headers, share, who)
+
+
+def png(side: int = 300) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def huge(side: int = 7000) -> bytes:
+    """A PNG of which there is little but the header."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
+
+
+GOOD = png()
+BAD = GOOD[:-20] + bytes(8) + GOOD[-12:]  # its header is good
+COST = MODEL.codec.measure(GOOD).held
+
+
+def test_decoding_is_counted_while_it_goes_on_and_pictures_that_wait_take_nothing() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, caller()))
+        await settle()
+        await pool.run()  # their headers
+        assert len(pool.jobs) == 4
+        assert inference.intake.held == 20 * SAMPLE + 4 * COST
+        while pool.jobs:
+            await pool.run()
+        assert len(await call) == 20
+        assert inference.intake.held == 0
+        assert inference.decoding._value == 4
+
+    with_inference(scenario)
+
+
+def test_one_bad_picture_ends_its_call_and_what_is_still_decoded_stays_counted() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [BAD, *[GOOD] * 19], caller()))
+        await settle()
+        await pool.run()  # their headers
+        await pool.run()  # the bad one
+        with pytest.raises(BadInputError, match="damaged"):
+            await call
+        await settle()
+        assert len(pool.jobs) == 4, "three that had begun, and the one whose turn it was: no further one"
+        assert inference.intake.held == 4 * COST
+        await pool.run(4)
+        assert not pool.jobs
+        assert inference.intake.held == 0
+
+    with_inference(scenario)
+
+
+@pytest.mark.parametrize(
+    ("who", "reason"), [(lambda: caller(timeout=0.5), ExpiredError), (lambda: caller(leaves), ClientGoneError)]
+)
+def test_nothing_more_is_decoded_for_who_has_left_or_whose_time_out_has_passed(
+    who: Callable[[], Caller], reason: type[Exception]
+) -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, who()))
+        await settle()
+        await pool.run()
+        with pytest.raises(reason):
+            await call
+        await pool.run(20)
+        assert pool.begun == 1 + 4
+        assert inference.intake.held == 0
+        assert inference.intake.coming.total() == 0
+
+    with_inference(scenario)
+
+
+def test_a_call_of_too_many_pixels_is_refused_by_the_headers() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [huge()] * 6, caller()))
+        await settle()
+        await pool.run()
+        with pytest.raises(TooLargeError, match="294 megapixels, over the bound of 250; send them in several calls"):
+            await call
+        assert not pool.jobs
+
+    with_inference(scenario)
+
+
+def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [huge()] * 3, caller()))
+        await settle()
+        await pool.run()
+        assert len(pool.jobs) == 1
+        call.cancel()
+        await pool.run()
+
+    with_inference(scenario)
+
+
+def test_a_picture_that_finds_no_room_is_refused_and_one_that_never_does_is_too_large() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        for held, reason in ((1000, IntakeFullError), (0, TooLargeError)):
+            inference.intake.held = held
+            inference.intake.limit = SAMPLE + COST - (0 if held else SAMPLE + 1)
+            call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, COST + (SAMPLE if held else 0)))
+            await settle()
+            with pytest.raises(reason):
+                await call
+            assert inference.intake.held == held
+            assert inference.decoding._value == 4
+
+    with_inference(scenario)
+
+
+def test_a_burst_is_refused_before_it_is_decoded_for_nobody() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        calls = [asyncio.ensure_future(decode(inference, [GOOD], caller())) for _ in range(6)]
+        await settle()
+        for call in calls[4:]:
+            with pytest.raises(QueueFullError, match="no room for 1 more: 4 of 4 places"):
+                await call
+        assert inference.intake.coming["m"] == 4
+        await pool.run(4)
+        assert [len(await call) for call in calls[:4]] == [1] * 4
+        assert inference.intake.coming["m"] == 0
+
+    with_inference(scenario, capacity=4)
+
+
+def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        uploads = [asyncio.ensure_future(read(inference, HEAD, caller())) for _ in range(40)]
+        await settle()
+        assert inference.intake.held == 40 * 500_000
+        call = asyncio.ensure_future(decode(inference, [GOOD], caller()))
+        await settle()
+        await pool.run()
+        assert len(await call) == 1
+        for upload in uploads:
+            upload.cancel()
+        await settle()
+        assert inference.intake.held == 0
+
+    with_inference(scenario, capacity=4)
+
+
+@pytest.mark.parametrize(
+    ("headers", "held"),
+    [
+        (HEAD, 500_000),
+        ({b"content-length": b"5000000"}, 2**20),
+        ({b"transfer-encoding": b"chunked"}, 2**20),
+    ],
+)
+def test_what_a_connection_may_hold_is_counted_before_it_is_seen(headers: dict[bytes, bytes], held: int) -> None:
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        with inference.intake.share() as share:
+            gone = asyncio.ensure_future(inference.read(MODEL, headers, share, caller()))
+            await settle()
+            assert inference.intake.held == held
+            gone.cancel()
+            await settle()
+        with inference.intake.share() as share:
+            assert await inference.read(MODEL, headers, share, caller(sends(b"abc"))) == b"abc"
+            assert inference.intake.held == 3
+        with pytest.raises(ClientGoneError):
+            await read(inference, headers, caller(leaves))
+        assert inference.intake.held == 0
+
+    with_inference(scenario)
+
+
+def test_a_body_is_counted_as_it_is_unpacked() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        plain = bytes(3 * 2**20)
+        packed = gzip.compress(plain)
+        headers = {b"content-length": b"%d" % len(packed), b"content-encoding": b"gzip"}
+        for limit in (2 * len(plain) + len(packed), 4 * 2**20):
+            inference.intake.limit = limit
+            with inference.intake.share() as share:
+                call = asyncio.ensure_future(inference.read(MODEL, headers, share, caller(sends(packed))))
+                await settle()
+                assert inference.intake.coming["m"] == 1
+                while pool.jobs:
+                    await pool.run()
+                if limit > 4 * 2**20:
+                    assert await call == plain
+                    assert inference.intake.held == len(plain)
+                else:
+                    with pytest.raises(IntakeFullError):
+                        await call
+            assert inference.intake.held == inference.intake.coming["m"] == 0
+
+    with_inference(scenario)
+
+
+def test_a_time_out_that_has_passed_is_expired_and_says_what_the_client_sent() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        late = Caller(stays, monotonic() - 3.0, 0.3)
+        pixels = MODEL.codec.pixels(bytes(SAMPLE))
+        for attempt in (
+            inference.ask(MODEL, [pixels], late),
+            decode(inference, [GOOD], late),
+            read(inference, {}, late),
+        ):
+            with pytest.raises(ExpiredError, match=r"time-out of 300 ms passed"):
+                await attempt
+        assert not pool.jobs
+
+    with_inference(scenario)
+
+
+@pytest.mark.parametrize(
+    ("header", "field", "least"), [("300", None, 0.3), ("300", 60_000_000, 0.3), ("60000", 300_000, 0.3)]
+)
+def test_the_least_of_the_protocols_time_out_and_the_headers_holds(
+    header: str, field: int | None, least: float
+) -> None:
+    entry = {
+        "name": "image",
+        "shape": [1, 224, 224, 3],
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": SAMPLE},
+    }
+    document = json.dumps({"inputs": [entry], "parameters": {"timeout": field}}).encode()
+    headers = [(b"x-timeout-ms", header.encode()), (b"inference-header-content-length", b"%d" % len(document))]
+    status: list[int] = []
+
+    async def send(message: Message) -> None:
+        status.append(message.get("status", 0))
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        path = "/v2/models/m/infer"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {}}
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await Infer(inference)(scope, sends(document + np.zeros(SAMPLE, np.uint8).tobytes()), send)
+        assert status[0] == 504
+        assert least - 0.1 < loop.time() - began <= least
+
+    with_inference(scenario, policy=static(8))
