@@ -46,6 +46,7 @@ from policies.profile import Profile, fit_affine
 from policies.rules.lazy_batching import NOBODY, Claim, LazyBatching, Stack, stack_of
 from policies.types import Action, Launch, State, Wait
 
+_EQUAL = 1.0 + 1e-9  # times that differ by less, by rounding, are the same
 _STEADY = 0.97  # load beyond which greedy has no relative value, or one too large to compare by
 
 
@@ -151,8 +152,8 @@ class CatchUp:
         """Whether a batch that starts is worth more stage by stage than in one launch."""
         profile = self.lazy.profile
         longer, whole = profile.span(size), profile.service_time(size)
-        if longer <= whole or size == profile.max_batch_size:
-            return longer <= whole
+        if longer <= _EQUAL * whole or size == profile.max_batch_size:
+            return longer <= _EQUAL * whole
         value, left = self._value(state), len(state.waiting) - size
         worth, nobody_yet = 0.0, 1.0
         for stage in range(1, profile.stages):
