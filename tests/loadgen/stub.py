@@ -112,6 +112,7 @@ async def serving(stub: Stub) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+        await asyncio.sleep(0)  # its last transports are told that they are closed on the loop's next round
 
 
 @contextmanager
