@@ -87,9 +87,8 @@ def serve_model(
     reading = read_settings(flags, config)
     with logging_to(*reading.voice):
         code = _run(make_plan(reading, _kept, _CHECKS), began)
-    if code:
-        logging.shutdown()
-        os._exit(code)  # a wedged device call would keep the interpreter from ending by itself
+    logging.shutdown()
+    os._exit(code)  # a wedged device call or sensor would keep the interpreter from ending by itself
 
 
 def _run(plan: Plan, began: float) -> int:
@@ -227,8 +226,19 @@ def _first(subject: Subject, key: cache.Key, tunes: bool, stages: int | None) ->
 def _choose(plan: Plan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
     chosen = {model: plan.choose(model, profile) for model, profile in profiles.items()}
     for model, choice in chosen.items():
-        _log.info("%s: policy %s on profile %s", model, choice.spec, choice.profile.name)
+        flags = "".join(f", {key}={value}" for key, value in choice.defaults.items() if key in choice.parameters)
+        _log.info("%s: policy %s%s on profile %s", model, choice.spec, flags, choice.profile.name)
+        _warn(model, choice)
     return chosen
+
+
+def _warn(model: str, choice: Chosen) -> None:
+    """Of what serves, but hardly as it was meant."""
+    profile = choice.profile
+    if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
+        _log.warning("%s: policy file for profile %s, served on %s", model, choice.table.profile, profile.name)
+    if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
+        _log.warning("%s: no energies are known, so no bound saves any; it is served as fast as can be", model)
 
 
 def _watch(metrics: Metrics, dispatcher: Dispatcher, backend: _Backend) -> None:

@@ -54,3 +54,11 @@ def test_the_runbook_has_a_line_for_every_alert_and_for_no_other() -> None:
     runbook = (ROOT / "docs" / "running-in-production.md").read_text()
     told = re.findall(r"^\| `(Batchwright\w+)`", runbook, re.MULTILINE)
     assert sorted(told) == sorted(set(re.findall(r"- alert: (\w+)", alerts)))
+
+
+def test_the_script_of_the_page_on_comparing_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "comparing-policies.md").read_text()
+    script = re.findall(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", page, re.DOTALL)
+    ((code, printed),) = script
+    exec(compile(code, "comparing-policies.md", "exec"), {})
+    assert capsys.readouterr().out == "".join(line[4:] for line in printed.splitlines(keepends=True))
