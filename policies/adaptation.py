@@ -139,6 +139,10 @@ class Evidence:
         self._counts[batch_size] += 1
         self._times.see(service_time / self.profile.service_times[batch_size - 1])
 
+    def disturb(self) -> None:
+        """Something ran that is counted as no batch, such as single stages: the window that is open says nothing."""
+        self._reading = None
+
     def reading(self, at: float, joules: float) -> None:
         """The counter stood at `joules` at the instant `at`, s; a window ends where enough has happened since the last.
 

@@ -37,7 +37,10 @@ class Activations:
         runs = _runs(rows)
         if len(runs) == 1:
             return runs[0]
-        buffer = self._buffer(stage, rows[0].whole)
+        try:
+            buffer = self._buffer(stage, rows[0].whole)
+        except torch.OutOfMemoryError:  # so few rows may fit where a whole buffer does not
+            return torch.cat(runs)
         return torch.cat(runs, out=buffer[: len(rows)])
 
     def _buffer(self, stage: int, like: Tensor) -> Tensor:

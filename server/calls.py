@@ -1,12 +1,13 @@
 """The samples of one HTTP call inside the house: separate requests, answered together."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policies.types import Launch, Request
 from server.errors import ServerError
-from server.executor import Batch
+from server.executor import Batch, Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,51 @@ class Sample:
     call: Call
     index: int
     energy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A batch that the device has finished, or some stages of one.
+
+    Attributes:
+        policy: name of the one that launched it.
+        launch: as it decided.
+        batch: as the device was given it.
+        completion: what the device made of it, and when, s.
+        finished: those of the launch who have passed all stages, and who are still here.
+        energy: of the batch by the profile, J; None where unknown.
+    """
+
+    policy: str
+    launch: Launch
+    batch: Batch
+    completion: Completion
+    finished: Sequence[Request]
+    energy: float | None
+
+    @property
+    def service(self) -> float:
+        """Its time on the device, s."""
+        return self.completion.finished - self.completion.started
+
+    @property
+    def whole(self) -> bool:
+        """Whether this was all of the model in one launch."""
+        return not self.batch.first_stage and self.last
+
+    @property
+    def last(self) -> bool:
+        """Whether the last stage was among those that were run."""
+        end = self.batch.last_stage
+        return end is None or end >= self.launch.requests[0].stages
+
+    def hand_on(self) -> None:
+        """What one stage gave is what the next one takes; and each sample bears its share of the energy."""
+        share = None if self.energy is None else self.energy / len(self.launch.requests)
+        for request, output in zip(self.launch.requests, self.completion.outputs, strict=True):
+            request.payload.input = output
+            if share is not None:
+                request.payload.energy = share + (request.payload.energy or 0.0)
 
 
 def batch_of(launch: Launch) -> Batch:

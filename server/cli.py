@@ -109,6 +109,7 @@ def _run(plan: Plan, began: float) -> int:
         _watch(metrics, dispatcher, backend)
         controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
         dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.on_staged = controller.staged
         dispatcher.delivery.tracing = tracing
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
         gateway = create_app(inference, cache.versions()["batchwright"])

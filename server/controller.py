@@ -80,6 +80,10 @@ class Controller:
         elif watched.objective is not None:
             self._judge(model, watched, watched.objective, responses)
 
+    def staged(self, model: str) -> None:
+        """Some stages of a batch were run, whose time and energy no size of the profile speaks of."""
+        self._watched[model].evidence.disturb()
+
     def shrunk(self, model: str, before: Chosen) -> None:
         """The batches of this model have to be smaller than `before` had them: solve that again for the smaller size.
 

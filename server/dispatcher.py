@@ -18,8 +18,8 @@ from policies.queue.batcher import Batcher
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.alarm import Alarm
-from server.calls import Answer, Call, Sample, batch_of
-from server.delivery import Delivery, Served
+from server.calls import Answer, Call, Sample, Served, batch_of
+from server.delivery import Delivery
 from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
 from server.forecast import Forecast
@@ -39,12 +39,14 @@ class Dispatcher:
         delivery: gives the answers out.
         leaving: told to stop soon: not ready, though calls are still admitted.
         on_served: told of each whole batch that is answered: model, size, service time and response times, s.
+        on_staged: told of a model of which some stages were run.
         on_shrunk: told of a model whose batches have to be smaller from now on, and what decided before.
         broken: set when nothing can be served any more: the device is lost, or the loop itself broke.
     """
 
     leaving = False
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
+    on_staged: Callable[[str], None] | None = None
     on_shrunk: Callable[[str, Chosen], None] | None = None
 
     def __init__(
@@ -232,7 +234,7 @@ class Dispatcher:
         expected = self._forecast.batch(batch)
         within = max(self._admission.limits.patience, _HUNG_AFTER * expected)
         now = self._clock()
-        self._forecast.free_at, self._turns_by = now + expected, now + within
+        self._forecast.free_at, self._turns_by = now + self._forecast.rest(batch), now + within
         return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:
@@ -344,15 +346,16 @@ class Dispatcher:
             self._admission.seen(call.earliest, now)
 
     def _tell(self, served: Served) -> None:
-        if self.on_served is None or not served.whole:
-            return
-        batch, now = served.launch.requests, self._clock()
-        responses = [now - request.arrival for request in served.finished]
+        model, now = served.batch.model, self._clock()
         try:
-            self.on_served(batch[0].kind.model, len(batch), served.service, responses)
+            if not served.whole and self.on_staged is not None:
+                self.on_staged(model)
+            if served.whole and self.on_served is not None:
+                responses = [now - request.arrival for request in served.finished]
+                self.on_served(model, len(served.batch.inputs), served.service, responses)
         except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
             _log.exception("watching the batches failed; the policy stays as it is from now on")
-            self.on_served = None
+            self.on_served = self.on_staged = None
 
     def _leave(self, call: Call) -> None:
         """The call is answered, failed or cancelled: whoever of it is still here goes."""

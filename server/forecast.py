@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from math import inf
 
 from policies.catalog import Chosen
 from policies.queue.batcher import Batcher
@@ -28,6 +27,10 @@ class Forecast:
         """Service time of a batch, of all its stages or of some."""
         return self._time(batch.model, len(batch.inputs), batch.first_stage, batch.last_stage)
 
+    def rest(self, batch: Batch) -> float:
+        """How long the requests of a batch are on the device from its launch, to the end of their last stage."""
+        return self._time(batch.model, len(batch.inputs), batch.first_stage)
+
     def end(self, launch: Launch) -> float:
         """How long the requests of a launch are on the device, to the end of their last stage."""
         first = launch.requests[0]
@@ -52,7 +55,7 @@ class Forecast:
     def longest(self) -> float:
         """The longest that the next batch can take, to its end."""
         sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
-        return inf if self._batcher.suspended else max((self._time(*size) for size in sizes), default=0.0)
+        return self.to_serve({}) if self._batcher.suspended else max((self._time(*s) for s in sizes), default=0.0)
 
     def _time(self, model: str, size: int, first: int = 0, last: int | None = None) -> float:
         profile = self._chosen[model].profile

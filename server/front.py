@@ -183,7 +183,8 @@ class _Call:
 
     def _traced(self) -> Headers:
         if self.span is not None:
-            return [(b"traceparent", self.span.traceparent)]
+            outward = self.span.traceparent
+            return [] if outward is None else [(b"traceparent", outward)]
         if self._trace is None:
             return []
         return [(b"traceparent", b"00-%b-%016x-%b" % (self._trace[2], getrandbits(64) or 1, self._trace[3]))]

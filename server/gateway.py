@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from policies.catalog import Chosen, choose, names_file
+from policies.catalog import Chosen, by_stages, choose, names_file
 from policies.types import SpecError
 from server.api_document import api_document
 from server.errors import BadInputError, ServerError
@@ -145,6 +145,8 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
         async with swapping:
             now = dispatcher.chosen[name]
+            if by_stages(spec(now)) and now.profile.stages == 1:
+                raise BadInputError(f"policy {spec(now)!r} decides between stages; start the server with --stages K")
             chosen = await asyncio.to_thread(choose, spec(now), now.profile, now.defaults)
             while (then := dispatcher.chosen[name]).profile is not now.profile:  # refitted, or shrunk, meanwhile
                 chosen, now = await asyncio.to_thread(choose, spec(now), then.profile, now.defaults), then

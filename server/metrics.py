@@ -6,7 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from policies.types import Launch, Request
+from policies.types import Request
+from server.calls import Served
 from server.energy import EnergyMeter, LastReading
 from server.history import History
 from server.statistics import Statistics
@@ -116,13 +117,15 @@ class Metrics:
         """How many steps the objective has moved towards faster."""
         self._objective.labels(model).set(level)
 
-    def batch(self, device: str, policy: str, launch: Launch, service: float, energy: float | None) -> None:
-        """A batch is done: service time in s, energy in J."""
-        model = launch.requests[0].kind.model
-        self.statistics.batch(model, len(launch.requests), service)
-        self.history.batch(model, policy, launch, service, energy)
-        self._batches.labels(model, device, policy, launch.reason).inc()
-        self._batch_size.labels(model, device).observe(len(launch.requests))
+    def batch(self, device: str, served: Served) -> None:
+        """A batch is done, or some stages of one: its requests are counted with the last stage."""
+        launch, service, energy = served.launch, served.service, served.energy
+        model, size = served.batch.model, len(launch.requests)
+        if served.last:
+            self.statistics.batch(model, size, service if served.whole else None)
+            self._batch_size.labels(model, device).observe(size)
+        self.history.batch(model, served.policy, launch, service, energy)
+        self._batches.labels(model, device, served.policy, launch.reason).inc()
         self._service.labels(model, device).observe(service)
         if energy is not None:
             self._energy.labels(model, device, self._energy_sources[model]).inc(energy)

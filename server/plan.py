@@ -39,12 +39,15 @@ class Plan:
     chosen: Mapping[str, Chosen]
 
     def choose(self, model: str, profile: Profile) -> Chosen:
-        """The policy of a model whose profile had to be measured first.
+        """The policy of a model, for the profile that it has in the end: measured first, or cut to what fits.
 
         Raises:
             SpecError: the policy cannot be had with that profile.
         """
-        return self.chosen.get(model) or choose(_spec(self.settings, model), profile, _defaults(self.settings))
+        known = self.chosen.get(model)
+        if known is not None and known.profile is profile:
+            return known
+        return choose(_spec(self.settings, model), profile, _defaults(self.settings))
 
     def largest(self, model: str) -> int:
         """The largest batch of a model."""

@@ -38,12 +38,13 @@ class Statistics:
         """Starts empty."""
         self._models: dict[str, _Model] = {}
 
-    def batch(self, model: str, size: int, service: float) -> None:
-        """A batch of `size` took `service` s."""
+    def batch(self, model: str, size: int, service: float | None) -> None:
+        """A batch of `size` took `service` s; None where it was run stage by stage, among others."""
         tally = self._of(model)
         tally.samples += size
         tally.last_ms = time.time_ns() // 1_000_000
-        tally.batches.setdefault(size, _Tally()).add(service)
+        if service is not None:
+            tally.batches.setdefault(size, _Tally()).add(service)
 
     def answered(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
         """A call was answered; times in s."""

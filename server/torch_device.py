@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ _log = logging.getLogger("batchwright")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _Work = Callable[[Tensor], Tensor]
-_Run = Callable[[_Work, Tensor], Tensor]
+_Run = Callable[[_Work, Callable[[], Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class TorchDevice:
     """A Device for one or several models; make it with `torch_device`, then leave it to one thread."""
 
     def __init__(self, places: Mapping[str, _Place], run: _Run) -> None:
-        """`places` by model name; `run` does such work on the device, and returns when it is done."""
+        """`places` by model name; `run` gathers and works on the device, and returns when that is done."""
         self._places = places
         self._run = run
 
@@ -76,7 +77,7 @@ class TorchDevice:
         """
         place = self._places[batch.model]
         with torch.inference_mode(), _named_faults():
-            outputs = self._run(place.work(batch), place.gathered(batch))
+            outputs = self._run(place.work(batch), partial(place.gathered, batch))
         if not place.is_last(batch):
             return [Row(outputs, index) for index in range(len(batch.inputs))]
         logits: Logits = outputs.cpu().numpy()
@@ -195,16 +196,16 @@ class _CudaRun:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def __call__(self, work: _Work, x: Tensor) -> Tensor:
-        with torch.cuda.stream(self._stream):
-            outputs = work(x.to(self._device, non_blocking=True))
+    def __call__(self, work: _Work, gather: Callable[[], Tensor]) -> Tensor:
+        with torch.cuda.stream(self._stream):  # merging too: another stream would not wait for it
+            outputs = work(gather().to(self._device, non_blocking=True))
             self._done.record(self._stream)
             self._done.synchronize()
             return outputs
 
 
-def _run_on_cpu(work: _Work, x: Tensor) -> Tensor:
-    return work(x)
+def _run_on_cpu(work: _Work, gather: Callable[[], Tensor]) -> Tensor:
+    return work(gather())
 
 
 def _resolved(precision: Precision, device: torch.device) -> Precision:

@@ -21,7 +21,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_cu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import Scope
 
-from server.delivery import Served
+from server.calls import Served
 
 _ROUTES = {
     "/predict": re.compile(r"/predict(?:/[^/]+)?"),
@@ -40,7 +40,6 @@ class Tracing:
         """`provider` samples and exports; `version` is this package's."""
         self._provider = provider
         self._tracer = provider.get_tracer("batchwright", version)
-        self._epoch = time.time_ns() - time.monotonic_ns()
 
     def request(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str) -> "RequestSpan":
         """Begin the span of a request, a child of the one that its traceparent names; it is current until it ends."""
@@ -76,21 +75,25 @@ class Tracing:
             "batchwright.policy": served.policy,
             "batchwright.reason": launch.reason,
             "batchwright.batch_size": len(launch.requests),
+            "batchwright.first_stage": served.batch.first_stage,
         }
         if served.energy is not None:
             attributes["batchwright.energy_j"] = served.energy
+        epoch = time.time_ns() - time.monotonic_ns()
         batch = self._tracer.start_span(
             "batch",
             context.Context(),  # a trace of its own
             SpanKind.INTERNAL,
             attributes,
             [Link(span.get_span_context()) for span, _ in spans],
-            self._epoch + round(1e9 * completion.started),
+            epoch + round(1e9 * completion.started),
         )
         for span, request in spans:
+            if not span.is_recording():  # its client has gone
+                continue
             waited = {"batchwright.waiting_s": request.started - request.arrival}
             span.add_link(batch.get_span_context(), waited)
-        batch.end(self._epoch + round(1e9 * completion.finished))
+        batch.end(epoch + round(1e9 * completion.finished))
 
     def close(self) -> None:
         """Export what is left; gives up soon where nobody takes it."""
@@ -107,11 +110,11 @@ class RequestSpan:
         self._token: Token[context.Context] = context.attach(set_span_in_context(span))
 
     @property
-    def traceparent(self) -> bytes:
-        """What goes out with the answer."""
+    def traceparent(self) -> bytes | None:
+        """What goes out with the answer; None where the SDK is disabled."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(self._span))
-        return carrier["traceparent"].encode()
+        return carrier["traceparent"].encode() if carrier else None
 
     @property
     def trace_id(self) -> str:

@@ -164,7 +164,10 @@ class LazyBatching:
                 return lambda n: self.ride(stack, n)
 
     def _span(self, size: int, stage: int) -> float:
-        return self.profile.span(size, stage, self.stages) if stage < self.stages else 0.0
+        """Of so many from a stage on, s; in several batches where the maximum has become smaller."""
+        full, rest = divmod(size, self.profile.max_batch_size)
+        times = ((full, self.profile.max_batch_size), (1, rest))
+        return sum(n * self.profile.span(b, stage, self.stages) for n, b in times if n and b and stage < self.stages)
 
     def _launch(self, batch: Sequence[Request]) -> Launch:
         return Launch(batch, 1, "full" if len(batch) >= self.profile.max_batch_size else "policy")

@@ -9,7 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from policies.types import Kind, Launch, Request
+from server.calls import Served
 from server.energy import CountingMeter
+from server.executor import Batch, Completion
 from server.metrics import Metrics
 
 ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
@@ -59,7 +61,8 @@ def _samples() -> Iterator[Sample]:
     metrics.policy("m", "greedy", "greedy")
     metrics.adapted("m", "drift")
     metrics.objective("m", 0)
-    metrics.batch("d", "greedy", Launch([request]), 0.1, 0.1)
+    served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1)
+    metrics.batch("d", served)
     metrics.answered("d", [request], 1.0)
     metrics.outcome("m", "ok")
     metrics.rejected("m", "queue_full", 1)

@@ -117,6 +117,19 @@ def test_only_what_came_after_the_change_counts() -> None:
     assert refit.profile.service_time(8) == pytest.approx(truth.service_time(8), rel=0.04)
 
 
+def test_what_no_batch_accounts_for_closes_the_window_that_is_open() -> None:
+    evidence = Evidence(P4)
+    at = joules = 0.0
+    for _ in range(200):
+        evidence.reading(at, joules)
+        for _ in range(10):
+            evidence.batch(4, P4.service_time(4))
+        joules += 10 * (P4.energy(4) or 0.0) + 1.0  # and the energy of some single stages
+        evidence.disturb()
+        at += 1.0
+        assert evidence.refit() is None
+
+
 def test_a_reset_counter_and_one_that_stands_still_say_nothing() -> None:
     evidence = Evidence(P4)
     at = 0.0

@@ -1,7 +1,7 @@
 """The CPU device: batches, rows, refusals, and which device a spec means."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,10 +77,10 @@ def test_a_batch_too_large_or_of_another_shape_is_refused(device: TorchDevice, s
 def failing(device: TorchDevice, error: Exception | None) -> TorchDevice:
     """The same device, whose network raises, or whose logits are not finite."""
 
-    def run(_: Any, x: torch.Tensor) -> torch.Tensor:
+    def run(_: Any, gather: Callable[[], torch.Tensor]) -> torch.Tensor:
         if error is not None:
             raise error
-        return torch.full((len(x), 1000), float("nan"))
+        return torch.full((len(gather()), 1000), float("nan"))
 
     return TorchDevice(device._places, run)
 
@@ -127,6 +127,15 @@ def test_a_batch_that_goes_on_as_it_is_copies_nothing(samples: list[Pixels]) -> 
     merged = activations.joined(1, [*rows[4:], Row(other, 1), rows[0]])
     assert merged.tolist() == [[8, 9], [10, 11], [0, 0], [0, 1]]
     assert activations.joined(1, [rows[1], rows[0]]).data_ptr() == merged.data_ptr(), "one buffer a stage"
+
+
+def test_where_a_buffer_does_not_fit_the_rows_alone_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory for a whole buffer")
+
+    monkeypatch.setattr(torch, "empty", full)
+    rows = [Row(torch.full((1, 2), float(n)), 0) for n in range(3)]
+    assert Activations(8).joined(1, rows).tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_the_executors_thread_leaves_one_core_free(device: TorchDevice, samples: list[Pixels]) -> None:

@@ -179,6 +179,9 @@ def test_the_policy_can_be_read_swapped_and_solved_again(server: Server) -> None
     assert ask(server.url, "/admin/models/googlenet/solve", b"").json["spec"] == "smdp:w2=1.6"
     assert ask(server.url, "/predict", photograph()).status == 200
     assert 'policy="smdp",spec="smdp:w2=1.6"' in next(iter(server.metric("batchwright_policy_info")))
+    refused = ask(server.url, path, b'{"policy": "lazy:slo_ms=100"}', "PUT")
+    assert refused.status == 400
+    assert "start the server with --stages K" in refused.json["error"]
     assert ask(server.url, path, b'{"policy": "greedy"}', "PUT").json["rows"] == []
     assert ask(server.url, path).json["name"] == "greedy"
 

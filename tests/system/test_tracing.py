@@ -130,6 +130,12 @@ def test_a_collector_has_two_seconds_unless_somebody_says_otherwise(
     assert asked == [seconds]
 
 
+def test_a_disabled_sdk_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", f"http://127.0.0.1:{free_port()}") as server:
+        assert [reply.status for reply in predict_together(server.url, "", f"00-{TRACE}-{PARENT}-01")] == [200] * 2
+
+
 def test_a_wrong_endpoint_is_named() -> None:
     command = [*command_line("serve-model"), *EMULATED, "--otlp-endpoint", "localhost:4318"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
