@@ -34,8 +34,8 @@ PROFILE = "googlenet-tesla-p4-x10"
 BELIEVED = 0.8  # of the device's service times, by the profile that the server starts with
 POLICY = "smdp:slo_p95_ms=120"
 CAPACITY = 64  # of the queue
+COMPARED = "smdp:slo_p95_ms=300"  # response times beside which 2 ms outside the server, the client's, are few
 TOLERANCE = 0.02
-HTTP = 0.25  # of the response time that clients see, at most, passes outside the server
 SHORTENED = {"1d": 40, "6h": 30, "2h": 25, "1h": 20, "30m": 15, "15m": 5, "10m": 5, "5m": 10, "2m": 3, "1m": 5}  # s
 VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "10s", "$__interval": "1s", "$__range": "60s"}
 
@@ -150,6 +150,7 @@ def misfortunes(server: Server, orders: Path) -> dict[str, Any]:
     """Everything that a dashboard wants to show, in 45 s."""
     photograph = (resources.files("matplotlib") / "mpl-data" / "sample_data" / "grace_hopper.jpg").read_bytes()
     load = ["--pixels", "--rate", "120", "--duration", "40", "--seed", "1", "--json"]
+    swap(server, POLICY)
     behind = subprocess.Popen([*command_line("generate-load"), server.url, *load], stdout=subprocess.PIPE)
     time.sleep(3)
     burst = run_json(
@@ -182,12 +183,11 @@ def compare(url: str, report: dict[str, Any], records: list[dict[str, Any]]) -> 
         _row("energy per request, mJ", energy, 1e3 * _ratio(url, "energy_joules_total", "batch_size_sum")),
         _row("energy by the sensor, mJ", energy, 1e3 * _ratio(url, "device_energy_joules_total", "batch_size_sum")),
         _row("mean waiting time, ms", waiting, 1e3 * _ratio(url, "waiting_seconds_sum", "waiting_seconds_count")),
-        # the server sees less than its clients do, by what HTTP and a busy machine take
+        # the server sees less than its clients do, by what the network and the client's own work take
         _row(
             "mean response time, ms",
             report["mean_ms"],
             1e3 * _ratio(url, "response_seconds_sum", "response_seconds_count"),
-            (-HTTP, 0.0),
         ),
     ]
 
@@ -196,12 +196,10 @@ def _ratio(url: str, dividend: str, divisor: str) -> float:
     return value(url, f"sum(batchwright_{dividend}) / sum(batchwright_{divisor})")
 
 
-def _row(
-    name: str, reported: float, exported: float, within: tuple[float, float] = (-TOLERANCE, TOLERANCE)
-) -> dict[str, Any]:
+def _row(name: str, reported: float, exported: float) -> dict[str, Any]:
     difference = exported / reported - 1
     numbers = {"report": round(reported, 3), "prometheus": round(exported, 3), "difference": round(difference, 6)}
-    return {"name": name, **numbers, "within": within, "agrees": within[0] <= difference <= within[1]}
+    return {"name": name, **numbers, "agrees": abs(difference) <= TOLERANCE}
 
 
 def without_data(url: str, begin: float) -> list[str]:
@@ -243,7 +241,7 @@ def run() -> dict[str, Any]:
         profile.write_text(believed.to_json())
         os.environ["DRILL_FILE"] = str(orders)
         device = ["--device", f"emulated:{PROFILE}", "--profile", str(profile), "--queue-capacity", str(CAPACITY)]
-        command = [sys.executable, "-m", "benchmarks.drill", "googlenet", *device, "--policy", POLICY]
+        command = [sys.executable, "-m", "benchmarks.drill", "googlenet", *device, "--policy", COMPARED]
         with running(*command) as server, prometheus(server.url.removeprefix("http://")) as url:
             began = time.time()
             load = ["--pixels", "--rate", "120", "--duration", "45", "--output", str(output)]

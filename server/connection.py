@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 from typing import Any, Literal, NoReturn
 
 import httptools
@@ -135,6 +136,7 @@ class Connection(HttpToolsProtocol):
         """A request's first byte."""
         self._stage, self._timed, self._fed, self._payload = "headers", "between", 0, 0
         super().on_message_begin()
+        self.scope["state"]["began"] = monotonic()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; what follows the body as a trailer is not one."""

@@ -151,6 +151,11 @@ class Dispatcher:
         self._wake.set()
         return self.chosen[model]
 
+    @property
+    def device(self) -> str:
+        """The device's name, for metrics."""
+        return self._executor.name
+
     def now(self) -> float:
         """The instant on the clock that all of this goes by, s."""
         return self._clock()

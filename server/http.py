@@ -1,12 +1,13 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 
 from starlette.types import Receive, Scope, Send
 
+from server.calls import Answer
 from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError
 from server.protocol import render_error
 
@@ -27,12 +28,16 @@ class Caller:
         began: when the call began, s of time.monotonic.
         timeout: the client's, s from the beginning; inf where it has none.
         samples: how many the call brings, as far as is known.
+        asked: when its samples were put into the queue, s of time.monotonic.
+        answers: what came of them.
     """
 
     receive: Receive
     began: float
     timeout: float = inf
     samples: int = 1
+    asked: float = inf
+    answers: list[Answer] = field(default_factory=list)
 
     def left(self) -> float:
         """What is left of the time-out, s.
@@ -50,6 +55,11 @@ class Caller:
     def expired(self) -> ExpiredError:
         """What to tell it when the time-out passes before the call is in the queue."""
         return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
+
+
+def caller_of(scope: Scope, receive: Receive) -> Caller:
+    """Who waits; its call began with the first byte, where the connection tells when that was."""
+    return Caller(receive, scope["state"].get("began", monotonic()))
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:

@@ -60,6 +60,7 @@ class Inference:
         """Answer one call for the model of that name: an error inside is answered, and counted."""
         try:
             yield
+            self._answered(self.model(name).name, caller)
         except ServerError as error:
             self._refused(name, error, caller)
             await respond_error(send, error)
@@ -193,11 +194,9 @@ class Inference:
             ServerError: refused, expired or failed.
             ClientGoneError: the client closed the connection.
         """
-        asked = monotonic()
-        caller.samples = len(inputs)
-        answers = await _watched(self.dispatcher.submit(model.name, inputs, caller.left()), caller)
-        self._count(model.name, answers, asked - caller.began, monotonic() - caller.began)
-        return answers
+        caller.asked, caller.samples = monotonic(), len(inputs)
+        caller.answers = await _watched(self.dispatcher.submit(model.name, inputs, caller.left()), caller)
+        return caller.answers
 
     def _refused(self, model: str | None, error: ServerError, caller: Caller) -> None:
         """Count a call that ends with an error."""
@@ -216,11 +215,14 @@ class Inference:
         self.metrics.outcome(name, outcome, caller.samples)
         return name
 
-    def _count(self, model: str, answers: Sequence[Answer], decode: float, total: float) -> None:
-        waiting = max(answer.waiting for answer in answers)
-        service = max(answer.service for answer in answers)
-        self.metrics.outcome(model, "ok", len(answers))
-        self.metrics.statistics.answered(model, decode, waiting, service, total)
+    def _answered(self, model: str, caller: Caller) -> None:
+        """Count a call whose answer has been handed to the connection: all that was done for it is behind it."""
+        response = monotonic() - caller.began
+        waiting = max(answer.waiting for answer in caller.answers)
+        service = max(answer.service for answer in caller.answers)
+        self.metrics.outcome(model, "ok", caller.samples)
+        self.metrics.responded(model, self.dispatcher.device, response, caller.samples)
+        self.metrics.statistics.answered(model, caller.asked - caller.began, waiting, service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """What happened to a call: the largest batch, the longest times, the energy of all its samples."""

@@ -1,6 +1,7 @@
 """Prometheus instruments, in base units, on a registry of their own."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -47,14 +48,16 @@ class Metrics:
             return Gauge(f"batchwright_{name}", text, labels, registry=registry)
 
         served = ("model", "device")
-        self._requests = counter("requests", "Requests by what came of them", "model", "outcome")
+        # kept by `cache`: finding a child costs more than counting, and these two are once a call
+        self._outcome = cache(counter("requests", "Requests by what came of them", "model", "outcome").labels)
         self._policies: dict[str, tuple[str, str]] = {}
-        self._outcomes: dict[tuple[str, str], Counter] = {}
         self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
         self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
         self._energy = counter("energy_joules", "Energy of all batches, by the profile", *served, "source")
-        self._response = histogram("response_seconds", "Arrival to answer", _SECONDS, *served)
+        self._response = cache(
+            histogram("response_seconds", "First byte of a call to its answer", _SECONDS, *served).labels
+        )
         self._waiting = histogram("waiting_seconds", "Arrival to launch", _SECONDS, *served)
         self._service = histogram("service_seconds", "Launch to completion of a batch", _SECONDS, *served)
         self._batch_size = histogram("batch_size", "Requests served together", [*map(float, _SIZES)], *served)
@@ -135,22 +138,23 @@ class Metrics:
         if not requests:
             return
         model = requests[0].kind.model
-        waiting, response = self._waiting.labels(model, device), self._response.labels(model, device)
-        responses = [now - request.arrival for request in requests]
-        for request, seconds in zip(requests, responses, strict=True):
+        waiting = self._waiting.labels(model, device)
+        for request in requests:
             waiting.observe(request.started - request.arrival)
-            response.observe(seconds)
-        self.history.answered(model, responses)
         late = sum(now > request.deadline for request in requests)
         if late:
             self._missed.labels(model).inc(late)
 
+    def responded(self, model: str, device: str, seconds: float, n: int) -> None:
+        """A call of `n` requests was answered: so long after its first byte had come."""
+        response = self._response(model, device)
+        for _ in range(n):
+            response.observe(seconds)
+        self.history.answered(model, [seconds] * n)
+
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
         """What came of `n` requests: ok, bad_input, rejected, expired, cancelled or failed."""
-        child = self._outcomes.get((model, outcome))
-        if child is None:  # finding a child costs more than counting, and this is once a call
-            child = self._outcomes[model, outcome] = self._requests.labels(model, outcome)
-        child.inc(n)
+        self._outcome(model, outcome).inc(n)
 
     def rejected(self, model: str, reason: str, n: int) -> None:
         """`n` requests were not admitted."""

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from math import inf
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from server.documents import (
 )
 from server.encoding import compress
 from server.errors import NotFoundError
-from server.http import Caller, Headers, client_timeout, headers_of, read_body, respond
+from server.http import Caller, Headers, caller_of, client_timeout, headers_of, read_body, respond
 from server.inference import MAX_BODY_BYTES, Inference
 from server.intake import Share
 from server.models import ServedModel
@@ -68,7 +67,7 @@ class Infer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call; whatever goes wrong is answered too."""
-        caller = Caller(receive, monotonic())
+        caller = caller_of(scope, receive)
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
         async with self._inference.answering(name, scope, send, caller):

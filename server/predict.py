@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.calls import Answer
 from server.forms import field_of, is_form
-from server.http import Caller, client_timeout, headers_of, respond
+from server.http import Caller, caller_of, client_timeout, headers_of, respond
 from server.inference import Inference
 from server.intake import Share
 from server.models import ServedModel
@@ -35,7 +34,7 @@ class Predict:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call; whatever goes wrong is answered too."""
-        caller = Caller(receive, monotonic())
+        caller = caller_of(scope, receive)
         path = self._PATH.fullmatch(scope["path"])
         name = path[1] if path else None
         async with self._inference.answering(name, scope, send, caller):

@@ -64,6 +64,7 @@ def _samples() -> Iterator[Sample]:
     served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1)
     metrics.batch("d", served)
     metrics.answered("d", [request], 1.0)
+    metrics.responded("m", "d", 1.0, 1)
     metrics.outcome("m", "ok")
     metrics.rejected("m", "queue_full", 1)
     metrics.device_fault("m", "RuntimeError")

@@ -328,6 +328,25 @@ def test_a_time_out_that_has_passed_is_expired_and_says_what_the_client_sent() -
     with_inference(scenario)
 
 
+def test_the_response_time_that_is_exported_begins_with_the_call_and_ends_with_its_answer() -> None:
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        who = caller()
+        who.began -= 3.0  # its body took so long
+        async with inference.answering("m", {"type": "http", "state": {}}, send, who):
+            await inference.ask(MODEL, [MODEL.codec.pixels(bytes(SAMPLE))] * 2, who)
+            assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
+        text = inference.metrics.render().decode()
+        assert f'batchwright_response_seconds_count{{device="{inference.dispatcher.device}",model="m"}} 2.0' in text
+        total = next(line for line in text.splitlines() if line.startswith("batchwright_response_seconds_sum"))
+        assert float(total.split()[-1]) >= 2 * 3.0
+        assert 'batchwright_requests_total{model="m",outcome="ok"} 2.0' in text
+
+    with_inference(scenario)
+
+
 @pytest.mark.parametrize(
     ("header", "field", "least"), [("300", None, 0.3), ("300", 60_000_000, 0.3), ("60000", 300_000, 0.3)]
 )
