@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.types import Launch, Request
 from server.errors import ServerError
-from server.executor import Batch, Completion
+from server.executor import Batch, Completion, Onward
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class InService:
+    """What the device works on.
+
+    Attributes:
+        policy: name of the one that launched it.
+        launch: as it decided.
+        batch: as the device was given it.
+        running: its completion, once it is there.
+    """
+
+    policy: str
+    launch: Launch
+    batch: Batch
+    running: "asyncio.Future[Completion]"
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A batch that the device has finished, or some stages of one.
 
@@ -126,4 +143,10 @@ class Served:
 def batch_of(launch: Launch) -> Batch:
     """What the device is given for a launch."""
     first = launch.requests[0]
-    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages)
+    onward = None if launch.stages is None else Onward()
+    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages, onward)
+
+
+def batch_after(batch: Batch, then: Launch) -> Batch:
+    """What it is given for the next launch of the same requests; the inputs come from the batch before."""
+    return Batch(batch.model, batch.inputs, batch.last_stage or 0, then.stages, batch.onward)

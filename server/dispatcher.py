@@ -17,11 +17,13 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
+from server.ahead import Ahead
 from server.alarm import Alarm
-from server.calls import Answer, Call, Sample, Served, batch_of
+from server.calls import Answer, Call, InService, Sample, Served, batch_of
 from server.delivery import Delivery
-from server.errors import DrainingError, ExecutionError, ExpiredError, ServerError, UnavailableError
+from server.errors import DrainingError, ExecutionError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
+from server.expiry import Expiry
 from server.forecast import Forecast
 from server.metrics import Metrics
 from server.rescue import Part, complete, rescue, watched
@@ -75,9 +77,11 @@ class Dispatcher:
         self._all_answered = asyncio.Event()
         self._calls: set[Call] = set()
         self._draining = False
+        self._ahead = Ahead(self._batcher, self._forecast, clock)
         self._undelivered: Served | None = None
         self._last_finish: float | None = None  # of the batch before, while nobody has waited since
-        self._expiry = Alarm(clock, self._on_expiry)  # a busy device does not delay it
+        self._expiry = Expiry(self._batcher, self._forecast, self._admission)
+        self._alarm = Alarm(clock, self._on_expiry)  # a busy device does not delay it
 
     # what the gateway asks
 
@@ -106,8 +110,8 @@ class Dispatcher:
         self._metrics.history.arrived(model, len(inputs))
         if not self._batcher.busy:
             self._turns_by = now
-        self._wake.set()
-        self._expiry.set(self._batcher.next_expiry())
+        self._changed()
+        self._alarm.set(self._batcher.next_expiry())
         return call.future
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
@@ -148,7 +152,7 @@ class Dispatcher:
         self.chosen[model] = replace(chosen, monitor=monitor) if same else chosen
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
-        self._wake.set()
+        self._changed()
         return self.chosen[model]
 
     @property
@@ -188,7 +192,7 @@ class Dispatcher:
         """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
         self._draining = True
         self._batcher.drain()
-        self._wake.set()
+        self._changed()
         while self._calls:
             self._all_answered.clear()
             await self._all_answered.wait()
@@ -226,9 +230,9 @@ class Dispatcher:
         match self._decide():
             case Launch() as launch:
                 batch = batch_of(launch)
-                running = self._run(batch)
+                now = InService(self.chosen[batch.model].name, launch, batch, self._run(batch))
                 self._deliver()  # the batch before, while the device works on this one
-                await self._serve(launch, batch, running)
+                await self._serve(now)
             case Wait(until):
                 self._last_finish = None
                 self._turns_by = until
@@ -236,17 +240,17 @@ class Dispatcher:
                 await self._sleep(until)
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
-        expected = self._forecast.batch(batch)
+        expected = self._forecast.rest(batch)
         within = max(self._admission.limits.patience, _HUNG_AFTER * expected)
         now = self._clock()
-        self._forecast.free_at, self._turns_by = now + self._forecast.rest(batch), now + within
+        self._forecast.free_at, self._turns_by = now + expected, now + within
         return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:
         now = self._clock()
-        self._expire(now)
+        self._expiry.leave(now)
         try:
-            self._drop_doomed(now)
+            self._expiry.drop_doomed(now)
             return self._batcher.decide(now)
         except Exception:  # noqa: BLE001  (a broken policy must not take the requests down with it)
             _log.exception("the policy failed; serving greedily until another one is set")
@@ -255,33 +259,36 @@ class Dispatcher:
             self._batcher.drain()
             return self._batcher.decide(now)
 
-    def _drop_doomed(self, now: float) -> None:
-        """Whom the next launch would answer too late leaves before it: nobody is served for nobody."""
-        while self._batcher.next_expiry() < now + self._forecast.longest():
-            action = self._batcher.policy.decide(self._batcher.state(now))
-            batch = action.requests if isinstance(action, Launch) else ()
-            by = now + self._forecast.end(action) if isinstance(action, Launch) else now
-            doomed = [request for request in batch if request.expires < by]
-            if not doomed:
+    async def _serve(self, now: InService) -> None:
+        """Wait for the device; and for what it goes on with unasked."""
+        ahead = self._ahead.look(now.launch, now.batch, now.policy)
+        for index, following in enumerate([*ahead, None]):
+            try:
+                completion = complete(now.batch, await now.running)
+            except Exception as error:  # noqa: BLE001  (whatever the device raised, as few as possible fail for it)
+                self._last_finish = None
+                await self._rescue(now, error)
                 return
-            for request in doomed:
-                self._batcher.cancel(request)
-                self._fail_expired(request, now, by)
+            if self._last_finish is not None:
+                self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
+            onward = now.batch.onward
+            if following is None or onward is None or onward.taken <= index:
+                self._undelivered = self._served(now, completion, self._batcher.complete(now.launch))
+                self._last_finish = completion.finished if len(self._batcher) else None
+                return
+            self._batcher.go_on(now.launch)
+            self._undelivered = self._served(now, completion, ())
+            self._last_finish = completion.finished
+            self._deliver()
+            now = replace(following, batch=replace(following.batch, inputs=completion.outputs))
 
-    async def _serve(self, launch: Launch, batch: Batch, running: "asyncio.Future[Completion]") -> None:
-        policy = self.chosen[batch.model].name  # another one may be set during the service
-        try:
-            completion = complete(batch, await running)
-        except Exception as error:  # noqa: BLE001  (whatever the device raised, as few as possible fail for it)
-            self._last_finish = None
-            await self._rescue(policy, launch, batch, error)
-            return
-        if self._last_finish is not None:
-            self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-        self._undelivered = self._served(policy, launch, batch, completion, self._batcher.complete(launch))
-        self._last_finish = completion.finished if len(self._batcher) else None
+    def _changed(self) -> None:
+        """Something has happened: whatever was decided ahead of it is decided anew."""
+        self._ahead.withdraw()
+        self._wake.set()
 
-    async def _rescue(self, policy: str, launch: Launch, batch: Batch, error: Exception) -> None:
+    async def _rescue(self, now: InService, error: Exception) -> None:
+        launch, batch = now.launch, replace(now.batch, onward=None)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         rescued = await rescue(self._run, batch, error)
@@ -290,7 +297,7 @@ class Dispatcher:
             mine = replace(launch, requests=part.of(launch.requests))
             if isinstance(part.result, Completion):
                 tried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in mine.requests if r in finished]
-                self._answer(self._served(policy, mine, tried, part.result, here))
+                self._answer(self._served(replace(now, launch=mine, batch=tried), part.result, here))
             else:
                 self._fail_alone(mine.requests, part)
         if rescued.largest is not None:
@@ -332,10 +339,9 @@ class Dispatcher:
 
     # the ways out of the house
 
-    def _served(
-        self, policy: str, launch: Launch, batch: Batch, completion: Completion, finished: Sequence[Request]
-    ) -> Served:
-        served = Served(policy, launch, batch, completion, finished, self._forecast.energy(batch))
+    def _served(self, now: InService, completion: Completion, finished: Sequence[Request]) -> Served:
+        energy = self._forecast.energy(now.batch)
+        served = Served(now.policy, now.launch, now.batch, completion, finished, energy)
         served.hand_on()
         return served
 
@@ -365,6 +371,7 @@ class Dispatcher:
     def _leave(self, call: Call) -> None:
         """The call is answered, failed or cancelled: whoever of it is still here goes."""
         if call.missing:
+            self._changed()
             for request in call.requests:
                 self._batcher.cancel(request)
         call.requests.clear()
@@ -374,17 +381,7 @@ class Dispatcher:
 
     # time-outs of clients
 
-    def _expire(self, now: float) -> None:
-        for request in self._batcher.expire(now):
-            self._fail_expired(request, now, now)
-
-    def _fail_expired(self, request: Request, now: float, by: float) -> None:
-        call, waited = request.payload.call, 1e3 * (now - request.arrival)
-        self._admission.seen(call.earliest, by)
-        passes = "passed" if request.expires <= now else "would pass"
-        call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
-
     def _on_expiry(self) -> None:
-        self._expire(self._clock())
-        self._wake.set()
-        self._expiry.set(self._batcher.next_expiry())
+        self._expiry.leave(self._clock())
+        self._changed()
+        self._alarm.set(self._batcher.next_expiry())

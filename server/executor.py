@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,17 +26,56 @@ class Batch:
             stage before gave for each.
         first_stage: the stage at which all of them stand.
         stages: how many stages to run; None runs to the end.
+        onward: where there are more stages, what the device may go on with unasked.
     """
 
     model: str
     inputs: Sequence[Any]
     first_stage: int = 0
     stages: int | None = None
+    onward: "Onward | None" = None
 
     @property
     def last_stage(self) -> int | None:
         """The stage before which it ends; None: it runs to the end."""
         return None if self.stages is None else self.first_stage + self.stages
+
+
+class Onward:
+    """What to run after a batch, one after the other, each with the outputs of the one before as its inputs.
+
+    Decided while the device is at work: asking the event loop between two stages takes two threads' waking up. Offered
+    and withdrawn on the event loop, taken by the device's thread; a deque's methods are atomic, so one of them has it.
+
+    Attributes:
+        taken: how many the device has gone on with; certain once the completion of what it ran last is known.
+    """
+
+    __slots__ = ("_next", "taken")
+
+    def __init__(self) -> None:
+        """Nothing is offered."""
+        self.taken = 0
+        self._next: deque[_Work] = deque()
+
+    def offer(self, batch: Batch) -> "asyncio.Future[Completion]":
+        """After all that was offered before, the device may go on with this one; the future is its own."""
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._next.append((batch, done))
+        return done
+
+    def withdraw(self) -> None:
+        """It may not go on with what it has not taken."""
+        self._next.clear()
+
+    def take(self, inputs: Sequence[Any]) -> "_Work | None":
+        """What is offered next, if anything is, with its inputs."""
+        try:
+            batch, done = self._next.popleft()
+        except IndexError:
+            return None
+        self.taken += 1
+        return Batch(batch.model, inputs, batch.first_stage, batch.stages), done
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +91,9 @@ class Completion:
     outputs: Sequence[Any]
     started: float
     finished: float
+
+
+_Work = tuple[Batch, asyncio.Future[Completion]]
 
 
 class OutOfMemoryError(Exception):
@@ -75,7 +118,10 @@ class Executor(Protocol):
     name: str
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Start at once; the future holds the outputs, or the device's exception."""
+        """Start at once; the future holds the outputs, or the device's exception.
+
+        What `batch.onward` offers may be taken and run before the future is done; nobody has to.
+        """
         ...
 
 
@@ -94,7 +140,7 @@ class ThreadExecutor:
         """`device` is touched by the thread alone from now on; `name` is for people."""
         self.name = name
         self._device = device
-        self._work: queue.SimpleQueue[tuple[Batch, asyncio.Future[Completion]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
@@ -111,22 +157,31 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
-            batch, done = work
-            started = time.monotonic()
-            result: Completion | Exception
-            try:
-                outputs = self._device.serve(batch)
-                result = Completion(outputs, started, time.monotonic())
-            except Exception as error:  # noqa: BLE001  (whatever the device raises is the answer to this batch)
-                result = error
+            then: _Work | None = work
+            onward, results = work[0].onward, []
+            while then is not None:
+                result = self._result(then[0])
+                results.append((then[1], result))
+                then = None
+                if onward is not None and isinstance(result, Completion):
+                    then = onward.take(result.outputs)
             with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-                done.get_loop().call_soon_threadsafe(_resolve, done, result)
+                work[1].get_loop().call_soon_threadsafe(_resolve, results)
+
+    def _result(self, batch: Batch) -> Completion | Exception:
+        started = time.monotonic()
+        try:
+            outputs = self._device.serve(batch)
+        except Exception as error:  # noqa: BLE001  (whatever the device raises is the answer to this batch)
+            return error
+        return Completion(outputs, started, time.monotonic())
 
 
-def _resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
-    if done.done():
-        return
-    if isinstance(result, Completion):
-        done.set_result(result)
-    else:
-        done.set_exception(result)
+def _resolve(results: Sequence[tuple[asyncio.Future[Completion], Completion | Exception]]) -> None:
+    for done, result in results:
+        if done.done():
+            continue
+        if isinstance(result, Completion):
+            done.set_result(result)
+        else:
+            done.set_exception(result)

@@ -14,7 +14,7 @@ from server.history import History
 from server.statistics import Statistics
 
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
-_GAP_SECONDS = [0.00005 * 2**k for k in range(12)]  # 50 us to 0.1 s
+_GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _REFUSALS = ("queue_full", "too_late", "bytes", "draining")
 _CHANGES = ("drift", "objective", "memory")

@@ -7,6 +7,7 @@ asyncio Dispatcher and the simulator; whatever both must do alike stands here.
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from policies.queue.monitor import Monitor
@@ -133,6 +134,28 @@ class Batcher:
                 if not until > now:
                     raise PolicyError(f"a wait until {until} does not end after now, {now}")
         return action
+
+    def ahead(self, launch: Launch, at: float) -> Launch | None:
+        """The next launch of the same requests, when `launch` is over at `at` (s) and nothing has happened until then.
+
+        It may be one that is itself ahead of what is in service. None where others would be launched than those; where
+        somebody has left; at the end.
+        """
+        batch = launch.requests
+        stage = batch[0].stage + (launch.stages or 0)
+        if launch.stages is None or self._left or any(stage >= request.stages for request in batch):
+            return None
+        moved = [replace(request, stage=stage) for request in batch]
+        rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
+        action = self.policy.decide(State(at, tuple(self._waiting), (*self._suspended, *moved), rates, mean_rates))
+        if isinstance(action, Launch) and [r.id for r in action.requests] == [r.id for r in batch]:
+            return replace(action, requests=moved)
+        return None
+
+    def go_on(self, launch: Launch) -> None:
+        """The device is done with `launch` and serves the same requests on."""
+        for request in launch.requests:
+            request.stage += launch.stages or 0
 
     def complete(self, launch: Launch) -> list[Request]:
         """The device is done with `launch`: return who is finished; the others are suspended for their next stage.

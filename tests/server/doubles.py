@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,20 @@ class FakeExecutor:
         return asyncio.ensure_future(self._run(batch))
 
     async def _run(self, batch: Batch) -> Completion:
+        first = completion = await self._serve(batch)
+        ends: list[Callable[[], None]] = []
+        while batch.onward is not None and (then := batch.onward.take(completion.outputs)) is not None:
+            try:
+                completion = await self._serve(then[0])
+            except Exception as error:  # noqa: BLE001  (as a device's thread does)
+                ends.append(partial(then[1].set_exception, error))
+                break
+            ends.append(partial(then[1].set_result, completion))
+        for end in ends:
+            end()
+        return first
+
+    async def _serve(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()
         start = loop.time()
         await asyncio.sleep(self._profile.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))
