@@ -219,8 +219,9 @@ def _within(samples: Sequence[Sample], begin: float, end: float) -> Held:
 
 def _grown(early: Held, late: Held, idle: tuple[Held, Held], tolerance: float) -> list[str]:
     problems = []
-    if late.rss_mb / early.rss_mb - 1 > tolerance:
-        problems.append(f"memory went from {early.rss_mb} to {late.rss_mb} MB")
+    for then, name in ((late, "under load"), (idle[1], "when all was over")):
+        if then.rss_mb / early.rss_mb - 1 > tolerance:
+            problems.append(f"memory went from {early.rss_mb} to {then.rss_mb} MB {name}")
     if late.threads > early.threads + 1:
         problems.append(f"threads went from {early.threads} to {late.threads}")
     if idle[1].files > idle[0].files + 3:
@@ -240,6 +241,7 @@ def soak(minutes: float) -> dict[str, Any]:
             run = Soak(server, order, 60 * minutes)
             uvloop.run(run.run())
             _settle(server)
+            time.sleep(_CALM_S)
             after = held(server.process.pid)
             counted = outcomes(server)
     long = minutes >= 5
