@@ -78,6 +78,13 @@ class FaultyDevice:
                 pass
 
 
+def give(order: Path, text: str) -> None:
+    """Order something, whole: a device that read between truncating and writing would take nothing for an order."""
+    new = order.with_suffix(".new")
+    new.write_text(text)
+    new.replace(order)
+
+
 def main() -> None:
     """Serve; the composition root takes its emulated device from where it always does."""
     server.emulated.EmulatedDevice = FaultyDevice  # type: ignore[misc, assignment]

@@ -26,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.drill import give
 from benchmarks.serving import Server, command_line, free_port, run_json, running, save
 from deploy.expressions import DEPLOY, RULES, Expression, all_expressions
 from policies.profile import load_profile
@@ -157,7 +158,7 @@ def misfortunes(server: Server, orders: Path) -> dict[str, Any]:
         "generate-load", server.url, "--pixels", "--rate", "300", "--duration", "1", "--arrivals", "backlog"
     )
     time.sleep(8)
-    orders.write_text("error:1")
+    give(orders, "error:1")
     wrong = [send(server, b"no picture", 1000), poison(server)]
     time.sleep(4)
     swap(server, "greedy")

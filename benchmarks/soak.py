@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, cycle
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ import aiohttp
 import numpy as np
 import uvloop
 
+from benchmarks.drill import give
 from benchmarks.processes import Held, held
 from benchmarks.serving import Server, running, save
 from benchmarks.soak_calls import GIVE_UP, SAMPLES, Books, Callers
@@ -47,8 +47,9 @@ _FILLING_S = 3.0
 _HEEDED_S = 60.0  # s in which an ordered fault comes: some policies launch no batch that is large enough
 _AFTERMATH = 5.0  # s after an ordered error in which its 500s must be over
 _SAMPLE_S = 2.0
-_WINDOW_S = 120.0  # over which memory is compared, while few wait: a full queue alone holds 150 MB
-_FEW, _CALM_S = 32, 12.0  # after a burst it takes ten seconds until the system gets back what lies free
+_EARLY = 2.0  # minutes, after which the memory is what it is compared with
+_COMPARED = 15  # samples, half a minute
+_FEW, _CALM_S = 32, 12.0  # a full queue alone holds 150 MB; ten seconds later the system has got back what lies free
 _RECORDED = 10  # every so many samples one is kept
 
 
@@ -101,7 +102,7 @@ class Soak:
                     if task.done():
                         task.result()
                     task.cancel()
-            self._order.write_text("none")
+            give(self._order, "none")
 
     async def _offer(self, call: _Call) -> None:
         capacity = load_profile(PROFILE).truncated(_LEFT).capacity
@@ -132,7 +133,7 @@ class Soak:
             fault = f"oom:{largest - 1}" if kind == "oom" else kind
             error = _RAISES.get(fault.partition(":")[0])
             before = await _told(raised, self._server, error)
-            self._order.write_text(fault)
+            give(self._order, fault)
             self.faults.append((self._now(), fault))
             while error and await _told(raised, self._server, error) == before:
                 await asyncio.wait([call() for _ in range(_CROWD)])
@@ -204,16 +205,17 @@ def _unexplained(soak: Soak) -> list[str]:
     return [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
 
 
-def _within(samples: Sequence[Sample], begin: float, end: float) -> Held:
-    """Medians of what was held from one instant to another, s, while few waited, if there was such a time."""
+def _calm(samples: Sequence[Sample]) -> list[Sample]:
+    """Those before which few waited for a while; all, if there are none."""
     busy = [sample.at for sample in samples if sample.waiting > _FEW]
-    there = [sample for sample in samples if begin <= sample.at <= end]
-    calm = [sample for sample in there if not any(sample.at - _CALM_S <= at <= sample.at for at in busy)]
-    near = [sample.held for sample in calm or there]
+    return [s for s in samples if not any(s.at - _CALM_S <= at <= s.at for at in busy)] or [*samples]
+
+
+def _medians(samples: Sequence[Sample]) -> Held:
     return Held(
-        round(median(h.rss_mb for h in near), 1),
-        round(median(h.files for h in near)),
-        round(median(h.threads for h in near)),
+        round(median(s.held.rss_mb for s in samples), 1),
+        round(median(s.held.files for s in samples)),
+        round(median(s.held.threads for s in samples)),
     )
 
 
@@ -233,7 +235,7 @@ def soak(minutes: float) -> dict[str, Any]:
     """Run it and judge it; `wrong` of the record is empty when all is well."""
     with tempfile.TemporaryDirectory() as folder:
         order = Path(folder) / "order"
-        order.write_text("none")
+        give(order, "none")
         os.environ["DRILL_FILE"] = str(order)
         command = (sys.executable, "-m", "benchmarks.drill", "googlenet", "--device", f"emulated:{PROFILE}")
         with running(*command, "--policy", "greedy") as server:
@@ -245,9 +247,9 @@ def soak(minutes: float) -> dict[str, Any]:
             after = held(server.process.pid)
             counted = outcomes(server)
     long = minutes >= 5
-    window = min(_WINDOW_S, 15.0 * minutes)
-    early = _within(run.samples, window / 2, 1.5 * window)
-    late = _within(run.samples, 60.0 * minutes - window, inf)
+    calm, begin = _calm(run.samples), 60.0 * min(_EARLY, minutes / 8)
+    early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
+    late = _medians(calm[-_COMPARED:])
     wrong = [*run.books.wrong, *audit(run.books, counted), *_unexplained(run)]
     wrong += _grown(early, late, (before, after), 0.05 if long else 0.25)
     return {
@@ -260,7 +262,7 @@ def soak(minutes: float) -> dict[str, Any]:
         "rss_mb": {"idle before": before.rss_mb, "early": early.rss_mb, "end": late.rss_mb, "idle after": after.rss_mb},
         "files": {"idle before": before.files, "early": early.files, "end": late.files, "idle after": after.files},
         "threads": {"early": early.threads, "end": late.threads},
-        "window_s": window,
+        "early_s": begin,
         "samples": [
             {"t_s": round(s.at, 1), "rss_mb": s.held.rss_mb, "files": s.held.files, "waiting": s.waiting}
             for s in run.samples[::_RECORDED]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.drill import give
 from benchmarks.serving import Server, running
 from tests.system.client import Reply, ask
 
@@ -24,7 +25,7 @@ class Drill:
     orders: Path
 
     def order(self, text: str) -> None:
-        self.orders.write_text(text)
+        give(self.orders, text)
 
     def infer(self, data: bytes) -> Reply:
         return ask(self.server.url, "/v2/models/googlenet/infer", data, headers=_RAW)
