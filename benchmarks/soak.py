@@ -251,7 +251,9 @@ def soak(minutes: float) -> dict[str, Any]:
     early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
     late = _medians(calm[-_COMPARED:])
     wrong = [*run.books.wrong, *audit(run.books, counted), *_unexplained(run)]
-    wrong += _grown(early, late, (before, after), 0.05 if long else 0.25)
+    wrong += _grown(
+        early, late, (before, after), 0.05 if long else 0.5
+    )  # a short run ends while memory still rises to its level
     return {
         "minutes": minutes,
         "calls": sum(run.books.ends.values()),
