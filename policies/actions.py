@@ -24,6 +24,8 @@ _WORDS = {
     "within {slo_ms} ms (slack {slack}); they catch up and ride along.",
     "catch-up": "Launches stage by stage, or whole batches where stopping costs more than it may gain. Between stages "
     "newcomers go first where it pays and everybody can be answered within {slo_ms} ms; they catch up and ride along.",
+    "multi-bin": "Requests of similar size wait together, in {arg} bins; within each it decides as {inner} does.",
+    "joining": "Between two iterations who is finished leaves, and who waits takes the place.",
     "file": "Launches by the solved table of a file: the row nearest to the measured arrival rate.",
 }
 _SOLVED = "Launches by the solved table: the row nearest to the measured arrival rate{why}."
@@ -82,7 +84,9 @@ def how_it_decides(chosen: Chosen) -> str:
     """A sentence or two for people."""
     parameters = chosen.parameters
     bounds = [f", with {key} = {value}" for key, value in parameters.items() if key != "max_wait_ms"]
-    text = _WORDS.get(chosen.name, _SOLVED).format(**{"why": "".join(bounds), "slack": "printed", **parameters})
+    text = _WORDS.get(chosen.name, _SOLVED).format(
+        **{"why": "".join(bounds), "slack": "printed", "inner": "static", **parameters}
+    )
     bound = parameters.get("max_wait_ms", "inf")
     return text if bound == "inf" else f"{text} When the oldest has waited {bound} ms, it launches in any case."
 

@@ -5,9 +5,11 @@ A new policy is one file in rules/ and one line in `CATALOG`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, log, sqrt
+from functools import partial
+from math import inf
 from typing import Any
 
+from policies.binning import equal_edges, optimised_edges
 from policies.profile import Profile
 from policies.queue.counting import CountTable
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
@@ -16,26 +18,25 @@ from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, greedy, serial, static, timeout
 from policies.rules.drain import Drain
 from policies.rules.finishing import Finishing
+from policies.rules.joining import Joining
 from policies.rules.lazy_batching import SLACKS, LazyBatching
-from policies.rules.lookup import Lookup, Row, lookup, weighted
+from policies.rules.lookup import Lookup, Row, lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
+from policies.rules.multi_bin import Bins, Cut
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
-from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
-from policies.smdp.solver import Solution, solve
-from policies.smdp.table import PolicyTable, TableRow, default_loads, load_table, solve_table, table_of
+from policies.smdp.solver import solve
+from policies.smdp.table import PolicyTable, load_table, table_of
+from policies.solving import following, solved_table, table_policy, weight_of
 from policies.spec import Spec, is_file, split_name
-from policies.types import Mix, Policy, SpecError
+from policies.types import Kind, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
-_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, beside 1: mean rate over momentary rate
-_STEP = 1.35  # from one load to the next in the tables for those factors
 _STAGES = 10  # in simulations, where neither the profile nor anybody else says
 _BY_STAGES = (LazyBatching, CatchUp)
-_REHEARSED = 15_000  # requests simulated for each load where a percentile is bounded
+_MOST_BINS = 64
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Chosen:
         policy: with its waiting bounded.
         monitor: measures the arrival rate in the way the policy wants it.
         slo: promised response time, s; inf where the spec names none.
-        table: the solved table, where there is one.
+        table: the solved table, where there is one for all requests.
+        bins: give requests their kinds, where requests of different size are not to share a batch.
         defaults: what filled the keys that the spec leaves open; choosing again must use the same.
     """
 
@@ -62,48 +64,21 @@ class Chosen:
     monitor: Monitor
     slo: float = inf
     table: PolicyTable | None = None
+    bins: Bins | None = None
     defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def kind(self, model: str, size: float) -> Kind:
+        """What a request that arrives now may share a batch with, by its predicted service time alone, s."""
+        return Kind(model) if self.bins is None else self.bins.kind(model, size)
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a name becomes a policy, or a table to look up, and which keys it takes besides max_wait_ms."""
+    """How a name becomes a policy, a table to look up, or all of it; and which keys it takes besides max_wait_ms."""
 
-    build: Callable[[Spec, Profile], Policy | PolicyTable]
+    build: Callable[[Spec, Profile], Policy | PolicyTable | Chosen]
     keys: frozenset[str] = frozenset()
     takes_arg: bool = False
-
-
-def _smdp(spec: Spec, profile: Profile) -> PolicyTable:
-    """By a weight, or by a bound: where a load leaves none that keeps it, by what comes nearest."""
-    key, value = _weight(spec)
-    problem = Problem(profile, 1.0)
-    if key == "w2" or (profile.energies is None and key != "power_cap_w"):
-        return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
-    bound = parse_bound(key, spec.parameters[key], _REHEARSED)
-    mixed = not isinstance(bound, ShareBound)  # a mix is finer than so few requests can tell
-
-    def nearest(at_load: Problem) -> Solution:
-        try:
-            return choose_weight(at_load, bound, mixed)
-        except UnreachableError as error:
-            return error.nearest
-
-    return solve_table(problem, default_loads(), nearest, {key: value})
-
-
-def _weight(spec: Spec) -> tuple[str, float]:
-    """What says how much power counts, w2 or one of the bounds, and its value."""
-    given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
-    if len(given) > 1:
-        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
-    key = given[0] if given else "w2"
-    value = spec.number(key, 0.0)
-    if not value < inf:
-        raise SpecError(f"policy {spec.text!r}: {key} must be finite")
-    if key != "w2":
-        parse_bound(key, spec.parameters[key])
-    return key, value
 
 
 def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
@@ -124,6 +99,51 @@ def _catch_up(spec: Spec, profile: Profile) -> Policy:
     return catch_up(profile)
 
 
+def _joining(spec: Spec, profile: Profile) -> Policy:
+    if profile.lengths is None:
+        raise SpecError(
+            f"policy {spec.text!r}: profile {profile.name!r} knows no lengths; it is for models that generate tokens"
+        )
+    return Joining(profile.max_batch_size if spec.arg is None else spec.whole("ARG", 1, profile.max_batch_size))
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Into how many bins, how they are cut, how large the batches are, and which spec decides within each."""
+
+    bins: int
+    cut: Cut
+    batch_size: int
+    inner: str
+
+
+def _division(spec: Spec, largest: int) -> _Division:
+    bins, size = spec.whole("ARG", 1, _MOST_BINS), largest
+    if "batch_size" in spec.parameters:
+        size = spec.whole("batch_size", 1, largest)
+    cuts: dict[str, Cut] = {
+        "optimised": partial(optimised_edges, bins=bins, batch_size=size),
+        "equal": partial(equal_edges, bins=bins),
+    }
+    edges = spec.parameters.get("edges", "optimised")
+    if edges not in cuts:
+        raise SpecError(f"policy {spec.text!r}: unknown edges {edges!r}; give {' or '.join(cuts)}")
+    inner = f"{spec.parameters.get('inner', f'static:{size}')},max_wait_ms={spec.parameters['max_wait_ms']}"
+    if split_name(inner)[0] in _UNDIVIDED:
+        raise SpecError(f"policy {spec.text!r}: {split_name(inner)[0]} cannot decide within a bin; name another inner")
+    return _Division(bins, cuts[edges], size, inner)
+
+
+def _multi_bin(spec: Spec, profile: Profile) -> Chosen:
+    """What the inner policy came to for smaller batches; a bin's rate is measured from so many times fewer arrivals."""
+    division = _division(spec, profile.max_batch_size)
+    inner = choose(division.inner, profile.truncated(division.batch_size))
+    forgets = isinstance(inner.monitor, ForgettingMonitor)
+    monitor = ForgettingMonitor(division.bins * memory(profile)) if forgets else inner.monitor
+    return replace(inner, profile=profile, monitor=monitor, table=None, bins=Bins(division.bins, division.cut))
+
+
+_UNDIVIDED = ("lazy", "catch-up", "multi-bin")
 _WEIGHT = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
 
 CATALOG: Mapping[str, _Rule] = {
@@ -134,10 +154,12 @@ CATALOG: Mapping[str, _Rule] = {
     "rate-matching": _Rule(lambda _, profile: RateMatching(profile.service_times)),
     "rate-matching-literal": _Rule(lambda _, profile: RateMatchingLiteral(profile.service_times)),
     "max-under-deadline": _Rule(_max_under_deadline, frozenset({"slo_ms"})),
-    "smdp": _Rule(_smdp, _WEIGHT),
+    "smdp": _Rule(solved_table, _WEIGHT),
     "lazy": _Rule(_lazy, frozenset({"slo_ms", "slack"})),
     "catch-up": _Rule(_catch_up, frozenset({"slo_ms"})),
-    "auto": _Rule(_smdp, _WEIGHT),
+    "multi-bin": _Rule(_multi_bin, frozenset({"batch_size", "inner", "edges"}), takes_arg=True),
+    "joining": _Rule(_joining, takes_arg=True),
+    "auto": _Rule(solved_table, _WEIGHT),
 }
 
 
@@ -172,17 +194,19 @@ def choose(
     Raises:
         SpecError: the spec cannot be used; says why and what to do.
     """
-    spec = _with_defaults(parse_spec(text), defaults or {})
+    spec = _with_defaults(parse_spec(text), defaults or {}, max_wait)
     built = load_table(spec.name) if is_file(spec.name) else CATALOG[spec.name].build(spec, profile)
+    name, parameters = "file" if is_file(spec.name) else spec.name, _parameters(spec)
+    if isinstance(built, Chosen):
+        return replace(built, spec=text, name=name, parameters=parameters, defaults=defaults or {})
     table = built if isinstance(built, PolicyTable) else None
-    inner = _following(built, profile, spec.name) if isinstance(built, PolicyTable) else built
-    max_wait = spec.number("max_wait_ms", 1e3 * max_wait) / 1e3
+    inner = _acting(built, profile, name) if isinstance(built, PolicyTable) else built
     return Chosen(
         spec=text,
-        name="file" if is_file(spec.name) else spec.name,
-        parameters=_parameters(spec, max_wait),
+        name=name,
+        parameters=parameters,
         profile=profile,
-        policy=_patient(inner, profile, max_wait),
+        policy=_patient(inner, profile, spec.number("max_wait_ms") / 1e3),
         monitor=TumblingMonitor() if isinstance(inner, RateMatchingLiteral) else ForgettingMonitor(memory(profile)),
         slo=spec.number("slo_ms", spec.number("slo_p95_ms", inf)) / 1e3,
         table=table,
@@ -196,13 +220,18 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
     Raises:
         SpecError: it cannot.
     """
-    spec = _with_defaults(parse_spec(text), defaults or {})
-    if spec.name in CATALOG and CATALOG[spec.name].build is _smdp:  # solving takes long, and would be for nothing
-        _weight(spec)
-        spec.number("max_wait_ms", inf)
+    spec = _with_defaults(parse_spec(text), defaults or {}, MAX_WAIT)
+    rule = CATALOG.get(spec.name)
+    if rule is not None and rule.build is solved_table:  # solving takes long, and would be for nothing
+        weight_of(spec)
+        spec.number("max_wait_ms")
+    elif rule is not None and rule.build is _multi_bin:
+        division = _division(spec, max_batch_size)
+        check_spec(division.inner, division.batch_size)
     else:
         any_times = tuple(float(b) for b in range(1, max_batch_size + 1))
-        choose(text, Profile("unmeasured", any_times), defaults)
+        by_length = tuple((t,) for t in any_times)
+        choose(text, Profile("unmeasured", any_times, lengths=(1,), length_service_times=by_length), defaults)
 
 
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
@@ -220,7 +249,7 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
         max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
         return replace(chosen, profile=profile, policy=_patient(table_policy(before, profile), profile, max_wait))
     if before is None or "slo_p95_ms" not in (before.bound or {}):
-        return choose(chosen.spec, profile, chosen.defaults)
+        return replace(choose(chosen.spec, profile, chosen.defaults), bins=chosen.bins)  # which know the sizes
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
@@ -229,29 +258,13 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
     return replace(chosen, profile=profile, policy=policy, table=table, monitor=ForgettingMonitor(memory(profile)))
 
 
-def _following(table: PolicyTable, profile: Profile, name: str) -> Lookup:
-    """Acts by the table, and where the rate varies by weight x mean rate / rate (rules/lookup.py says why).
-
-    A file is taken at its word, and a bound names no weight of the run's. The tables for other factors have up to 14
-    loads each, 74 in all; three times as many moved the cost under bursts by less than 0.1 per cent.
-    """
-    plain = table_policy(table, profile)
-    if name not in CATALOG or not table.w2:
-        return plain
-    problem = Problem(profile, 1.0, table.w1)
-    tables = {f: solve_table(replace(problem, w2=f * table.w2), _coarse_loads(f)) for f in _FACTORS}
-    return weighted(plain, {factor: [_row(row) for row in other.rows] for factor, other in tables.items()})
-
-
-def _coarse_loads(factor: float) -> list[float]:
-    # From the lowest row up; a factor above 1 at a higher load would need a mean load above 1.
-    highest = min(0.98, sqrt(2.0) / factor)
-    steps = round(log(highest / 0.02) / log(_STEP))
-    return [0.02 * (highest / 0.02) ** (step / steps) for step in range(steps + 1)]
+def _acting(table: PolicyTable, profile: Profile, name: str) -> Lookup:
+    """A file is taken at its word."""
+    return table_policy(table, profile) if name == "file" else following(table, profile)
 
 
 def _patient(inner: Policy, profile: Profile, max_wait: float) -> Policy:
-    never_waits = max_wait == inf or isinstance(inner, _BY_STAGES)
+    never_waits = max_wait == inf or isinstance(inner, (*_BY_STAGES, Joining))
     return inner if never_waits else Patient(inner, profile.max_batch_size, max_wait)
 
 
@@ -260,9 +273,14 @@ def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
     largest = Drain({model: choice.profile.max_batch_size for model, choice in chosen.items()}, "policy")
     rules = {model: choice.policy for model, choice in chosen.items() if isinstance(choice.policy, _BY_STAGES)}
     shared = CoLocated(rules)
-    policies = {model: shared if model in rules else Finishing(c.policy, largest) for model, c in chosen.items()}
+    policies = {
+        model: shared if model in rules else c.policy if isinstance(c.policy, Joining) else Finishing(c.policy, largest)
+        for model, c in chosen.items()
+    }
     if len(chosen) == 1:
         only = next(iter(chosen.values()))
+        if only.bins is not None:
+            return PerKind(policies), only.monitor
         return only.policy if rules else policies.popitem()[1], only.monitor
     monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
     return shared if len(rules) == len(chosen) else PerKind(policies, frozenset(rules)), monitor
@@ -303,9 +321,11 @@ def memory(profile: Profile) -> float:
 def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
     """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
 
-    None where the policy is no function of the queue length: it looks at a clock.
+    None where the policy is no function of the queue length: it looks at a clock, or at sizes.
     """
     largest = chosen.profile.max_batch_size
+    if chosen.bins is not None:
+        return None
     match chosen.policy:
         case ControlLimit(limit, most, wait, _) if wait == inf:
             return _limit_table(limit, most), None
@@ -319,8 +339,10 @@ def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], 
 
 
 def count_table(chosen: Chosen) -> CountTable | None:
-    """The policy as actions by queue length, drawn ones included; None where it looks at a clock or at a rate."""
+    """The policy as actions by queue length, drawn ones included; None where it looks at a clock, a rate or sizes."""
     largest = chosen.profile.max_batch_size
+    if chosen.bins is not None:
+        return None
     match chosen.policy:
         case ControlLimit(limit, most, wait, _) if wait == inf and most <= largest:
             return CountTable(_limit_table(limit, most), most)
@@ -340,26 +362,6 @@ def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) 
     return Chosen("smdp", "smdp", {}, profile, policy, NoMonitor())
 
 
-def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
-    """The Lookup that acts by a solved table.
-
-    Raises:
-        SpecError: the table launches more than the profile knows.
-    """
-    tables = [t for row in table.rows for t in (row.batch_size, row.mix.batch_size if row.mix else (0,))]
-    largest = max(map(max, tables))
-    if largest > profile.max_batch_size:
-        raise SpecError(
-            f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
-            f"profile {profile.name!r}; solve it for this profile or raise --max-batch-size"
-        )
-    return lookup([_row(row) for row in table.rows], profile.max_batch_size)
-
-
-def _row(row: TableRow) -> Row:
-    return Row(row.arrival_rate, row.batch_size, row.mix)
-
-
 def names_file(text: str) -> bool:
     """Whether a spec is a FILE.json: something to read from this machine's disk."""
     return is_file(split_name(text)[0])
@@ -368,7 +370,7 @@ def names_file(text: str) -> bool:
 def _check(spec: Spec) -> None:
     if not is_file(spec.name) and spec.name not in CATALOG:
         raise SpecError(f"unknown policy {spec.name!r}: choose one of {', '.join(CATALOG)}, or a FILE.json")
-    rule = _Rule(_smdp) if is_file(spec.name) else CATALOG[spec.name]
+    rule = _Rule(solved_table) if is_file(spec.name) else CATALOG[spec.name]
     if spec.arg is not None and not rule.takes_arg:
         raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; write KEY=VALUE")
     unknown = sorted(set(spec.parameters) - rule.keys - {"max_wait_ms"})
@@ -377,15 +379,15 @@ def _check(spec: Spec) -> None:
         raise SpecError(f"policy {spec.text!r}: unknown key {unknown[0]!r}; {spec.name} takes {known}")
 
 
-def _with_defaults(spec: Spec, defaults: Mapping[str, str]) -> Spec:
+def _with_defaults(spec: Spec, defaults: Mapping[str, str], max_wait: float) -> Spec:
     keys = CATALOG[spec.name].keys if spec.name in CATALOG else frozenset()
     filling = {key: value for key, value in defaults.items() if key in keys}
     for key, value in filling.items():
         if key in spec.parameters and spec.number(key) != float(value):
             raise SpecError(f"policy {spec.text!r} says {key}={spec.parameters[key]}, the flag {value}; give one")
-    return Spec(spec.text, spec.name, spec.arg, {**filling, **spec.parameters})
+    return replace(spec, parameters={"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters})
 
 
-def _parameters(spec: Spec, max_wait: float) -> dict[str, Any]:
-    given: dict[str, Any] = {**spec.parameters, "max_wait_ms": f"{1e3 * max_wait:g}"}
+def _parameters(spec: Spec) -> dict[str, Any]:
+    given: dict[str, Any] = {**spec.parameters, "max_wait_ms": f"{spec.number('max_wait_ms'):g}"}
     return given if spec.arg is None else {"arg": spec.arg, **given}

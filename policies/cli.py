@@ -5,13 +5,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,71 +19,26 @@ from loadgen import simulated
 from policies.catalog import Chosen, action_table, choose, in_stages, solved
 from policies.command import check_files, run
 from policies.plots import plot_policy, plot_table
-from policies.profile import Profile, load_profile
+from policies.profile import load_profile
+from policies.question import MEASURED_OVER, Question, bound_of, check, loads_of, rate_of, refuse, scheme_of
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
+from policies.recommend import Demand, demand_of, recommend, row_of
+from policies.size_distributions import SIZES
+from policies.smdp.choice import ShareBound, UnreachableError, parse_bound
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.distributions import NAMES, distribution
 from policies.smdp.model import Problem, build_model, check_actions
-from policies.smdp.rvi import Rvi
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import save_table, table_of
 from policies.smdp.trial import Trial
 from policies.types import SpecError
 
+_SHOWN = 10  # of what was tried for a recommendation
 app = typer.Typer(add_completion=False)
 _EXACT = (
     *("average_cost", "mean_response_time_ms", "mean_power_w", "energy_per_request_mj", "mean_batch_size"),
     *("batch_size", "iterations"),
 )
-_MEASURED_OVER = 400_000  # requests, where a share is bounded and --simulate does not say
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What was asked.
-
-    Attributes:
-        problem: the system and the weights.
-        spec: the policy to evaluate; None solves.
-        scheme: of relative value iteration; None solves exactly.
-        bound: name and text of the bound that chooses the weight.
-        mixed: whether two policies may be mixed to meet the bound.
-        simulate: number of requests to simulate; 0 for none.
-        seed: of the simulated arrivals.
-    """
-
-    problem: Problem
-    spec: str | None
-    scheme: Rvi | None
-    bound: tuple[str, str] | None
-    mixed: bool
-    simulate: int
-    seed: int
-
-    def at(self, arrival_rate: float) -> "_Question":
-        """The same question at this rate, 1/s; a bound on a share is simulated in any case."""
-        simulate = _MEASURED_OVER if self.shared_bound is not None and not self.simulate else self.simulate
-        return replace(self, problem=replace(self.problem, arrival_rate=arrival_rate), simulate=simulate)
-
-    @property
-    def profile(self) -> Profile:
-        """Up to the largest batch."""
-        return self.problem.profile.truncated(self.problem.max_batch_size)
-
-    @property
-    def shared_bound(self) -> ShareBound | None:
-        """The bound, if it is one on the share within a time."""
-        bound = None if self.bound is None else parse_bound(*self.bound)
-        return bound if isinstance(bound, ShareBound) else None
-
-    @property
-    def bound_said(self) -> dict[str, float | str] | None:
-        """The bound as files and answers tell it."""
-        if self.bound is None:
-            return None
-        key, text = self.bound
-        return {key: text if key == "slo_share" else float(text)}
 
 
 @dataclass(frozen=True)
@@ -98,7 +52,7 @@ class _Answer:
         ran: the simulation, if there was one.
     """
 
-    question: _Question
+    question: Question
     said: dict[str, Any]
     solution: Solution | None
     ran: Run | None
@@ -106,7 +60,8 @@ class _Answer:
 
 @app.command()
 def solve_policy(
-    profile: Annotated[str, typer.Argument(help="a shipped profile's name, or a file")],
+    context: typer.Context,
+    profile: Annotated[str, typer.Argument(help="a shipped profile's name, or a file; longest, with --sizes")],
     arrival_rate: Annotated[float | None, typer.Option(help="requests per second")] = None,
     load: Annotated[float | None, typer.Option(help="arrival rate over the largest service rate")] = None,
     w1: Annotated[float, typer.Option(help="weight of the mean response time, per ms")] = 1.0,
@@ -128,25 +83,33 @@ def solve_policy(
     simulate: Annotated[int, typer.Option(help="simulate so many requests as well")] = 0,
     seed: Annotated[int, typer.Option(help="of the simulated arrivals")] = 0,
     rates: Annotated[str | None, typer.Option(help="LO:HI:N, solve for N loads")] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help=f"recommend bins and batches for requests of these {SIZES}: lengths, or s with longest"),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="policy file to write")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this file (.png, .pdf, .svg)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
+    if sizes is not None or profile == "longest":
+        demand = demand_of(profile, sizes, _given(context), (arrival_rate, max_batch_size, seed))
+        _recommend(demand, slo_mean_ms, as_json)
+        return
     device = load_profile(profile)
     check_files(output, plot)
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
-    scheme = _scheme(method, (overflow_cost, max_queue_length, epsilon, max_iterations))
-    bound = _bound(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
-    question = _Question(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
-    _check(question, output)
+    scheme = scheme_of(method, (overflow_cost, max_queue_length, epsilon, max_iterations))
+    bound = bound_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
+    question = Question(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
+    check(question, output is not None)
     if rates is not None:
-        _refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
-        _refuse(evaluate_ is not None, "--rates solves only: leave --evaluate out")
-        rates_hz = [each * build_model(problem).capacity for each in _loads(rates)]
+        refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
+        refuse(evaluate_ is not None, "--rates solves only: leave --evaluate out")
+        rates_hz = [each * build_model(problem).capacity for each in loads_of(rates)]
     else:
-        rates_hz = [_rate(build_model(problem).capacity, arrival_rate, load)]
+        rates_hz = [rate_of(build_model(problem).capacity, arrival_rate, load)]
     with _warnings_said():
         answers = [_answer(question.at(rate), rates is not None) for rate in rates_hz]
     _say_what_was_missed(answers)
@@ -158,62 +121,6 @@ def solve_policy(
         _print_rows(said)
     else:
         _print(said[0])
-
-
-def _refuse(wrong: bool, message: str) -> None:
-    if wrong:
-        raise SpecError(message)
-
-
-def _scheme(method: str, given: tuple[float | None, int | None, float | None, int | None]) -> Rvi | None:
-    _refuse(method not in ("exact", "rvi"), f"--method {method!r} is neither exact nor rvi; give one of them")
-    flags = ("overflow_cost", "max_queue_length", "epsilon", "max_iterations")
-    named: dict[str, Any] = {flag: value for flag, value in zip(flags, given, strict=True) if value is not None}
-    if method == "rvi":
-        return Rvi(**named)
-    for flag, value in named.items():
-        raise SpecError(f"--{flag.replace('_', '-')} {value:g} belongs to the papers' method; add --method rvi")
-    return None
-
-
-def _bound(w2: float | None, given: tuple[float | str | None, ...]) -> tuple[str, str] | None:
-    named = {key: str(value) for key, value in zip(BOUNDS, given, strict=True) if value is not None}
-    chosen = list(named) + ["w2"] * (w2 is not None)
-    if named and len(chosen) > 1:
-        first, second = (f"--{key.replace('_', '-')}" for key in chosen[:2])
-        raise SpecError(f"{first} and {second} each choose the weight; give one of them")
-    return next(iter(named.items()), None)
-
-
-def _check(question: _Question, output: Path | None) -> None:
-    solving, bounded = question.spec is None, question.bound is not None
-    _refuse(question.simulate < 0, f"--simulate {question.simulate} is no number of requests; give 1 or more")
-    _refuse(question.seed < 0, f"--seed {question.seed} is below 0; give 0 or more")
-    _refuse(bounded and not solving, "a bound chooses a policy, --evaluate names one: give one of them")
-    _refuse(bounded and question.scheme is not None, "a bound is met by the exact method: leave --method rvi out")
-    _refuse(question.scheme is not None and not solving, "--evaluate is exact: leave --method rvi out")
-    _refuse(not question.mixed and not bounded, "--no-mix says how to meet a bound: give one, or leave it out")
-    _refuse(output is not None and not solving, "--output writes a solved policy: leave --evaluate out")
-
-
-def _rate(capacity: float, arrival_rate: float | None, load: float | None) -> float:
-    if (arrival_rate is None) == (load is None):
-        raise SpecError("give either --arrival-rate PER_SECOND or --load RHO")
-    rate = arrival_rate if arrival_rate is not None else (load or 0.0) * capacity
-    if not 0.0 < rate < inf:
-        raise SpecError(f"an arrival rate of {rate:g} per second cannot be: give a positive rate or load")
-    return rate
-
-
-def _loads(text: str) -> list[float]:
-    try:
-        low, high, count = text.split(":")
-        loads: list[float] = np.linspace(float(low), float(high), int(count)).tolist()
-    except ValueError:
-        raise SpecError(f"--rates {text!r} is not LO:HI:N; write for example 0.02:0.98:49") from None
-    if not loads or not 0.0 < min(loads) <= max(loads) < 1.0 or sorted(set(loads)) != loads:
-        raise SpecError(f"--rates {text!r}: loads must ascend within 0..1, both excluded; write 0.02:0.98:49")
-    return loads
 
 
 @contextmanager
@@ -228,7 +135,7 @@ def _warnings_said() -> Iterator[None]:
         print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
 
 
-def _answer(question: _Question, one_of_many: bool) -> _Answer:
+def _answer(question: Question, one_of_many: bool) -> _Answer:
     """One load: solve or evaluate, and simulate if asked to.
 
     Where no policy keeps a bound, the nearest one is a row of a table as good as another; alone it is an error.
@@ -262,19 +169,19 @@ def _say_what_was_missed(answers: Sequence[_Answer]) -> None:
     if not missed:
         return
     said = f"no policy keeps the bound at load {', '.join(missed)}"
-    _refuse(len(missed) == len(answers), f"{said}: allow more, or lower the loads")
+    refuse(len(missed) == len(answers), f"{said}: allow more, or lower the loads")
     print(f"solve-policy: {said}: what comes nearest stands there", file=sys.stderr)
 
 
-def _solved(question: _Question) -> Solution:
+def _solved(question: Question) -> Solution:
     if question.bound is None:
         return solve(question.problem, question.scheme)
     key, text = question.bound
-    bound = parse_bound(key, text, max(question.simulate, _MEASURED_OVER), question.seed)
+    bound = parse_bound(key, text, max(question.simulate, MEASURED_OVER), question.seed)
     return choose_weight(question.problem, bound, question.mixed)
 
 
-def _evaluated(question: _Question, chosen: Chosen) -> Solution | None:
+def _evaluated(question: Question, chosen: Chosen) -> Solution | None:
     table = action_table(chosen, question.problem.arrival_rate)
     if table is None and not question.simulate:
         raise SpecError(f"policy {question.spec!r} is no function of the queue length: add --simulate N to measure it")
@@ -284,7 +191,7 @@ def _evaluated(question: _Question, chosen: Chosen) -> Solution | None:
         raise SpecError(f"policy {question.spec!r}: {error}") from error
 
 
-def _describe(question: _Question, solution: Solution | None) -> dict[str, Any]:
+def _describe(question: Question, solution: Solution | None) -> dict[str, Any]:
     problem = question.problem
     method = "simulation" if solution is None else "exact" if question.scheme is None else "rvi"
     answer: dict[str, Any] = {
@@ -335,7 +242,7 @@ def _error(estimated: Estimate, per_unit: float) -> float | None:
     return per_unit * estimated.standard_error if isfinite(estimated.standard_error) else None
 
 
-def _write(question: _Question, answers: Sequence[_Answer], output: Path | None, plot: Path | None) -> None:
+def _write(question: Question, answers: Sequence[_Answer], output: Path | None, plot: Path | None) -> None:
     solutions = [answer.solution for answer in answers if answer.solution is not None]
     if output is not None:
         for solution in solutions:
@@ -343,7 +250,7 @@ def _write(question: _Question, answers: Sequence[_Answer], output: Path | None,
         save_table(table_of(question.problem, solutions, question.bound_said), output)
     if plot is None:
         return
-    _refuse(not solutions, f"policy {question.spec!r} is no function of the queue length: leave --plot out")
+    refuse(not solutions, f"policy {question.spec!r} is no function of the queue length: leave --plot out")
     try:
         if len(answers) > 1:
             said = "" if question.bound is None else f"{question.bound[0].replace('_', '-')} {question.bound[1]}"
@@ -370,6 +277,32 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
         averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
         launches = [str(limit), str(max(row["batch_size"]))]
         table.add_row(*figures, *averages, *launches, *(tell(row) for _, tell in more))
+    Console().print(table)
+
+
+def _given(context: typer.Context) -> list[str]:
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def _recommend(demand: Demand, slo_mean_ms: float | None, as_json: bool) -> None:
+    wrong = slo_mean_ms is not None and not 0.0 < slo_mean_ms < inf
+    refuse(wrong, f"--slo-mean-ms {slo_mean_ms} cannot be: give a positive time")
+    bound = None if slo_mean_ms is None else slo_mean_ms / 1e3
+    tried = recommend(demand, bound)
+    rows = [row_of(each, demand, bound) for each in tried]
+    if as_json:
+        said = {"profile": demand.name, "arrival_rate_hz": demand.arrival_rate}
+        print(json.dumps({**said, "bound": slo_mean_ms and {"slo_mean_ms": slo_mean_ms}, "rows": rows}))
+        return
+    print(f"recommended: {rows[0]['policy']}")
+    table = Table("bins", "batch size", "most, 1/s", "load", "least, ms", "mean, ms", "±", "kept", box=None)
+    for row in rows[:_SHOWN]:
+        times = (f"{row[key]:.4g}" for key in ("least_response_time_ms", "mean_response_time_ms", "standard_error_ms"))
+        kept = {True: "yes", False: "no", None: "-"}[row["bound_kept"]]
+        table.add_row(
+            str(row["bins"]), str(row["batch_size"]), f"{row['capacity_hz']:.4g}", f"{row['load']:.3f}", *times, kept
+        )
     Console().print(table)
 
 

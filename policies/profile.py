@@ -1,9 +1,10 @@
-"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b.
+"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b; of texts by length too.
 
 A profile is a JSON file ("batchwright.profile/1"); inside it is dense, one value for each size 1..max_batch_size.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ _T = TypeVar("_T")
 _Time = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]
 _NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _BySize = Annotated[list[_T], Field(max_length=4096, fail_fast=True)]
+_Row = Annotated[list[_Time], Field(min_length=1, max_length=4096, fail_fast=True)]
 
 
 class ProfileFile(BaseModel):
@@ -47,12 +49,23 @@ class ProfileFile(BaseModel):
     idle_power_w: _NonNegative | None = None
     energy_source: EnergySource = "none"
     cost_unit: str = Field("J", min_length=1, max_length=20)
-    stage_service_time_s: (
-        _BySize[Annotated[list[_Time], Field(min_length=1, max_length=4096, fail_fast=True)]] | None
-    ) = None
+    stage_service_time_s: _BySize[_Row] | None = None
+    length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
+    length_service_time_s: _BySize[_Row] | None = None
 
     @model_validator(mode="after")
-    def _sizes_ascend_and_lengths_agree(self) -> Self:
+    def _lengths_ascend_and_each_has_its_time(self) -> Self:
+        if (self.length is None) != (self.length_service_time_s is None):
+            raise ValueError("length and length_service_time_s go together: give both or neither")
+        for row in self.length_service_time_s or ():
+            if len(row) != len(self.length or ()):
+                raise ValueError(f"length_service_time_s has {len(row)} values for {len(self.length or ())} lengths")
+        if self.length is not None and sorted(set(self.length)) != self.length:
+            raise ValueError(f"length must ascend, not {self.length[:6]}")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_ascend_and_each_has_its_values(self) -> Self:
         if self.stage_service_time_s is not None and len({len(row) for row in self.stage_service_time_s}) > 1:
             raise ValueError("stage_service_time_s must have as many stages at every batch size")
         if self.batch_size[0] != 1 or sorted(set(self.batch_size)) != self.batch_size:
@@ -63,6 +76,7 @@ class ProfileFile(BaseModel):
             "energy_j",
             "energy_total_j",
             "stage_service_time_s",
+            "length_service_time_s",
         ):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.batch_size):
@@ -82,6 +96,9 @@ class Profile:
         idle_power: W.
         cost_unit: what energies count; J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
+        lengths: ascending, where the service time depends on the longest in the batch: tokens (or time steps)
+            generated, or of the prompt where the model generates nothing.
+        length_service_times: l where the longest has that length, s; index [b - 1][index of the length].
     """
 
     name: str
@@ -97,15 +114,47 @@ class Profile:
     energy_source: EnergySource = "none"
     cost_unit: str = "J"
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    length_service_times: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def max_batch_size(self) -> int:
         """The largest batch size the profile knows."""
         return len(self.service_times)
 
-    def service_time(self, batch_size: int) -> float:
-        """l(b), s."""
-        return self.service_times[batch_size - 1]
+    def service_time(self, batch_size: int, length: float | None = None) -> float:
+        """l(b), s; with a length, that of a batch whose longest has it, where lengths are known.
+
+        Linear between the lengths, and beyond them as between the last two; below them as at the first.
+        """
+        if length is None or self.lengths is None or self.length_service_times is None:
+            return self.service_times[batch_size - 1]
+        times, i = self.length_service_times[batch_size - 1], bisect_right(self.lengths, length)
+        if i == 0 or len(times) == 1:
+            return times[0]
+        i = min(i, len(times) - 1)
+        low, high = self.lengths[i - 1], self.lengths[i]
+        return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
+
+    def iteration_time(self, batch_size: int, joined: int = 0) -> float:
+        """Of generating one more token for each of so many, the prompts of those who `joined` taken in first, s.
+
+        A token takes what the least and the greatest length differ by, a token; a prompt what is left without tokens.
+        Lengths are known.
+        """
+        assert self.lengths is not None
+        assert self.length_service_times is not None
+        prompts = 0.0
+        if joined:
+            prompts = self.length_service_times[joined - 1][0] - self.lengths[0] * self._token_time(joined)
+        return self._token_time(batch_size) + max(0.0, prompts)
+
+    def _token_time(self, batch_size: int) -> float:
+        assert self.lengths is not None
+        assert self.length_service_times is not None
+        lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
+        first = min(1, len(lengths) - 2)  # with a single length known, from nothing on
+        return (times[-1] - times[first]) / (lengths[-1] - lengths[first])
 
     @property
     def power_unit(self) -> str:
@@ -198,6 +247,7 @@ class Profile:
             energies=self.energies and self.energies[:b],
             total_energies=self.total_energies and self.total_energies[:b],
             stage_service_times=self.stage_service_times and self.stage_service_times[:b],
+            length_service_times=self.length_service_times and self.length_service_times[:b],
         )
 
     def to_json(self) -> str:
@@ -218,6 +268,8 @@ class Profile:
             "energy_source": self.energy_source,
             "cost_unit": None if self.cost_unit == "J" else self.cost_unit,
             "stage_service_time_s": self.stage_service_times,
+            "length": self.lengths,
+            "length_service_time_s": self.length_service_times,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
 
@@ -273,15 +325,17 @@ def _dense(file: ProfileFile) -> Profile:
         idle_power=file.idle_power_w,
         energy_source=file.energy_source,
         cost_unit=file.cost_unit,
-        stage_service_times=_dense_stages(file),
+        stage_service_times=_dense_rows(file.batch_size, file.stage_service_time_s),
+        lengths=None if file.length is None else tuple(file.length),
+        length_service_times=_dense_rows(file.batch_size, file.length_service_time_s),
     )
 
 
-def _dense_stages(file: ProfileFile) -> tuple[tuple[float, ...], ...] | None:
-    if file.stage_service_time_s is None:
+def _dense_rows(sizes: Sequence[int], rows: Sequence[Sequence[float]] | None) -> tuple[tuple[float, ...], ...] | None:
+    if rows is None:
         return None
-    by_stage = [interpolate(file.batch_size, row) for row in zip(*file.stage_service_time_s, strict=True)]
-    return tuple(zip(*by_stage, strict=True))
+    columns = [interpolate(sizes, column) for column in zip(*rows, strict=True)]
+    return tuple(zip(*columns, strict=True))
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:

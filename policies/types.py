@@ -29,7 +29,7 @@ class Kind(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
-    """One sample from a client. `stage` and `started` are written by the Batcher alone.
+    """One sample from a client. Once it has arrived, the Batcher alone writes `kind`, `stage` and `started`.
 
     Attributes:
         id: unique within a queue and ascending in order of arrival.
@@ -38,7 +38,7 @@ class Request:
         deadline: arrival + SLO, s; may be missed, and is counted.
         expires: the instant after which the client no longer wants the answer, s.
         size: predicted service time when served alone, s.
-        stages: number of stages of its model.
+        stages: number of stages of its model; where a stage is an iteration, how many it needs itself.
         payload: whatever the caller needs to run and answer it; policies never look inside.
         stage: the next stage to run.
         started: instant of first launch, s; infinite while it waits.
@@ -94,6 +94,20 @@ class State:
         """The same snapshot with only the requests of `kind`, and that kind's own rates."""
         return self.among((kind,))
 
+    def by_kind(self) -> Mapping[Kind, "State"]:
+        """The same snapshot of each kind that is here, as `of` gives it, in one pass; the suspended ones' first."""
+        waiting, suspended = _by_kind(self.waiting), _by_kind(self.suspended)
+        return {
+            kind: State(
+                self.now,
+                waiting.get(kind, ()),
+                suspended.get(kind, ()),
+                {kind: self.rates[kind]} if kind in self.rates else {},
+                {kind: self.mean_rates[kind]} if kind in self.mean_rates else {},
+            )
+            for kind in dict.fromkeys((*suspended, *waiting))
+        }
+
     def among(self, kinds: Collection[Kind]) -> "State":
         """The same snapshot with only the requests of these kinds, and their own rates."""
         return State(
@@ -103,6 +117,13 @@ class State:
             {kind: self.rates[kind] for kind in kinds if kind in self.rates},
             {kind: self.mean_rates[kind] for kind in kinds if kind in self.mean_rates},
         )
+
+
+def _by_kind(requests: Sequence[Request]) -> dict[Kind, list[Request]]:
+    groups: dict[Kind, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.kind, []).append(request)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +144,7 @@ class Launch:
     """Serve these requests together, now.
 
     Attributes:
-        requests: the batch, of one kind and at one stage.
+        requests: the batch, of one kind; at one stage, unless the model takes any together.
         stages: how many stages to run; None runs to the end.
         reason: why now, for people who watch.
     """

@@ -1,7 +1,7 @@
 """Arrival processes: sorted instants in [0, duration), s, drawn from a Generator that the caller gives."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,24 +75,49 @@ def trace(path: str, rate: float | None, duration: float | None) -> Instants:
     Raises:
         SpecError: there is no such file, or no such column, or a timestamp cannot be read.
     """
-    times = _read_timestamps(Path(path))
+    times = np.sort(_timestamps(path, _rows(path)))
     if rate is not None and times[-1] > 0:
         times = times * (len(times) - 1) / (rate * times[-1])
     return times if duration is None else times[times < duration]
 
 
-def _read_timestamps(path: Path) -> Instants:
-    if not path.is_file():
-        raise SpecError(f"no trace file {str(path)!r}: give a CSV file with a TIMESTAMP column")
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # spreadsheets write a mark in front
-        rows = list(csv.DictReader(lines))
+def trace_column(path: str, column: str) -> NDArray[np.float64]:
+    """The positive values of another column, in the order of the instants that `trace` gives.
+
+    Raises:
+        SpecError: there is no such file, or no such column, or a value is not a number above 0.
+    """
+    rows = _rows(path)
+    if column not in rows[0]:
+        raise SpecError(f"trace {path!r} has no column {column!r}: name one of {', '.join(map(str, rows[0]))}")
+    try:
+        values = np.array([float(row[column] or "") for row in rows])
+    except ValueError as error:
+        raise SpecError(f"trace {path!r}: {column} holds no numbers: {error}; name another column") from None
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise SpecError(f"trace {path!r}: {column} holds a number that is not above 0; name another column")
+    return values[np.argsort(_timestamps(path, rows), kind="stable")]
+
+
+def _rows(path: str) -> list[dict[str, str | None]]:
+    """At least one, with arrival times."""
+    if not Path(path).is_file():
+        raise SpecError(f"no trace file {path!r}: give a CSV file with a TIMESTAMP column")
+    with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # a mark may stand first
+        rows: list[dict[str, str | None]] = list(csv.DictReader(lines))
     if not rows or "TIMESTAMP" not in rows[0]:
-        raise SpecError(f"trace {str(path)!r} has no TIMESTAMP column: name the column of arrival times so")
+        raise SpecError(f"trace {path!r} has no TIMESTAMP column: name the column of arrival times so")
+    return rows
+
+
+def _timestamps(path: str, rows: Sequence[Mapping[str, str | None]]) -> Instants:
+    """From the first one on, s, in the order of the file."""
     try:
         instants = _seconds([row["TIMESTAMP"] or "" for row in rows])
     except ValueError as error:
-        raise SpecError(f"trace {str(path)!r}: TIMESTAMP holds neither seconds nor ISO dates: {error}") from None
-    return np.sort(instants - instants.min())
+        raise SpecError(f"trace {path!r}: TIMESTAMP holds neither seconds nor ISO dates: {error}") from None
+    from_first: Instants = instants - instants.min()
+    return from_first
 
 
 def _seconds(texts: Sequence[str]) -> Instants:

@@ -6,13 +6,13 @@ asyncio Dispatcher and the simulator; whatever both must do alike stands here.
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 from policies.queue.monitor import Monitor
 from policies.rules.drain import Drain
-from policies.types import Action, Launch, Policy, PolicyError, Request, State, Wait
+from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
 
 
 class Batcher:
@@ -23,10 +23,20 @@ class Batcher:
         monitor: measures the arrival rates; may be replaced at any time.
     """
 
-    def __init__(self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor) -> None:
-        """`max_batch_size` holds the largest batch of each model; requests of other models are refused."""
+    def __init__(
+        self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor, iterating: Collection[str] = ()
+    ) -> None:
+        """Empty.
+
+        Args:
+            policy: asked first.
+            max_batch_size: the largest batch of each model; requests of other models are refused.
+            monitor: asked first.
+            iterating: models whose stage is an iteration, so that a batch may hold requests at different ones.
+        """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
+        self._iterating = frozenset(iterating)
         self.monitor = monitor
         self._waiting: list[Request] = []
         self._suspended: list[Request] = []
@@ -109,6 +119,11 @@ class Batcher:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else inf
 
+    def rekind(self, kind_of: Callable[[Request], Kind]) -> None:
+        """Give everybody here a kind anew, of the same model: a new policy may have other bins."""
+        for request in (*self._waiting, *self._suspended, *self._in_service):
+            request.kind = kind_of(request)
+
     def drain(self) -> None:
         """From now on launch whatever is left, without waiting."""
         self.policy = Drain(self._max_batch_size)
@@ -143,7 +158,8 @@ class Batcher:
         """
         batch = launch.requests
         stage = batch[0].stage + (launch.stages or 0)
-        if launch.stages is None or self._left or any(stage >= request.stages for request in batch):
+        iterating = batch[0].kind.model in self._iterating  # who has finished shows only when the device is done
+        if launch.stages is None or iterating or self._left or any(stage >= request.stages for request in batch):
             return None
         moved = [replace(request, stage=stage) for request in batch]
         rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
@@ -220,7 +236,8 @@ class Batcher:
         if launch.stages is not None and launch.stages < 1:
             raise PolicyError(f"a launch runs at least one stage, not {launch.stages}")
         first = batch[0]
-        if any(r.kind != first.kind or r.stage != first.stage for r in batch):
+        anywhere = first.kind.model in self._iterating
+        if any(r.kind != first.kind or (r.stage != first.stage and not anywhere) for r in batch):
             raise PolicyError("a batch is of one kind and stands at one stage")
         if len(batch) > self._max_batch_size[first.kind.model]:
             limit = self._max_batch_size[first.kind.model]

@@ -1,10 +1,10 @@
 """A policy for each kind of request: each model, each bin."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from policies.types import Action, Kind, Launch, Policy, State, Wait
+from policies.types import Action, Launch, Policy, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class PerKind:
         """A batch is formed when its last member has arrived; one that waited to the limit goes before."""
         best: Launch | None = None
         until = inf
-        for kinds in self._asked(state):
-            match self.policies[kinds[0].model].decide(state.among(kinds)):
+        for model, part in self._parts(state):
+            match self.policies[model].decide(part):
                 case Launch() as launch:
                     if best is None or _rank(launch) < _rank(best):
                         best = launch
@@ -32,12 +32,15 @@ class PerKind:
                     until = min(until, end)
         return Wait(until) if best is None else best
 
-    def _asked(self, state: State) -> list[list[Kind]]:
-        kinds = dict.fromkeys(r.kind for r in (*state.suspended, *state.waiting))
-        joint = [kind for kind in kinds if kind.model in self.together]
-        return [[kind] for kind in kinds if kind.model not in self.together] + ([joint] if joint else [])
+    def _parts(self, state: State) -> Iterator[tuple[str, State]]:
+        parts = state.by_kind()
+        joint = [kind for kind in parts if kind.model in self.together]
+        yield from ((kind.model, part) for kind, part in parts.items() if kind.model not in self.together)
+        if joint:
+            yield joint[0].model, state.among(joint)
 
 
-def _rank(launch: Launch) -> tuple[bool, float]:
+def _rank(launch: Launch) -> tuple[bool, float, int]:
     # A batch that still grows is formed anew with each arrival: without the limit it might never have its turn.
-    return launch.reason != "max_wait", launch.requests[-1].arrival
+    newest = launch.requests[-1]
+    return launch.reason != "max_wait", newest.arrival, newest.id

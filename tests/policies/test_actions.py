@@ -1,5 +1,7 @@
 """The chart of a policy is what the policy answers."""
 
+from dataclasses import replace
+
 import pytest
 
 from policies.actions import actions, how_it_decides, weighs_the_mean_rate
@@ -8,8 +10,10 @@ from policies.profile import Profile, load_profile
 from policies.types import Kind, Launch, Request, State
 
 P4 = load_profile("googlenet-tesla-p4").truncated(8)
+TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
 ARGUMENTS = {
     "static": ":4",
+    "multi-bin": ":4",
     "timeout": ":5",
     "max-under-deadline": ":slo_ms=50",
     "lazy": ":slo_ms=50",
@@ -90,7 +94,7 @@ def test_large_batches_are_thinned_to_what_a_screen_holds() -> None:
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_policy_says_how_it_decides(name: str) -> None:
-    text = how_it_decides(choose(name + ARGUMENTS.get(name, ""), P4))
+    text = how_it_decides(choose(name + ARGUMENTS.get(name, ""), TEXTS))
     assert text.endswith("When the oldest has waited 1000 ms, it launches in any case.")
     assert "{" not in text
 

@@ -1,6 +1,7 @@
 """Nobody waits for ever, whatever the policy: every wait ends, and a lone request after a silence is served at once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -8,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import CATALOG, Chosen, choose
+from policies.catalog import CATALOG, Chosen, choose, combine
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.types import Kind, Launch, Request, State, Wait
 
-P4 = load_profile("googlenet-tesla-p4").truncated(8)
+P4 = replace(load_profile("googlenet-tesla-p4").truncated(8), lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
 M = Kind("m")
 SPECS = {name: name for name in CATALOG} | {
     "static": "static:5",
@@ -23,6 +24,7 @@ SPECS = {name: name for name in CATALOG} | {
     "lazy": "lazy:slo_ms=60",
     "catch-up": "catch-up:slo_ms=60",
     "smdp": "smdp:w2=30",
+    "multi-bin": "multi-bin:3",
 }
 AUTOMATIC = {
     "least response time": "auto",
@@ -30,15 +32,25 @@ AUTOMATIC = {
     "a bound on the mean": "auto:slo_mean_ms=30",
     "a cap on power": "auto:power_cap_w=40",
 }
-CHOSEN = {name: choose(spec, P4) for name, spec in SPECS.items()}
+
+
+def chosen_for(spec: str) -> Chosen:
+    chosen = choose(spec, P4)
+    return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing([0.0, 1.0, 2.0, 3.0]))
+
+
+CHOSEN = {name: chosen_for(spec) for name, spec in SPECS.items()}
 
 
 def requests(instants: Sequence[float], chosen: Chosen) -> list[Request]:
-    return [Request(i, at, M, deadline=at + chosen.slo) for i, at in enumerate(instants)]
+    return [
+        Request(i, at, chosen.kind("m", float(3 * i % 4)), deadline=at + chosen.slo) for i, at in enumerate(instants)
+    ]
 
 
 def serve(chosen: Chosen, instants: Sequence[float]) -> list[Service]:
-    batcher = Batcher(chosen.policy, {"m": P4.max_batch_size}, chosen.monitor)
+    policy, monitor = combine({"m": chosen})
+    batcher = Batcher(policy, {"m": P4.max_batch_size}, monitor)
     return list(simulate(batcher, requests(instants, chosen), lambda launch: P4.service_time(len(launch.requests))))
 
 
@@ -53,7 +65,7 @@ def test_every_wait_ends_by_the_time_the_oldest_has_waited_a_second(
 ) -> None:
     now = 1000.0
     state = State(now, requests([now - age for age in ages], CHOSEN[name]), rates={} if rate is None else {M: rate})
-    match CHOSEN[name].policy.decide(state):
+    match combine({"m": CHOSEN[name]})[0].decide(state):
         case Wait(until):
             assert now < until <= now - ages[0] + 1.0
         case Launch(launched):
@@ -69,7 +81,7 @@ def test_every_wait_ends_by_the_time_the_oldest_has_waited_a_second(
 def test_no_idle_device_leaves_a_request_waiting_beyond_the_maximum(name: str, gaps: list[float], seed: int) -> None:
     jitter = np.random.default_rng(seed).exponential(1.0, len(gaps))
     free = 0.0
-    for service in serve(choose(SPECS[name], P4), np.cumsum(np.array(gaps) * jitter).tolist()):
+    for service in serve(chosen_for(SPECS[name]), np.cumsum(np.array(gaps) * jitter).tolist()):
         oldest = service.launch.requests[0].arrival
         # 1e-9: instants of some thousand seconds are exact to 1e-12, sums of a few of them to less
         assert service.start <= max(free, oldest + 1.0) + 1e-9

@@ -60,6 +60,12 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"batchsize": 3}, "batchsize"),
         ({"stage_service_time_s": [[1], [1, 2], [1]]}, "as many stages"),
         ({"stage_service_time_s": [[], [], []]}, "stage_service_time_s.0"),
+        ({"length": [8, 16]}, "go together"),
+        ({"length_service_time_s": [[1], [1], [1]]}, "go together"),
+        ({"length": [16, 8], "length_service_time_s": [[1, 2]] * 3}, "length must ascend"),
+        ({"length": [0, 8], "length_service_time_s": [[1, 2]] * 3}, "length.0"),
+        ({"length": [8, 16], "length_service_time_s": [[1, 2], [1], [1, 2]]}, "1 values for 2 lengths"),
+        ({"length": [8, 16], "length_service_time_s": [[1, 2]] * 2}, "2 values for 3 batch sizes"),
     ],
 )
 def test_a_malformed_file_is_told_in_one_line(changes: dict[str, Any], says: str) -> None:
@@ -137,3 +143,36 @@ def test_without_stage_times_there_is_one_stage_and_any_number_of_equal_ones_can
     assert (four.stages, four.span(2, 1, 3), four.service_times) == (4, pytest.approx(0.1), profile.service_times)
     with pytest.raises(SpecError, match="0 stages"):
         profile.in_stages(0)
+
+
+LENGTHS = {"length": [10, 20, 40], "length_service_time_s": [[0.1, 0.2, 0.3], [0.2, 0.3, 0.5], [0.4, 0.7, 1.3]]}
+
+
+def test_times_by_length_are_interpolated_by_size_and_kept_by_a_file() -> None:
+    profile = parsed(**LENGTHS)
+    assert profile.lengths == (10, 20, 40)
+    assert profile.length_service_times is not None
+    assert profile.length_service_times[2] == pytest.approx((0.3, 0.5, 0.9))
+    assert parse_profile(profile.to_json(), "again") == profile
+    assert profile.truncated(2).length_service_times == ((0.1, 0.2, 0.3), (0.2, 0.3, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(None, 0.2), (1, 0.2), (10, 0.2), (15, 0.25), (20, 0.3), (30, 0.4), (40, 0.5), (60, 0.7)]
+)
+def test_a_service_time_by_length_is_linear_between_and_beyond_but_not_below(
+    length: float | None, expected: float
+) -> None:
+    assert parsed(**LENGTHS).service_time(2, length) == pytest.approx(expected)
+
+
+def test_without_lengths_a_length_changes_nothing() -> None:
+    assert parsed().service_time(2, 1000) == parsed().service_time(2)
+
+
+def test_an_iteration_takes_a_token_for_each_and_the_prompts_of_who_joined() -> None:
+    profile = parsed(**LENGTHS)
+    assert profile.iteration_time(2) == pytest.approx(0.01)
+    assert profile.iteration_time(2, 1) == pytest.approx(0.01 + 0.1 - 10 * 0.2 / 30)
+    assert profile.iteration_time(4, 4) == pytest.approx(0.03 + 0.1)
+    assert parsed(length=[10], length_service_time_s=[[0.1]] * 3).iteration_time(1, 1) == pytest.approx(0.01)

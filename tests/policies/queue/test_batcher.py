@@ -222,3 +222,35 @@ def test_everybody_leaves_exactly_once_whatever_happens(events: list[tuple[str, 
         left += [r.id for r in queue.complete(launch)]
     left += [r.id for r in queue.state(1e3).waiting]
     assert sorted(left) == sorted(r.id for r in here)
+
+
+def test_where_a_stage_is_an_iteration_requests_at_different_ones_share_a_batch() -> None:
+    a, b = Request(0, 0.0, M, stages=3), Request(1, 0.0, M, stages=1)
+    queue = Batcher(Picks([0], 1), {"m": 4}, NoMonitor(), ("m",))
+    queue.arrive(a)
+    first = queue.decide(0.0)
+    assert isinstance(first, Launch)
+    assert queue.complete(first) == []
+    queue.arrive(b)
+    queue.policy = Picks([1, 0], 1)
+    both = queue.decide(1.0)
+    assert isinstance(both, Launch)
+    assert queue.complete(both) == [b], "who has passed its own last stage leaves"
+    assert (a.stage, a.started, b.started, list(queue.suspended)) == (2, 0.0, 1.0, [a])
+
+
+def test_iterations_of_different_kinds_still_share_none() -> None:
+    queue = Batcher(Everybody(), {"m": 4}, NoMonitor(), ("m",))
+    for i in range(2):
+        queue.arrive(Request(i, 0.0, Kind("m", i)))
+    with pytest.raises(PolicyError, match="one kind"):
+        queue.decide(0.0)
+
+
+def test_everybody_here_can_be_given_a_kind_anew() -> None:
+    queue = batcher(Picks([0], 1), *three())
+    running = queue.decide(1.0)
+    queue.rekind(lambda r: Kind("m", r.id))
+    assert isinstance(running, Launch)
+    queue.complete(running)
+    assert [r.kind.bin for r in (*queue.state(2.0).waiting, *queue.suspended)] == [1, 2, 0]

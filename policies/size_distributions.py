@@ -1,0 +1,46 @@
+"""Distributions of sizes, from text: uniform:LO:HI, exponential:MEAN, or the values of a column of a trace."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.queue.arrivals import trace_column
+from policies.types import SpecError
+
+SIZES = "uniform:LO:HI, exponential:MEAN, trace:FILE:COLUMN"
+_Floats = NDArray[np.float64]
+Draw = Callable[[int, np.random.Generator], _Floats]
+
+
+def parse_sizes(text: str) -> Draw:
+    """Read uniform:LO:HI, exponential:MEAN or trace:FILE:COLUMN; a trace's values are drawn at random.
+
+    Raises:
+        SpecError: it is none of them, or not a distribution of positive sizes.
+    """
+    name, *words = text.split(":")
+    match name, words:
+        case "uniform", [_, _]:
+            low, high = (_number(text, word) for word in words)
+            if low > high:
+                raise SpecError(f"--sizes {text!r}: {low:g} is above {high:g}; write uniform:LO:HI")
+            return lambda number, rng: rng.uniform(low, high, number)
+        case "exponential", [mean]:
+            scale = _number(text, mean)
+            return lambda number, rng: rng.exponential(scale, number)
+        case "trace", [_, *_, column]:
+            values = trace_column(":".join(words[:-1]), column)
+            return lambda number, rng: rng.choice(values, number)
+        case _:
+            raise SpecError(f"--sizes {text!r} is none of {SIZES}; write one of them")
+
+
+def _number(text: str, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = np.nan
+    if not 0.0 < value < 1e9:
+        raise SpecError(f"--sizes {text!r}: {word!r} is no positive number; sizes are above 0")
+    return value

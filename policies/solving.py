@@ -1,0 +1,91 @@
+"""From a spec and a profile to solved tables, and to the policy that looks actions up in them."""
+
+from dataclasses import replace
+from math import inf, log, sqrt
+
+from policies.profile import Profile
+from policies.rules.lookup import Lookup, Row, lookup, weighted
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
+from policies.smdp.choice import choose as choose_weight
+from policies.smdp.model import Problem
+from policies.smdp.solver import Solution
+from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table
+from policies.spec import Spec
+from policies.types import SpecError
+
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, beside 1: mean rate over momentary rate
+_STEP = 1.35  # from one load to the next in the tables for those factors
+_REHEARSED = 15_000  # requests simulated for each load where a percentile is bounded
+
+
+def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
+    """By a weight, or by a bound: where a load leaves none that keeps it, by what comes nearest."""
+    key, value = weight_of(spec)
+    problem = Problem(profile, 1.0)
+    if key == "w2" or (profile.energies is None and key != "power_cap_w"):
+        return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
+    bound = parse_bound(key, spec.parameters[key], _REHEARSED)
+    mixed = not isinstance(bound, ShareBound)  # a mix is finer than so few requests can tell
+
+    def nearest(at_load: Problem) -> Solution:
+        try:
+            return choose_weight(at_load, bound, mixed)
+        except UnreachableError as error:
+            return error.nearest
+
+    return solve_table(problem, default_loads(), nearest, {key: value})
+
+
+def weight_of(spec: Spec) -> tuple[str, float]:
+    """What says how much power counts, w2 or one of the bounds, and its value."""
+    given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
+    if len(given) > 1:
+        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
+    key = given[0] if given else "w2"
+    value = spec.number(key, 0.0)
+    if not value < inf:
+        raise SpecError(f"policy {spec.text!r}: {key} must be finite")
+    if key != "w2":
+        parse_bound(key, spec.parameters[key])
+    return key, value
+
+
+def following(table: PolicyTable, profile: Profile) -> Lookup:
+    """Acts by the table, and where the rate varies by weight x mean rate / rate (rules/lookup.py says why).
+
+    A bound names no weight of the run's. The tables for other factors have up to 14 loads each, 74 in all; three times
+    as many moved the cost under bursts by less than 0.1 per cent.
+    """
+    plain = table_policy(table, profile)
+    if not table.w2:
+        return plain
+    problem = Problem(profile, 1.0, table.w1)
+    tables = {f: solve_table(replace(problem, w2=f * table.w2), _coarse_loads(f)) for f in _FACTORS}
+    return weighted(plain, {factor: [_row(row) for row in other.rows] for factor, other in tables.items()})
+
+
+def _coarse_loads(factor: float) -> list[float]:
+    # From the lowest row up; a factor above 1 at a higher load would need a mean load above 1.
+    highest = min(0.98, sqrt(2.0) / factor)
+    steps = round(log(highest / 0.02) / log(_STEP))
+    return [0.02 * (highest / 0.02) ** (step / steps) for step in range(steps + 1)]
+
+
+def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
+    """The Lookup that acts by a solved table.
+
+    Raises:
+        SpecError: the table launches more than the profile knows.
+    """
+    tables = [t for row in table.rows for t in (row.batch_size, row.mix.batch_size if row.mix else (0,))]
+    largest = max(map(max, tables))
+    if largest > profile.max_batch_size:
+        raise SpecError(
+            f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
+            f"profile {profile.name!r}; solve it for this profile or raise --max-batch-size"
+        )
+    return lookup([_row(row) for row in table.rows], profile.max_batch_size)
+
+
+def _row(row: TableRow) -> Row:
+    return Row(row.arrival_rate, row.batch_size, row.mix)

@@ -1,0 +1,222 @@
+"""Bins: who is put into which, and that batches are of one bin, whole, and in order of formation."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.catalog import Chosen, choose, combine
+from policies.profile import Profile
+from policies.queue.batcher import Batcher
+from policies.queue.simulator import Service, simulate
+from policies.rules.multi_bin import Bins, mistaken
+from policies.types import Kind, Launch, PolicyError, Request
+
+LENGTHS = Profile("lengths", (1.0, 1.0, 1.0, 1.0), lengths=(0, 1), length_service_times=((0.0, 1.0),) * 4)
+
+
+def halves(sizes: Sequence[float]) -> Sequence[float]:
+    return (sum(sizes) / len(sizes),)
+
+
+def test_a_size_on_an_edge_belongs_to_the_bin_above() -> None:
+    bins = Bins(2, halves).knowing([1.0, 3.0])
+    assert [bins.kind("m", size).bin for size in (0.5, 1.9, 2.0, 99.0)] == [0, 0, 1, 1]
+
+
+def test_bins_are_one_until_enough_sizes_are_known_and_then_follow_them() -> None:
+    bins = Bins(2, halves)
+    assert {bins.kind("m", float(i % 2)).bin for i in range(31)} == {0}
+    bins.kind("m", 1.0)
+    assert [bins.kind("m", size).bin for size in (0.2, 0.8)] == [0, 1]
+    for _ in range(8000):
+        bins.kind("m", 50.0)
+    assert list(bins.edges) == [50.0], "the old sizes are forgotten"
+
+
+def test_edges_are_computed_seldom() -> None:
+    calls = []
+
+    def cut(sizes: Sequence[float]) -> Sequence[float]:
+        calls.append(len(sizes))
+        return ()
+
+    bins = Bins(2, cut)
+    for i in range(10_000):
+        bins.kind("m", float(i))
+    assert calls == [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096]
+
+
+def test_bins_that_know_the_sizes_learn_from_no_others() -> None:
+    bins = Bins(2, halves).knowing([1.0, 3.0])
+    for _ in range(100):
+        bins.kind("m", 50.0)
+    assert list(bins.edges) == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("true", "expected"), [(0, {0: 0.8, 1: 0.2}), (1, {0: 0.2, 1: 0.6, 2: 0.2}), (3, {2: 0.2, 3: 0.8})]
+)
+def test_an_error_is_one_of_the_neighbouring_bins(true: int, expected: dict[int, float]) -> None:
+    rng = np.random.default_rng(1)
+    counts = Counter(mistaken(Kind("m", true), 4, 0.2, rng).bin for _ in range(10_000))
+    # five standard errors of a share of 10,000
+    assert {each: counts[each] / 10_000 for each in counts} == pytest.approx(expected, abs=0.025)
+
+
+def test_without_errors_nobody_errs() -> None:
+    rng = np.random.default_rng(1)
+    assert all(mistaken(Kind("m", 1), 3, 0.0, rng) == Kind("m", 1) for _ in range(100))
+
+
+def knowing(spec: str, sizes: Sequence[float]) -> Chosen:
+    chosen = choose(spec, LENGTHS)
+    assert chosen.bins is not None
+    return replace(chosen, bins=chosen.bins.knowing(sizes))
+
+
+def requests(chosen: Chosen, gaps: Sequence[float], sizes: Sequence[float]) -> list[Request]:
+    instants = np.cumsum(gaps).tolist()
+    return [
+        Request(i, at, chosen.kind("m", size), size=size, stages=int(size), payload=size)
+        for i, (at, size) in enumerate(zip(instants, sizes, strict=False))
+    ]
+
+
+def serve(chosen: Chosen, here: Sequence[Request]) -> list[Service]:
+    policy, monitor = combine({"m": chosen})
+    batcher = Batcher(policy, {"m": 4}, monitor, ("m",))
+    return list(simulate(batcher, here, longest))
+
+
+def longest(launch: Launch) -> float:
+    return max(r.size for r in launch.requests) if launch.stages is None else float(launch.stages)
+
+
+SIZES = st.lists(st.integers(1, 9).map(float), min_size=40, max_size=40)
+GAPS = st.lists(st.sampled_from([0.0, 0.25, 1.0, 30.0]), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spec=st.sampled_from(
+        [
+            "multi-bin:3,max_wait_ms=inf",
+            "multi-bin:2,batch_size=3,max_wait_ms=2500",
+            "multi-bin:4,inner=greedy",
+            "multi-bin:3,inner=timeout:1500,edges=equal",
+            "multi-bin:3,inner=joining",
+            "multi-bin:3,batch_size=2,inner=joining",
+        ]
+    ),
+    gaps=GAPS,
+    sizes=SIZES,
+)
+def test_everybody_is_served_once_with_requests_of_the_own_bin_only(
+    spec: str, gaps: list[float], sizes: list[float]
+) -> None:
+    chosen = knowing(spec, sizes)
+    here = requests(chosen, gaps, sizes)
+    services = serve(chosen, here)
+    assert sorted(r.id for s in services for r in s.finished) == [r.id for r in here]
+    for service in services:
+        assert len({r.kind for r in service.launch.requests}) == 1
+        assert len(service.launch.requests) <= int(chosen.parameters.get("batch_size", 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(gaps=GAPS, sizes=SIZES)
+def test_as_printed_batches_are_of_exactly_b_and_the_first_formed_is_the_first_served(
+    gaps: list[float], sizes: list[float]
+) -> None:
+    chosen = knowing("multi-bin:3,batch_size=4,max_wait_ms=inf", sizes)
+    services = serve(chosen, requests(chosen, gaps, sizes))
+    whole = [s for s in services if s.launch.reason != "drain"]
+    assert all(len(s.launch.requests) == 4 for s in whole)
+    assert whole == services[: len(whole)], "only what is left when nobody else comes is smaller"
+    formed = [s.launch.requests[-1].id for s in whole]
+    assert formed == sorted(formed)
+    for service in services:
+        ids = [r.id for r in service.launch.requests]
+        assert ids == sorted(ids), "within a bin in order of arrival"
+
+
+@settings(max_examples=60, deadline=None)
+@given(gaps=GAPS, sizes=SIZES, spec=st.sampled_from(["joining", "joining:3", "multi-bin:2,inner=joining"]))
+def test_who_joins_runs_as_many_iterations_as_needed_and_none_stands_empty_while_somebody_waits(
+    gaps: list[float], sizes: list[float], spec: str
+) -> None:
+    chosen = knowing(spec, sizes) if spec.startswith("multi") else choose(spec, LENGTHS)
+    here = requests(chosen, gaps, sizes)
+    services = serve(chosen, here)
+    ran = Counter(r.id for s in services for r in s.launch.requests)
+    assert ran == {r.id: r.stages for r in here}
+    largest = 3 if spec == "joining:3" else 4
+    for service in services:
+        mine = service.launch.requests
+        waited = [r for r in here if r.kind == mine[0].kind and r.arrival <= service.start < r.started]
+        assert len(mine) == largest or not waited
+
+
+def test_joining_bins_take_turns_by_their_newest_member() -> None:
+    chosen = knowing("multi-bin:2,batch_size=1,inner=joining", [1.0, 9.0])
+    here = requests(chosen, [0.0, 0.5, 0.5, 0.5, 0.5], [9.0, 2.0, 2.0, 2.0, 2.0])
+    order = [service.launch.requests[0].id for service in serve(chosen, here)]
+    assert order == [0] * 9 + [1, 1, 2, 2, 3, 3, 4, 4], "an older member goes first, whatever its bin"
+
+
+def test_a_request_at_another_stage_is_refused_where_stages_are_parts_of_the_model() -> None:
+    here = [Request(0, 0.0, Kind("m"), stages=3), Request(1, 1.5, Kind("m"), stages=3)]
+    chosen = choose("joining", LENGTHS)
+    batcher = Batcher(chosen.policy, {"m": 4}, chosen.monitor)
+    with pytest.raises(PolicyError, match="one stage"):
+        list(simulate(batcher, here, longest))
+
+
+@pytest.mark.parametrize(
+    ("spec", "bins", "throughput"), [("multi-bin:1", 1, 6.45), ("multi-bin:3", 3, 9.40), ("multi-bin:5", 5, 10.35)]
+)
+def test_uniform_sizes_have_the_throughput_of_equation_4(spec: str, bins: int, throughput: float) -> None:
+    rng = np.random.default_rng(5)
+    number, rate = 40_000, 1.2 * throughput
+    sizes = rng.uniform(1.0, 20.0, number).tolist()
+    profile = Profile("longest", (1.0,) * 128, lengths=(0, 1), length_service_times=((0.0, 1.0),) * 128)
+    chosen = choose(f"{spec},batch_size=128,max_wait_ms=inf", profile)
+    assert chosen.bins is not None
+    chosen = replace(chosen, bins=chosen.bins.knowing(sizes))
+    policy, monitor = combine({"m": chosen})
+    batcher = Batcher(policy, {"m": 128}, monitor)
+    here = requests(chosen, rng.exponential(1.0 / rate, number).tolist(), sizes)
+    whole = [s for s in simulate(batcher, here, longest) if s.launch.reason != "drain"]
+    served, elapsed = sum(len(s.finished) for s in whole), whole[-1].finish - whole[0].start
+    assert served / elapsed == pytest.approx(throughput, rel=0.01)
+
+
+def respecified(change: Callable[[Request], Kind]) -> list[Kind]:
+    chosen = knowing("multi-bin:2", [1.0, 9.0])
+    policy, monitor = combine({"m": chosen})
+    batcher = Batcher(policy, {"m": 4}, monitor)
+    for request in requests(chosen, [0.0, 0.1, 0.1], [1.0, 9.0, 5.0]):
+        batcher.arrive(request)
+    batcher.rekind(change)
+    return [r.kind for r in batcher.state(1.0).waiting]
+
+
+def test_a_swap_gives_who_waits_a_kind_anew() -> None:
+    assert respecified(lambda r: r.kind) == [Kind("m", 0), Kind("m", 1), Kind("m", 0)]
+    other = knowing("multi-bin:3", [1.0, 5.0, 9.0])
+    assert respecified(lambda r: other.kind("m", r.size)) == [Kind("m", 0), Kind("m", 2), Kind("m", 1)]
+    plain = choose("greedy", LENGTHS)
+    assert set(respecified(lambda r: plain.kind("m", r.size))) == {Kind("m")}
+
+
+def test_who_waited_to_the_limit_goes_before_a_whole_batch() -> None:
+    chosen = knowing("multi-bin:2,batch_size=2,max_wait_ms=2000", [1.0, 9.0])
+    here = requests(chosen, [0.0, 1.5, 0.1, 0.1, 0.1, 0.1], [9.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    services = serve(chosen, here)
+    assert [[r.id for r in s.launch.requests] for s in services[:3]] == [[1, 2], [0], [3, 4]]
+    assert [s.start for s in services[:2]] == pytest.approx([1.6, 2.6])

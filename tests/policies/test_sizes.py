@@ -1,0 +1,79 @@
+"""Predicted service times: what each estimator knows, and what it learns."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from policies.profile import Profile
+from policies.sizes import Affine, Estimator, Learned, Lengths, Online, Oracle, fit_lengths
+
+TIMES = Affine(0.010, 0.001, 0.100)
+MEASURED = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
+
+
+def test_the_oracle_reads_the_profile_at_the_limit_or_at_the_prompt_where_nothing_is_generated() -> None:
+    assert Oracle(MEASURED).size(Lengths(prompt=99, limit=16)) == pytest.approx(1.3)
+    assert Oracle(MEASURED).size(Lengths(prompt=18)) == pytest.approx(1.4)
+
+
+def test_an_affine_time_counts_both_lengths_and_takes_the_limit_for_generated() -> None:
+    assert TIMES.size(Lengths(prompt=5, limit=2)) == pytest.approx(0.215)
+    assert TIMES.size(Lengths(prompt=5)) == pytest.approx(0.015)
+
+
+def test_the_fit_recovers_the_coefficients() -> None:
+    lengths = [(p, g) for p in (4, 16, 64) for g in (1, 8, 32)]
+    fit = fit_lengths(lengths, [TIMES.at(p, g) for p, g in lengths])
+    assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.100))
+
+
+def test_what_did_not_vary_gets_no_coefficient() -> None:
+    fit = fit_lengths([(8, 0), (16, 0), (32, 0)], [0.018, 0.026, 0.042])
+    assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.0))
+    assert fit_lengths([(8, 3)], [0.5]) == Affine(0.5)
+
+
+@pytest.mark.parametrize("make", [Online, Learned])
+def test_before_anything_was_seen_the_limit_stands_for_what_is_expected(make: Callable[[Affine], Estimator]) -> None:
+    assert make(TIMES).size(Lengths(5, 30)) == pytest.approx(TIMES.at(5, 30))
+
+
+@pytest.mark.parametrize("make", [Online, Learned])
+def test_what_was_observed_is_expected_up_to_the_limit(make: Callable[[Affine], Estimator]) -> None:
+    estimator = make(TIMES)
+    for _ in range(50):
+        estimator.observe(Lengths(5, 100, (1, 2, 3)), 20)
+    assert estimator.size(Lengths(5, 100, (1, 2, 3))) == pytest.approx(TIMES.at(5, 20), rel=0.02)
+    assert estimator.size(Lengths(5, 7, (1, 2, 3))) == pytest.approx(TIMES.at(5, 7))
+    assert estimator.size(Lengths(5)) == pytest.approx(TIMES.at(5, 0))
+
+
+def test_online_tells_long_prompts_from_short_ones_and_expects_the_mean_of_all_of_others() -> None:
+    estimator = Online(TIMES)
+    for prompt, generated in ((5, 10), (6, 20), (40, 90)):
+        estimator.observe(Lengths(prompt, 1000), generated)
+    for prompt, expected in ((7, 15), (33, 90), (1000, 40)):
+        assert estimator.size(Lengths(prompt, 1000)) == pytest.approx(TIMES.at(prompt, expected))
+
+
+def test_online_follows_what_changes() -> None:
+    estimator = Online(TIMES)
+    for generated in [10] * 5000 + [50] * 1500:
+        estimator.observe(Lengths(5, 1000), generated)
+    assert estimator.size(Lengths(5, 1000)) == pytest.approx(TIMES.at(5, 50), rel=0.01)
+
+
+def test_learned_reads_from_the_prompt_what_its_length_does_not_tell() -> None:
+    rng = np.random.default_rng(3)
+    estimators: dict[str, Estimator] = {"online": Online(TIMES), "learned": Learned(TIMES)}
+    errors: dict[str, list[float]] = {name: [] for name in estimators}
+    for _ in range(3000):
+        tokens = rng.integers(10, 500, 12)
+        tokens[0] = word = int(rng.integers(3))  # asks for a line, a paragraph or a page
+        lengths, generated = Lengths(12, 1000, tokens.tolist()), round((10, 60, 300)[word] * rng.uniform(0.8, 1.25))
+        for name, estimator in estimators.items():
+            errors[name].append(abs(estimator.size(lengths) - TIMES.at(12, generated)) / TIMES.at(12, generated))
+            estimator.observe(lengths, generated)
+    late = {name: float(np.mean(each[2000:])) for name, each in errors.items()}
+    assert late["learned"] < 0.25 < 1.0 < late["online"]
