@@ -20,6 +20,8 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from profiler import cache
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
+from profiler.first import subject_of
+from profiler.lengths import rungs, with_lengths
 from profiler.measure import OnProgress, Plan, Subject, full_plan, measure, quick_plan
 from profiler.preflight import preflight
 from profiler.report import profile_table, summary
@@ -28,10 +30,11 @@ from profiler.sweep import Sweep, rig_of, with_energy
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, meter_for
 from server.executor import ThreadExecutor
-from server.models import smooth_pictures
+from server.text_specs import check_text, identity, is_text
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages of the sizes that a quick plan measures
+_LENGTH_REPEATS = 3
 _log = logging.getLogger("batchwright.profiler")
 
 app = typer.Typer(add_completion=False)
@@ -74,7 +77,11 @@ class _Plans:
 @app.command()
 def profile_model(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="a torchvision classification model; any name on an emulated device")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="a torchvision classification model, NAME=SPEC as for serve-model, or any name on an emulated device",
+        ),
     ],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE")] = "auto",
     max_batch_size: Annotated[
@@ -132,22 +139,25 @@ def _emulated(model: str, played: Profile) -> _Bench:
 
 def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _Bench:
     # torch takes seconds to import, which an emulated device should not cost
-    from server.torch_device import resolve_device, settings, torch_device
-    from server.torch_models import load
+    from server.loading import device_of, load
+    from server.torch_device import resolve_device, settings
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
     max_batch_size, stages = shape
-    served, net = load(model, weights, max_batch_size, stages or 1)
-    executor = ThreadExecutor(torch_device([(served, net)], place))
-    samples = list(smooth_pictures(served.codec, 16, np.random.default_rng(1)))
+    model, _, spec = model.partition("=")
+    spec = spec or model
+    check_text(model, spec, weights, stages)
+    ((served, net),) = load({model: spec}, weights, {model: max_batch_size}, stages or 1)
+    executor = ThreadExecutor(device_of([(served, net)], place))
+    setting = ", ".join(filter(None, (settings(place, stages=stages), identity(model, spec))))
     for warning in found.warnings:
         _log.warning("%s", warning)
-    about = f"{settings(place)}, weights {served.weights}, {_versions()}; {found.note}"
-    key = cache.Key(model, device_name, max_batch_size, settings(place, stages=stages))
+    about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
+    key = cache.Key(model, device_name, max_batch_size, setting)
+    subject, tunes = subject_of(executor, served, meter_for(str(place))), place.type == "cuda" and not is_text(spec)
     name = f"{model}-{cache.slug(device_name)}"
-    subject = Subject(executor, model, samples, meter_for(str(place)))
-    return _Bench(executor, subject, name, device_name, about, max_batch_size, place.type == "cuda", key)
+    return _Bench(executor, subject, name, device_name, about, max_batch_size, tunes, key)
 
 
 def _versions() -> str:
@@ -163,6 +173,9 @@ def _measure(bench: _Bench, plans: _Plans) -> tuple[Profile, Sweep | None]:
             passes = _QUICK_PASSES if plans.quick else _PASSES
             staged = profile.in_stages(bench.stages)
             profile = asyncio.run(with_stages(staged, bench.subject, bench.quick_plan().sizes, passes, phase("stages")))
+        if bench.subject.texts is not None:
+            steps = (rungs(bench.max_batch_size), 1 if plans.quick else _LENGTH_REPEATS)
+            profile = asyncio.run(with_lengths(profile, bench.subject, *steps, phase("lengths")))
         if plans.energy_time == 0:
             return profile, None
         return with_energy(profile, rig_of(bench.subject, rng), plans.energies, phase("energy"))

@@ -9,12 +9,14 @@ import numpy as np
 from policies.profile import Profile
 from profiler import cache
 from profiler.energy_plan import quick_energy_plan
+from profiler.lengths import rungs, with_lengths
 from profiler.measure import Plan, Subject, measure, quick_plan
 from profiler.stages import with_stages
 from profiler.sweep import is_sensor, rig_of, with_energy
 from server.energy import EnergyMeter
 from server.executor import Executor
-from server.models import ServedModel, smooth_pictures
+from server.models import AnyModel, made_up
+from server.text import TextCodec
 
 _PASSES = 5  # through all stages
 _log = logging.getLogger("batchwright.profiler")
@@ -43,14 +45,17 @@ def first_profile(
     if stages is not None:
         staged = profile.in_stages(stages)
         profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, lambda share: None))
+    if subject.texts is not None:
+        profile = asyncio.run(with_lengths(profile, subject, rungs(max_batch_size), 1, lambda share: None))
     cache.store(key, profile)
     _log.info("%s: profiled in %.1f s, kept in %s", model, monotonic() - began, key.path)
     return profile
 
 
-def subject_of(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
-    """A served model, with pictures made up for it, on a device with this meter."""
-    return Subject(executor, model.name, list(smooth_pictures(model.codec, 16, np.random.default_rng(1))), meter)
+def subject_of(executor: Executor, model: AnyModel, meter: EnergyMeter) -> Subject:
+    """A served model, with samples made up for it, on a device with this meter."""
+    samples = made_up(model.codec, 16, np.random.default_rng(1))
+    return Subject(executor, model.name, samples, meter, model.codec if isinstance(model.codec, TextCodec) else None)
 
 
 def _measured(subject: Subject, plan: Plan, key: cache.Key) -> Profile:

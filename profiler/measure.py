@@ -21,6 +21,7 @@ from policies.profile import EnergySource, Profile, interpolate
 from profiler.feed import take
 from server.energy import EnergyMeter
 from server.executor import Batch, Executor
+from server.text import TextCodec
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
@@ -38,12 +39,14 @@ class Subject:
         samples: decoded inputs; a batch takes them in turn.
         meter: read before and after each batch if it counts batches; a sensor's steps are too long for that, and
             profiler/sweep.py measures by it.
+        texts: the codec, where samples are texts, whose length matters.
     """
 
     executor: Executor
     model: str
     samples: Sequence[Any]
     meter: EnergyMeter
+    texts: TextCodec | None = None
 
 
 @dataclass(frozen=True, slots=True)

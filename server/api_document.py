@@ -53,15 +53,17 @@ def api_document(models: Sequence[str], version: str) -> _Json:
 
 def _prediction(model: _Json) -> _Json:
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": _BINARY}}}
-    body = _body({**{kind: {"schema": _BINARY} for kind in _PICTURES}, "multipart/form-data": form})
-    answer = _answers("The five likeliest classes", _json("Prediction"), _INFERENCE)
+    pictures = {kind: {"schema": _BINARY} for kind in _PICTURES}
+    body = _body({**pictures, "multipart/form-data": form, **_json("TextCall")})
+    said = {"application/json": {"schema": {"anyOf": [reference("Prediction"), reference("Generation")]}}}
+    answer = _answers("The five likeliest classes, or the text that was generated", said, _INFERENCE)
 
     def post(summary: str, *parameters: _Json) -> _Json:
         return {"post": _operation(summary, answer, [*parameters, _timeout()], body, keyed=True)}
 
     return {
-        "/predict": post("Classify a picture with the only model loaded"),
-        "/predict/{model}": post("Classify a picture", model),
+        "/predict": post("Ask the only model loaded: a picture or a text"),
+        "/predict/{model}": post("Ask a model: a picture or a text", model),
     }
 
 

@@ -46,7 +46,8 @@ _CALLS = {name: reference("Duration") for name in ("success", "fail", "queue", *
 _SIZE = _object({"binary_data_size": _COUNT})
 _ASKED = {"binary_data": _FLAG, "classification": _COUNT}
 _NAMED = {"name": _TEXT, "datatype": _TEXT, "shape": _SHAPE}
-_FIELD = _object(name=_TEXT, data_type=_TEXT, dims=_SHAPE)
+_FIELD = _object({"optional": _FLAG}, name=_TEXT, data_type=_TEXT, dims=_SHAPE)
+_LENGTH = {"max_new_tokens": _COUNT, "ignore_eos": _FLAG}
 
 INFER_HEADERS: Mapping[str, _Json] = {
     "Inference-Header-Content-Length": {
@@ -62,6 +63,13 @@ SCHEMAS: Mapping[str, _Json] = {
     "ModelReady": _object(name=_TEXT, ready=_FLAG),
     "Class": _object(class_index=_COUNT, label=_TEXT, probability={"type": "number", "minimum": 0, "maximum": 1}),
     "Prediction": _object(model=_TEXT, predictions=array_of("Class"), **_SERVED),
+    "TextCall": {
+        "type": "object",
+        "required": ["text"],
+        "properties": {"text": _TEXT, **_LENGTH},
+        "additionalProperties": False,
+    },
+    "Generation": _object(model=_TEXT, text=_TEXT, new_tokens=_COUNT, **_SERVED),
     "PolicyChange": _object(policy=_TEXT | {"examples": ["greedy", "smdp:w2=1.6", "timeout:20"]}),
     "PolicyRow": _object(arrival_rate_hz=_NUMBER, load=_NUMBER, batch_size={"type": "array", "items": _COUNT}),
     "Policy": _object(
@@ -114,9 +122,9 @@ SCHEMAS: Mapping[str, _Json] = {
         "type": "object",
         "required": ["name", "shape", "datatype"],
         "properties": {
-            "name": {"const": "image"},
+            "name": {"enum": ["image", "input_ids", "max_new_tokens"]},
             "shape": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-            "datatype": {"enum": ["UINT8", "BYTES"]},
+            "datatype": {"enum": ["UINT8", "BYTES", "INT64", "INT32"]},
             "parameters": {"type": "object", "properties": {"binary_data_size": _COUNT}},
             "data": {"type": "array"},
         },
@@ -124,15 +132,18 @@ SCHEMAS: Mapping[str, _Json] = {
     "AskedOutput": {
         "type": "object",
         "required": ["name"],
-        "properties": {"name": {"const": "logits"}, "parameters": {"type": "object", "properties": _ASKED}},
+        "properties": {
+            "name": {"enum": ["logits", "output_ids"]},
+            "parameters": {"type": "object", "properties": _ASKED},
+        },
     },
     "InferRequest": {
         "type": "object",
         "required": ["inputs"],
         "properties": {
             "id": _TEXT,
-            "parameters": {"type": "object", "properties": {"timeout": _COUNT, "binary_data_output": _FLAG}},
-            "inputs": {"type": "array", "items": reference("InputTensor"), "minItems": 1, "maxItems": 1},
+            "parameters": {"type": "object", "properties": {"timeout": _COUNT, "binary_data_output": _FLAG, **_LENGTH}},
+            "inputs": {"type": "array", "items": reference("InputTensor"), "minItems": 1, "maxItems": 2},
             "outputs": {"type": "array", "items": reference("AskedOutput"), "maxItems": 1},
         },
     },

@@ -8,6 +8,7 @@ from typing import Any
 from policies.types import Launch, Request
 from server.errors import ServerError
 from server.executor import Batch, Completion, Onward
+from server.text import Generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Answer:
     """What came of one request.
 
     Attributes:
-        output: float32 [classes].
+        output: float32 [classes], or `Generated`.
         batch_size: size of the batch it was served in.
         waiting: arrival to launch, s.
         service: time of its batch on the device, s; by stages, from its launch to the end of its last stage.
@@ -138,6 +139,15 @@ class Served:
             request.payload.input = output
             if share is not None:
                 request.payload.energy = share + (request.payload.energy or 0.0)
+
+
+def end_early(launch: Launch, requests: Sequence[Request], completion: Completion) -> None:
+    """How many iterations a text takes shows when its end comes: these were its last stages."""
+    if launch.stages is None:
+        return
+    for request, output in zip(requests, completion.outputs, strict=True):
+        if isinstance(output, Generated):
+            request.stages = min(request.stages, request.stage + launch.stages)
 
 
 def batch_of(launch: Launch) -> Batch:

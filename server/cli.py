@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from math import ceil
@@ -39,11 +39,16 @@ from server.keys import Keys, load_keys
 from server.lifecycle import Listening, exit_on_sigterm, serve
 from server.logs import logging_to
 from server.metrics import Metrics
-from server.models import ServedModel, emulated_model
+from server.models import AnyModel, emulated_model
 from server.plan import Plan, make_plan
+from server.text import TextCodec
+from server.text_sizes import sizes_of
+from server.text_specs import identity
 from server.tls import tls_context
 
 if TYPE_CHECKING:
+    import torch
+
     from server.tracing import Tracing
 
 _log = logging.getLogger("batchwright")
@@ -52,12 +57,22 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve_model(
-    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", help="torchvision models")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="torchvision models; or NAME=SPEC for texts: text-classifier, translator, text-generator, a FOLDER as "
+            "transformers saves it, or a configuration's FILE.json",
+        ),
+    ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="[MODEL=]SPEC; auto if left out")] = None,
     profile: Annotated[list[str] | None, typer.Option(help="[MODEL=]PROFILE, a shipped name or a file")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE")] = None,
     max_batch_size: Annotated[int | None, typer.Option(help="largest batch")] = None,
     weights: Annotated[str | None, typer.Option(help="auto, random or a FILE")] = None,
+    guess: Annotated[
+        str | None, typer.Option(help="limit, online or learned: how long a text will be, where it is not known")
+    ] = None,
     stages: Annotated[int | None, typer.Option(help="cut each network into so many, for lazy and catch-up")] = None,
     w2: Annotated[float | None, typer.Option(help="weight of power in the objective")] = None,
     slo_p95_ms: Annotated[float | None, typer.Option(help="95th percentile of the response time to keep")] = None,
@@ -169,7 +184,7 @@ class _Backend:
         profiles: by model; its largest size is the largest batch.
     """
 
-    served: Mapping[str, ServedModel]
+    served: Mapping[str, AnyModel]
     executor: ThreadExecutor
     meter: EnergyMeter
     profiles: Mapping[str, Profile]
@@ -180,7 +195,15 @@ def _kept(settings: Settings, model: str, largest: int) -> Profile | None:
     from server import torch_device
 
     place, device_name = torch_device.resolve_device(settings.device)
-    return cache.load(cache.Key(model, device_name, largest, torch_device.settings(place, stages=settings.stages)))
+    return cache.load(cache.Key(model, device_name, largest, _about(settings, model, place)))
+
+
+def _about(settings: Settings, model: str, place: "torch.device") -> str:
+    """What a measured profile depends on, beside the model's name and the device's."""
+    from server import torch_device
+
+    about = torch_device.settings(place, stages=settings.stages)
+    return ", ".join(filter(None, (about, identity(model, settings.specs[model]))))
 
 
 def _backend(plan: Plan) -> _Backend:
@@ -189,29 +212,32 @@ def _backend(plan: Plan) -> _Backend:
 
 def _emulated(plan: Plan, played: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
-    device = EmulatedDevice(dict.fromkeys(settings.models, played), meter)
-    served = {model: emulated_model(model, played.max_batch_size) for model in settings.models}
+    device = EmulatedDevice(dict.fromkeys(settings.specs, played), meter)
+    served = {model: emulated_model(model, played.max_batch_size) for model in settings.specs}
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
 def _real(plan: Plan) -> _Backend:
     # torch takes seconds to import, which an emulated device should not cost
-    from server import torch_device, torch_models
+    from server import loading, torch_device
 
     settings = plan.settings
     place, device_name = torch_device.resolve_device(settings.device)
-    stages = settings.stages or 1
-    loaded = [torch_models.load(model, settings.weights, plan.largest(model), stages) for model in settings.models]
-    executor = ThreadExecutor(torch_device.torch_device(loaded, place), device_name)
-    meter, tunes = meter_for(str(place)), place.type == "cuda"
-    profiles = dict(plan.profiles)
+    largest = {model: plan.largest(model) for model in settings.specs}
+    loaded = loading.load(settings.specs, settings.weights, largest, settings.stages or 1)
+    executor = ThreadExecutor(loading.device_of(loaded, place), device_name)
+    meter, profiles = meter_for(str(place)), dict(plan.profiles)
+    served: dict[str, AnyModel] = {}
     for model, _ in loaded:
+        tunes = place.type == "cuda" and not isinstance(model.codec, TextCodec)
         if model.name not in profiles:
-            about = torch_device.settings(place, stages=settings.stages)
-            key = cache.Key(model.name, device_name, model.max_batch_size, about)
+            key = cache.Key(model.name, device_name, model.max_batch_size, _about(settings, model.name, place))
             profiles[model.name] = _first(subject_of(executor, model, meter), key, tunes, settings.stages)
-        profiles[model.name] = torch_device.warmed_up(executor, model, profiles[model.name], tunes)
-    return _Backend({model.name: model for model, _ in loaded}, executor, meter, profiles)
+        profile = profiles[model.name] = torch_device.warmed_up(executor, model, profiles[model.name], tunes)
+        codec = model.codec
+        sizes = sizes_of(codec, profile, settings.guess) if isinstance(codec, TextCodec) else None
+        served[model.name] = replace(model, sizes=sizes)
+    return _Backend(served, executor, meter, profiles)
 
 
 def _first(subject: Subject, key: cache.Key, tunes: bool, stages: int | None) -> Profile:

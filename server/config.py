@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from yaml import YAMLError
 
 from policies.types import SpecError
 from server.logs import Form, Level
+from server.text_sizes import Guess
 
 _PREFIX = "BATCHWRIGHT_"
 
@@ -44,12 +45,13 @@ class Settings(BaseSettings):
     """Everything that serve-model can be told; an environment variable is the prefix and the name in capitals.
 
     Attributes:
-        models: names of torchvision classification models.
+        models: names of torchvision classification models, or NAME=SPEC.
         policy: [MODEL=]SPEC entries.
         profile: [MODEL=]PROFILE entries.
         device: auto, cpu, cuda:N or emulated:PROFILE.
         max_batch_size: largest batch; None: the profile's, 32 when measuring.
         weights: auto, random or a file.
+        guess: how many tokens a text will be is guessed so, where it is not known: limit, online or learned.
         stages: into how many each network is cut; None: not at all, and an emulated device has its profile's.
         w2: weight of power in the objective, where the policy spec leaves it open.
         slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
@@ -79,6 +81,7 @@ class Settings(BaseSettings):
     device: str = "auto"
     max_batch_size: int | None = Field(None, ge=1, le=4096)
     weights: str = "auto"
+    guess: Guess = "learned"
     stages: int | None = Field(None, ge=1, le=64)
     w2: float | None = Field(None, ge=0, allow_inf_nan=False)
     slo_p95_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -100,12 +103,18 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _models_are_names(self) -> Self:
-        if len(set(self.models)) < len(self.models):
+        if len(self.specs) < len(self.models):
             raise ValueError(f"a model is named twice: {' '.join(self.models)}")
-        strange = [name for name in self.models if not re.fullmatch(r"[\w.-]+", name, re.ASCII)]
+        strange = [name for name in self.specs if not re.fullmatch(r"[\w.-]+", name, re.ASCII)]
         if strange:
-            raise ValueError(f"{strange[0]!r} is no torchvision model's name")
+            raise ValueError(f"{strange[0]!r} is no torchvision model's name, nor the name in NAME=SPEC")
         return self
+
+    @property
+    def specs(self) -> dict[str, str]:
+        """By name what each model is; the name itself says it where nothing else does."""
+        pairs = (model.partition("=") for model in self.models)
+        return {name: spec or name for name, _, spec in pairs}
 
     @classmethod
     def settings_customise_sources(  # noqa: D102  (pydantic-settings' hook)
@@ -223,7 +232,7 @@ def _strange_variables() -> Iterator[str]:
         yield f"unknown environment variable{several} {', '.join(strange)}; known are {', '.join(sorted(known))}"
 
 
-def by_model(entries: list[str], models: list[str]) -> dict[str, str]:
+def by_model(entries: list[str], models: Collection[str]) -> dict[str, str]:
     """[MODEL=]VALUE entries as a value for each model; one without a model's name is for all others.
 
     Raises:

@@ -69,7 +69,10 @@ class Controller:
         watched = self._watched[model]
         if self._dispatcher.chosen[model] is not watched.deciding:
             watched = self._watched[model] = self._watch(model, self._dispatcher.chosen[model], watched)
-        watched.evidence.batch(batch_size, service_time)
+        if watched.deciding.profile.lengths is None:
+            watched.evidence.batch(batch_size, service_time)
+        else:  # whose service times vary with what is asked for
+            watched.evidence.disturb()
         self._read(watched)
         if watched.solving is not None:
             return

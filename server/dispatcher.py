@@ -15,11 +15,11 @@ from typing import Any
 from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
-from policies.types import Action, Kind, Launch, Request, Wait
+from policies.types import Action, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.ahead import Ahead
 from server.alarm import Alarm
-from server.calls import Answer, Call, InService, Sample, Served, batch_of
+from server.calls import Answer, Call, InService, Sample, Served, batch_of, end_early
 from server.delivery import Delivery
 from server.errors import DrainingError, ExecutionError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
@@ -27,6 +27,7 @@ from server.expiry import Expiry
 from server.forecast import Forecast
 from server.metrics import Metrics
 from server.rescue import Part, complete, rescue, watched
+from server.text import Text
 
 _log = logging.getLogger("batchwright.dispatcher")
 _HUNG_AFTER = 20.0  # times its expected service time, a batch is held for hung
@@ -69,7 +70,8 @@ class Dispatcher:
         self.delivery = Delivery(executor.name, metrics)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
-        self._batcher = Batcher(policy, largest, monitor)
+        iterating = [model for model, choice in chosen.items() if choice.profile.lengths is not None]
+        self._batcher = Batcher(policy, largest, monitor, iterating)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._turns_by = inf  # when the loop should have come round again
         self._ids = count()
@@ -85,13 +87,16 @@ class Dispatcher:
 
     # what the gateway asks
 
-    def submit(self, model: str, inputs: Sequence[Any], timeout: float = inf) -> "asyncio.Future[list[Answer]]":
+    def submit(
+        self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
+    ) -> "asyncio.Future[list[Answer]]":
         """Queue one call's samples, all or none; cancelling the future takes them out again.
 
         Args:
             model: one of `chosen`.
-            inputs: decoded samples, uint8 [H, W, 3] each; at least one.
+            inputs: decoded samples, uint8 [H, W, 3] or `Text` each; at least one.
             timeout: time after which the client no longer wants the answer, s.
+            sizes: predicted service time of each when served alone, s, where requests differ.
 
         Raises:
             QueueFullError: there is no room for all of them, or no time.
@@ -101,8 +106,10 @@ class Dispatcher:
         now, chosen = self._clock(), self.chosen[model]
         call = self.delivery.call(len(inputs), earliest)
         for index, sample in enumerate(inputs):
-            request = Request(next(self._ids), now, Kind(model), now + chosen.slo, now + timeout)
-            request.stages, request.payload = chosen.profile.stages, Sample(sample, call, index)
+            size = sizes[index] if sizes else 0.0
+            request = Request(next(self._ids), now, chosen.kind(model, size), now + chosen.slo, now + timeout, size)
+            request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
+            request.payload = Sample(sample, call, index)
             call.requests.append(request)
             self._batcher.arrive(request)
         call.future.add_done_callback(lambda _: self._leave(call))
@@ -152,6 +159,7 @@ class Dispatcher:
         self.chosen[model] = replace(chosen, monitor=monitor) if same else chosen
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
+            self._batcher.rekind(lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size))
         self._changed()
         return self.chosen[model]
 
@@ -273,6 +281,7 @@ class Dispatcher:
                 self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
             onward = now.batch.onward
             if following is None or onward is None or onward.taken <= index:
+                end_early(now.launch, now.launch.requests, completion)
                 self._undelivered = self._served(now, completion, self._batcher.complete(now.launch))
                 self._last_finish = completion.finished if len(self._batcher) else None
                 return
@@ -292,6 +301,9 @@ class Dispatcher:
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         rescued = await rescue(self._run, batch, error)
+        for part in rescued.parts:
+            if isinstance(part.result, Completion):
+                end_early(launch, part.of(launch.requests), part.result)
         finished = self._batcher.complete(launch)
         for part in rescued.parts:
             mine = replace(launch, requests=part.of(launch.requests))

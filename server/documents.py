@@ -32,7 +32,7 @@ class ModelFacts:
     Attributes:
         name: The model's name.
         platform: What runs it, such as `pytorch`; never `ensemble`, which perf_analyzer takes for a graph of models.
-        input: Its only input.
+        input: Its input, and what may come beside it.
         outputs: Its outputs.
         max_batch_size: The largest batch.
     """
@@ -101,7 +101,7 @@ def model_metadata(model: ModelFacts) -> dict[str, Any]:
         "name": model.name,
         "versions": [VERSION],
         "platform": model.platform,
-        "inputs": [_tensor_metadata(model.input)],
+        "inputs": [_tensor_metadata(each) for each in (model.input, *model.input.beside)],
         "outputs": [_tensor_metadata(output) for output in model.outputs],
     }
 
@@ -120,7 +120,10 @@ def model_config(model: ModelFacts) -> dict[str, Any]:
         "platform": model.platform,
         "backend": model.platform,
         "max_batch_size": model.max_batch_size,
-        "input": [_tensor_config(model.input)],
+        "input": [
+            _tensor_config(model.input),
+            *(_tensor_config(each) | {"optional": True} for each in model.input.beside),
+        ],
         "output": [_tensor_config(output) for output in model.outputs],
         "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": False},

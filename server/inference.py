@@ -21,7 +21,7 @@ from server.errors import BadInputError, NotFoundError, QueueFullError, ServerEr
 from server.http import Caller, ClientGoneError, disconnected, read_body, respond_error
 from server.intake import Intake, Share
 from server.metrics import Metrics
-from server.models import ImageCodec, ServedModel
+from server.models import AnyModel, ImageCodec
 
 _T = TypeVar("_T")
 _log = logging.getLogger("batchwright.gateway")
@@ -47,7 +47,7 @@ class Inference:
             waits takes no memory, and the pool has threads left for what is short.
     """
 
-    models: Mapping[str, ServedModel]
+    models: Mapping[str, AnyModel]
     dispatcher: Dispatcher
     metrics: Metrics
     decoders: Pool
@@ -73,7 +73,7 @@ class Inference:
             _log.exception("a bug answered request %s", scope["state"].get("request_id"))
             await respond_error(send, ServerError("internal error; the server's log has the details"))
 
-    def model(self, name: str | None) -> ServedModel:
+    def model(self, name: str | None) -> AnyModel:
         """The model of that name; None stands for the only one.
 
         Raises:
@@ -92,7 +92,7 @@ class Inference:
         """Run a pure function in the decoders' threads."""
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
-    async def read(self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
+    async def read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
         """The body of a call, without its Content-Encoding.
 
         A call that would be refused anyway is refused before its body is read: work for nobody costs others theirs.
@@ -140,7 +140,7 @@ class Inference:
         self.dispatcher.check_room(model, n + coming[model], left)
         share.come(model, n)
 
-    async def decode(self, model: ServedModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
+    async def decode(self, model: AnyModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
         """Encoded pictures to samples, off the event loop; a client that leaves, or whose time-out passes, ends it.
 
         Raises:
@@ -151,6 +151,7 @@ class Inference:
             ClientGoneError: the client closed the connection.
         """
         codec, caller.samples = model.codec, len(pictures)
+        assert isinstance(codec, ImageCodec)  # others are read without
         self._let_in(model.name, len(pictures), share, caller)
         share.grow(len(pictures) * prod(codec.shape))
         short = len(pictures) == 1 and len(pictures[0]) <= _SHORT
@@ -187,7 +188,7 @@ class Inference:
         running.add_done_callback(ended)
         return await asyncio.shield(running)  # a thread goes on, and holds its memory, when nobody waits any more
 
-    async def ask(self, model: ServedModel, inputs: Sequence[Any], caller: Caller) -> list[Answer]:
+    async def ask(self, model: AnyModel, inputs: Sequence[Any], caller: Caller) -> list[Answer]:
         """Queue the samples of one call and wait for all answers; a client that leaves takes them with it.
 
         Raises:
@@ -195,7 +196,12 @@ class Inference:
             ClientGoneError: the client closed the connection.
         """
         caller.asked, caller.samples = monotonic(), len(inputs)
-        caller.answers = await _watched(self.dispatcher.submit(model.name, inputs, caller.left()), caller)
+        sizes = () if model.sizes is None else [model.sizes.of(text) for text in inputs]
+        submitted = self.dispatcher.submit(model.name, inputs, caller.left(), sizes)
+        caller.answers = await _watched(submitted, caller)
+        if model.sizes is not None:
+            for text, answer in zip(inputs, caller.answers, strict=True):
+                model.sizes.observe(text, answer.output)
         return caller.answers
 
     def _refused(self, model: str | None, error: ServerError, caller: Caller) -> None:

@@ -6,15 +6,18 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from typing_extensions import TypeVar
 
 from server.errors import BadInputError
+from server.text import TextCodec
+from server.text_sizes import Sizes
 
 Pixels = NDArray[np.uint8]
 
@@ -154,29 +157,44 @@ class ImageCodec:
         return np.asarray(image.resize((self.width, self.height), filter_, box))
 
 
+Codec_co = TypeVar("Codec_co", bound="ImageCodec | TextCodec", covariant=True, default=ImageCodec)
+
+
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Generic[Codec_co]):
     """A model as the gateway and the dispatcher know it.
 
     Attributes:
         name: as in URLs.
         codec: how its input is read.
-        labels: one for each class, in the order of the logits.
+        labels: one for each class, in the order of the logits; none where tokens are generated.
         weights: "pretrained", "random", "emulated", or the name of the file they came from.
         max_batch_size: the largest batch its device takes.
+        sizes: predicts service times of requests that differ; None where they do not.
     """
 
     name: str
-    codec: ImageCodec
+    codec: Codec_co
     labels: tuple[str, ...]
     weights: str
     max_batch_size: int
+    sizes: Sizes | None = None
+
+
+AnyModel = ServedModel[ImageCodec | TextCodec]
 
 
 def emulated_model(name: str, max_batch_size: int) -> ServedModel:
     """A model without a network, for an emulated device: 224 x 224 pixels in, 1000 classes out."""
     labels = tuple(f"class {index}" for index in range(EMULATED_CLASSES))
     return ServedModel(name, ImageCodec(), labels, "emulated", max_batch_size)
+
+
+def made_up(codec: ImageCodec | TextCodec, count: int, rng: np.random.Generator) -> list[Any]:
+    """Synthetic samples for measurements; texts of the middle of the lengths that there are."""
+    if isinstance(codec, TextCodec):
+        return list(codec.made_up(count, codec.middle, rng))
+    return list(smooth_pictures(codec, count, rng))
 
 
 def smooth_pictures(codec: ImageCodec, count: int, rng: np.random.Generator) -> Pixels:

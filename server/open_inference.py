@@ -1,19 +1,22 @@
 """The routes of the Open Inference Protocol v2."""
 
 import logging
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from server.calls import Answer
 from server.documents import (
     VERSION,
     ModelFacts,
@@ -29,24 +32,31 @@ from server.errors import NotFoundError
 from server.http import Caller, Headers, caller_of, client_timeout, headers_of, read_body, respond
 from server.inference import MAX_BODY_BYTES, Inference
 from server.intake import Share
-from server.models import ServedModel
+from server.models import AnyModel
 from server.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.tensors import RAW, TensorSpec
+from server.text import TextCodec
+from server.text_calls import text_input, text_output, texts_of
 
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
-_MANY_LOGITS = 20_000  # writing more takes a millisecond
+_MANY_NUMBERS = 20_000  # reading or writing more takes a millisecond
 _LONG_JSON = 65536  # bytes; reading more takes milliseconds
 
 
-def model_facts(model: ServedModel) -> ModelFacts:
+def model_facts(model: AnyModel) -> ModelFacts:
     """What the protocol's documents tell of a model."""
     codec = model.codec
+    if isinstance(codec, TextCodec):
+        taken, given = text_input(codec), text_output(codec, len(model.labels))
+    else:
+        taken = TensorSpec("image", {"UINT8": (codec.height, codec.width, 3), "BYTES": ()})
+        given = TensorSpec("logits", {"FP32": (len(model.labels),)})
     return ModelFacts(
         name=model.name,
         platform="emulated" if model.weights == "emulated" else "pytorch",
-        input=TensorSpec("image", {"UINT8": (codec.height, codec.width, 3), "BYTES": ()}),
-        outputs=(TensorSpec("logits", {"FP32": (len(model.labels),)}),),
+        input=taken,
+        outputs=(given,),
         max_batch_size=model.max_batch_size,
     )
 
@@ -83,29 +93,34 @@ class Infer:
             inputs = await self._samples(model, call, share, caller)
             share.arrive()
             answers = await self._inference.ask(model, inputs, caller)
-        logits = np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
+        (given,) = self._facts[name].outputs
+        output = _stacked(model, answers)
         parameters = self._inference.describe(name, answers)
-        render = partial(render_infer, call, name, {"logits": logits}, model.labels, parameters)
-        body, length = await self._inference.off_the_loop(render) if logits.size > _MANY_LOGITS else render()
+        render = partial(render_infer, call, name, {given.name: output}, model.labels, parameters)
+        body, length = await self._inference.off_the_loop(render) if output.size > _MANY_NUMBERS else render()
         await self._send(send, body, length, headers.get(b"accept-encoding"))
 
-    async def _read(
-        self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
-    ) -> InferCall:
+    async def _read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> InferCall:
         announced = headers.get(b"inference-header-content-length")
         length = parse_header_length(None if announced is None else announced.decode("latin-1"))
         body = await self._inference.read(model, headers, share, caller)
         facts = self._facts[model.name]
-        parse = partial(parse_infer, body, length, facts.input, ["logits"], self._inference.capacity)
+        names = [output.name for output in facts.outputs]
+        parse = partial(parse_infer, body, length, facts.input, names, self._inference.capacity)
         document = len(body) if length is None else length
         return await self._inference.off_the_loop(parse) if document > _LONG_JSON else parse()
 
-    async def _samples(self, model: ServedModel, call: InferCall, share: Share, caller: Caller) -> list[Any]:
-        tensor = call.tensor
+    async def _samples(self, model: AnyModel, call: InferCall, share: Share, caller: Caller) -> list[Any]:
+        tensor, codec = call.tensor, model.codec
+        if isinstance(codec, TextCodec):
+            read = partial(texts_of, codec, call)
+            many = math.prod(tensor.shape) > _MANY_NUMBERS
+            texts: list[Any] = await self._inference.off_the_loop(read) if many else read()
+            return texts
         if isinstance(tensor.data, np.ndarray):
             return list(tensor.data)
-        if tensor.datatype == RAW and model.codec.holds_pixels(tensor.data[0]):
-            return [model.codec.pixels(tensor.data[0])]
+        if tensor.datatype == RAW and codec.holds_pixels(tensor.data[0]):
+            return [codec.pixels(tensor.data[0])]
         return await self._inference.decode(model, tensor.data, share, caller)
 
     async def _send(self, send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
@@ -117,6 +132,13 @@ class Infer:
             if encoding is not None:
                 headers.append((b"content-encoding", encoding.encode()))
         await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
+
+
+def _stacked(model: AnyModel, answers: Sequence[Answer]) -> NDArray[Any]:
+    """float32 [samples, classes], or int64 [samples, longest] of what was generated."""
+    if isinstance(model.codec, TextCodec) and model.codec.generates:
+        return model.codec.padded([answer.output.tokens for answer in answers])
+    return np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
 
 
 def _check_version(version: str | None) -> None:
@@ -132,7 +154,7 @@ class Documents:
         self._inference = inference
         self._version = version
 
-    def _model(self, request: Request) -> ServedModel:
+    def _model(self, request: Request) -> AnyModel:
         _check_version(request.path_params.get("version"))
         return self._inference.model(request.path_params["model"])
 
@@ -141,9 +163,10 @@ class Documents:
         return JSONResponse(server_metadata("batchwright", self._version))
 
     async def metadata(self, request: Request) -> Response:
-        """GET /v2/models/{m}: with a note on where the weights come from."""
+        """GET /v2/models/{m}: with a note on where the weights come from, and on the bounds of texts."""
         model = self._model(request)
-        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": {"weights": model.weights}})
+        bounds = model.codec.bounds() if isinstance(model.codec, TextCodec) else {}
+        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": {"weights": model.weights, **bounds}})
 
     async def config(self, request: Request) -> Response:
         """GET /v2/models/{m}/config."""

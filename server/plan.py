@@ -12,6 +12,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.config import Reading, Settings, by_model
 from server.lifecycle import bind
+from server.text_specs import check_text, is_text
 
 MEASURED_UP_TO = 32  # largest batch where neither a flag nor a profile says
 _EMULATED = "emulated:"
@@ -106,15 +107,22 @@ def is_emulated(settings: Settings) -> bool:
 
 def _device(settings: Settings) -> None:
     """The device, and the models and weights that only a real one needs."""
+    texts = {name: spec for name, spec in settings.specs.items() if is_text(spec)}
     if is_emulated(settings):
+        if texts:
+            raise SpecError(
+                f"{next(iter(texts))} is a text model, an emulated device takes pictures; give --device cpu"
+            )
         return
     # torch takes seconds to import, which an emulated device should not cost
     from server import torch_device, torch_models
 
     mistakes = _Mistakes(())
     mistakes.of(partial(torch_device.resolve_device, settings.device))
-    for model in settings.models:
-        mistakes.of(partial(torch_models.check_name, model))
+    for name, spec in settings.specs.items():
+        mistakes.of(partial(check_text, name, spec, settings.weights, settings.stages))
+        if name not in texts:
+            mistakes.of(partial(torch_models.check_name, spec))
     if settings.weights not in ("auto", "random") and not Path(settings.weights).is_file():
         mistakes.told.append(
             f"no weights file {settings.weights!r}; give auto, random, or a file of model.state_dict()"
@@ -127,14 +135,17 @@ def _played(settings: Settings) -> Profile | None:
     if not is_emulated(settings):
         return None
     played = _loaded(settings.device.removeprefix(_EMULATED), settings.max_batch_size)
-    for model in settings.models:
+    for model in settings.specs:
         played = in_stages(_spec(settings, model), played, settings.stages)
     return played
 
 
 def _stages(settings: Settings) -> None:
     """A network that is not cut has no stages to decide between."""
-    lazy = [model for model in settings.models if by_stages(_spec(settings, model))]
+    lazy = [model for model in settings.specs if by_stages(_spec(settings, model))]
+    texts = [model for model in lazy if is_text(settings.specs[model]) and not is_emulated(settings)]
+    if texts:
+        raise SpecError(f"policy {_spec(settings, texts[0])!r} decides between stages; for texts there is joining")
     if lazy and settings.stages is None and not is_emulated(settings):
         raise SpecError(f"policy {_spec(settings, lazy[0])!r} decides between stages; give --stages K, such as 4")
 
@@ -143,6 +154,8 @@ def _cut(settings: Settings, model: str, profile: Profile, played: Profile | Non
     """The profile in the stages that the device has."""
     if played is not None:
         return profile if profile.stages == played.stages else profile.in_stages(played.stages)
+    if is_text(settings.specs[model]) and profile.lengths is None:
+        raise SpecError(f"profile {profile.name!r} knows no lengths, {model} is a text model; measure one for it")
     if profile.stages != (settings.stages or 1):
         raise SpecError(
             f"profile {profile.name!r} has {profile.stages} stages, the network of {model} {settings.stages or 1}; "
@@ -157,12 +170,12 @@ def _loaded(name: str, max_batch_size: int | None) -> Profile:
 
 def _profiles(settings: Settings, played: Profile | None, kept: Kept, mistakes: _Mistakes) -> dict[str, Profile]:
     """By model: what a flag names, else what the device plays, else what is kept; no larger than the device's."""
-    names = mistakes.of(partial(by_model, settings.profile, settings.models)) or {}
+    names = mistakes.of(partial(by_model, settings.profile, settings.specs)) or {}
     loaded = {
         name: mistakes.of(partial(_loaded, name, settings.max_batch_size)) for name in dict.fromkeys(names.values())
     }
     found: dict[str, Profile] = {}
-    for model in settings.models:
+    for model in settings.specs:
         profile = loaded[names[model]] if model in names else played
         if profile is None and model not in names and not is_emulated(settings) and not mistakes.told:
             profile = kept(settings, model, settings.max_batch_size or MEASURED_UP_TO)
@@ -175,10 +188,10 @@ def _profiles(settings: Settings, played: Profile | None, kept: Kept, mistakes: 
 
 def _choices(settings: Settings, profiles: Mapping[str, Profile], mistakes: _Mistakes) -> dict[str, Chosen]:
     """By model with a known profile, its policy; the others' specs are checked as far as they can be."""
-    if mistakes.of(partial(by_model, settings.policy, settings.models)) is None:
+    if mistakes.of(partial(by_model, settings.policy, settings.specs)) is None:
         return {}
     found: dict[str, Chosen | None] = {}
-    for model in settings.models:
+    for model in settings.specs:
         profile = profiles.get(model)
         found[model] = mistakes.of(partial(_choice, settings, model, profile))
         largest = profile.max_batch_size if profile else settings.max_batch_size or MEASURED_UP_TO
@@ -204,7 +217,7 @@ def _check_capacity(settings: Settings, model: str, largest: int) -> None:
 
 
 def _spec(settings: Settings, model: str) -> str:
-    return by_model(settings.policy, settings.models).get(model, "auto")
+    return by_model(settings.policy, settings.specs).get(model, "auto")
 
 
 def _defaults(settings: Settings) -> dict[str, str]:

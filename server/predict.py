@@ -1,4 +1,4 @@
-"""POST /predict[/{m}]: a picture in, five predictions out. On bare ASGI, as the protocol's own route is."""
+"""POST /predict[/{m}]: a picture or a text in; five predictions, or a text, out. On bare ASGI, as it has to be fast."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from server.forms import field_of, is_form
 from server.http import Caller, caller_of, client_timeout, headers_of, respond
 from server.inference import Inference
 from server.intake import Share
-from server.models import ServedModel
+from server.models import AnyModel
+from server.text import TextCodec
+from server.text_calls import read_text
 
 _BEST = 5
 
@@ -45,14 +47,22 @@ class Predict:
         model = self._inference.model(name)
         caller.timeout = client_timeout(headers)
         with self._inference.intake.share() as share:
-            picture = await self._picture(model, headers, share, caller)
-            samples = await self._inference.decode(model, [picture], share, caller)
+            samples = await self._samples(model, headers, share, caller)
             share.arrive()
             answers = await self._inference.ask(model, samples, caller)
-        document = {"model": model.name, "predictions": best(model, answers[0])}
+        document = {"model": model.name, **_said(model, answers[0])}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
 
-    async def _picture(self, model: ServedModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
+    async def _samples(
+        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
+    ) -> list[Any]:
+        if isinstance(model.codec, TextCodec):
+            body = await self._inference.read(model, headers, share, caller)
+            return [await self._inference.off_the_loop(read_text, model.codec, body)]
+        picture = await self._picture(model, headers, share, caller)
+        return await self._inference.decode(model, [picture], share, caller)
+
+    async def _picture(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
         body = await self._inference.read(model, headers, share, caller)
         content_type = headers.get(b"content-type", b"").decode("latin-1")
         if not is_form(content_type):
@@ -66,7 +76,13 @@ def predict_routes(predict: Predict) -> list[BaseRoute]:
     return [Route(path, predict, methods=["POST"]) for path in ("/predict", "/predict/{model}")]
 
 
-def best(model: ServedModel, answer: Answer) -> list[dict[str, Any]]:
+def _said(model: AnyModel, answer: Answer) -> dict[str, Any]:
+    if isinstance(model.codec, TextCodec) and model.codec.generates:
+        return {"text": model.codec.words(answer.output.tokens), "new_tokens": len(answer.output.tokens)}
+    return {"predictions": best(model, answer)}
+
+
+def best(model: AnyModel, answer: Answer) -> list[dict[str, Any]]:
     """The five likeliest classes of float32 [classes] logits, or all where there are fewer; the likeliest first."""
     logits = answer.output.astype(np.float64)
     likely = np.exp(logits - logits.max())

@@ -7,7 +7,7 @@ allocated. In documents null means absent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ T = TypeVar("T")
 # Parsed JSON takes up to 33 times its size (millions of empty lists) and holds the interpreter meanwhile.
 MAX_JSON_BYTES = 8 << 20
 
+_FORMS = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind
 _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
 
 
@@ -44,6 +45,7 @@ class InferCall:
         timeout: The client's time-out in s from arrival; None when it gave none.
         tensor: The model's input.
         outputs: What to answer, in this order.
+        beside: By name, what came with it, for the same samples.
     """
 
     id: str
@@ -51,6 +53,7 @@ class InferCall:
     timeout: float | None
     tensor: Tensor
     outputs: tuple[RequestedOutput, ...]
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def parse_header_length(text: str | None) -> int | None:
@@ -75,7 +78,7 @@ def parse_infer(
     Args:
         body: The plain (decompressed) body.
         header_length: Bytes of JSON at its start; None: all of it; 0: a raw body.
-        spec: The model's only input.
+        spec: The model's input, and what may come beside it.
         outputs: The names of the model's outputs.
         max_samples: The most samples that can ever be admitted together.
 
@@ -92,12 +95,14 @@ def parse_infer(
     parameters = _optional(document, "parameters", dict, {})
     if any(key.startswith("triton_") for key in parameters):
         raise BadInputError("a parameter's name starts with `triton_`, which is reserved; rename it")
+    tensors = _read_inputs(document, body, start, spec, max_samples)
     return InferCall(
         id=_optional(document, "id", str, ""),
         parameters=parameters,
         timeout=_count(parameters, "timeout") / 1e6 or None,
-        tensor=_read_input(document, body, start, spec, max_samples),
+        tensor=tensors.pop(spec.name),
         outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
+        beside=tensors,
     )
 
 
@@ -143,40 +148,78 @@ def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOut
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
 
 
-def _read_input(document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int) -> Tensor:
-    entries = document.get("inputs")
-    if type(entries) is not list or len(entries) != 1 or type(entries[0]) is not dict:
-        raise BadInputError(f"`inputs` is {show(entries)}; send an array of one object: {spec}")
-    entry = entries[0]
-    datatype, shape = _read_form(entry, spec)
-    if shape[0] > max_samples:
-        raise TooLargeError(f"the call has {shape[0]} samples, more than {max_samples}; send them in several calls")
-    size = _binary_size(entry, spec.name)
-    follow = len(body) - start
-    if size is None:
-        if follow:
-            raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
-        return Tensor(spec.name, datatype, shape, from_json(entry["data"], datatype, shape))
-    if size != follow:
+def _read_inputs(
+    document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int
+) -> dict[str, Tensor]:
+    """The tensors by name; the bytes of those that are binary follow the JSON in the order of the entries."""
+    entries = _input_entries(document.get("inputs"), spec)
+    forms = {name: _read_form(entry, of) for name, (entry, of) in entries.items()}
+    _check_samples(forms, spec.name, max_samples)
+    sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
+    _check_follow(sizes, len(body) - start)
+    tensors = {}
+    for name, (datatype, shape) in forms.items():
+        size = sizes[name]
+        if size is None:
+            data = from_json(entries[name][0]["data"], datatype, shape)
+        else:
+            alone = start + size == len(body)  # then nothing is copied
+            part, at = (body, start) if alone else (body[start : start + size], 0)
+            data = from_binary(part, at, datatype, shape)
+            start += size
+        tensors[name] = Tensor(name, datatype, shape, data)
+    return tensors
+
+
+def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
+    """Each entry under its name with its specification; the model's input is among them."""
+    known = {each.name: each for each in (spec, *spec.beside)}
+    is_list = type(entries) is list and 1 <= len(entries) <= len(known)
+    if not is_list or any(type(entry) is not dict for entry in entries):
+        wanted = ", ".join(map(str, spec.beside))
         raise BadInputError(
-            f"input {spec.name}: binary_data_size is {size} but {follow} bytes follow the JSON;"
+            f"`inputs` is {show(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
+        )
+    found = {}
+    for entry in entries:
+        name = entry.get("name")
+        if type(name) is not str or name not in known or name in found:
+            raise BadInputError(f"the input's name is {show(name)}; the model takes {spec}")
+        found[name] = entry, known[name]
+    if spec.name not in found:
+        raise BadInputError(f"`inputs` has no {spec.name}; the model takes {spec}")
+    return found
+
+
+def _check_samples(forms: Mapping[str, tuple[str, tuple[int, ...]]], name: str, most: int) -> None:
+    samples = forms[name][1][0]
+    if samples > most:
+        raise TooLargeError(f"the call has {samples} samples, more than {most}; send them in several calls")
+    other = next((key for key, (_, shape) in forms.items() if shape[0] != samples), None)
+    if other is not None:
+        raise BadInputError(f"input {other} is for {forms[other][1][0]} samples, {name} for {samples}; send as many")
+
+
+def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
+    """Whether as many bytes follow the JSON as its binary tensors take."""
+    binary = {name: size for name, size in sizes.items() if size is not None}
+    if not binary and follow:
+        raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
+    if sum(binary.values()) != follow:
+        raise BadInputError(
+            f"input {', '.join(binary)}: binary_data_size is {sum(binary.values())} but {follow} bytes follow the JSON;"
             " make them equal, with Inference-Header-Content-Length the JSON's length"
         )
-    return Tensor(spec.name, datatype, shape, from_binary(body, start, datatype, shape))
 
 
 def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
-    """Check name, datatype and shape against the specification; the number of samples has no bound yet."""
-    name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-    if name != spec.name:
-        raise BadInputError(f"the input's name is {show(name)}; the model takes {spec}")
+    """Check datatype and shape against the specification; the number of samples has no bound yet."""
+    name, datatype, shape = spec.name, entry.get("datatype"), entry.get("shape")
     if type(datatype) is not str or datatype not in spec.tails:
         raise BadInputError(f"input {name}: the datatype is {show(datatype)}; the model takes {spec}")
     # True == 1 and 3.0 == 3, so types are compared too.
-    if type(shape) is list and shape and all(type(size) is int for size in shape) and shape[0] > 0:
-        whole = tuple(shape)
-        if whole[1:] == spec.tails[datatype]:
-            return datatype, whole
+    if type(shape) is list and all(type(size) is int for size in shape) and spec.takes(datatype, tuple(shape)):
+        return datatype, tuple(shape)
     raise BadInputError(f"input {name}: the shape is {show(shape)}; the model takes {spec}, at least 1 sample")
 
 
@@ -194,7 +237,7 @@ def _binary_size(entry: dict[str, Any], name: str) -> int | None:
 def render_infer(
     call: InferCall,
     model: str,
-    outputs: Mapping[str, NDArray[np.float32]],
+    outputs: Mapping[str, NDArray[Any]],
     labels: Sequence[str] | None,
     parameters: Mapping[str, Any],
 ) -> tuple[bytes, int | None]:
@@ -203,7 +246,7 @@ def render_infer(
     Args:
         call: The call that is answered.
         model: The model's name.
-        outputs: Output name -> float32 array [samples, classes]; one entry for each that the call requests.
+        outputs: Output name -> float32 array [samples, classes], or int64; one entry for each that the call requests.
         labels: One for each class, or None.
         parameters: Facts about the answer, left out when empty.
 
@@ -221,7 +264,7 @@ def render_infer(
 
 
 def _render_output(
-    output: RequestedOutput, array: NDArray[np.float32], labels: Sequence[str] | None, blobs: list[bytes]
+    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str] | None, blobs: list[bytes]
 ) -> dict[str, Any]:
     """Describe one output; its bytes, if binary, are appended to `blobs`."""
     entry: dict[str, Any] = {"name": output.name}
@@ -231,8 +274,9 @@ def _render_output(
         entry |= {"datatype": "BYTES", "shape": (len(array), len(data) // len(array))}
         encode = join_elements
     else:
-        data = np.ascontiguousarray(array, "<f4").reshape(-1)  # flat: the C++ client reads element by element
-        entry |= {"datatype": "FP32", "shape": array.shape}
+        datatype, form = _FORMS[array.dtype.kind]
+        data = np.ascontiguousarray(array, form).reshape(-1)  # flat: the C++ client reads element by element
+        entry |= {"datatype": datatype, "shape": array.shape}
         encode = np.ndarray.tobytes
     if not output.binary:
         return entry | {"data": data}
@@ -241,7 +285,7 @@ def _render_output(
     return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
 
 
-def _best_classes(values: NDArray[np.float32], most: int, labels: Sequence[str] | None) -> list[str]:
+def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> list[str]:
     """List `value:index[:label]`, for each sample the best first; equal ones, if all fit, by index."""
     count = values.shape[1]
     first = count - min(most, count)

@@ -48,11 +48,14 @@ class TensorSpec:
 
     Attributes:
         name: The tensor's name.
-        tails: Datatype -> shape of one sample, without the leading -1. The metadata advertise the first.
+        tails: Datatype -> shape of one sample, without the leading -1; -1 in it stands for any size above 0. The
+            metadata advertise the first.
+        beside: Inputs that may come with it, for the same samples.
     """
 
     name: str
     tails: Mapping[str, tuple[int, ...]]
+    beside: tuple["TensorSpec", ...] = ()
 
     @property
     def datatype(self) -> str:
@@ -63,6 +66,12 @@ class TensorSpec:
     def tail(self) -> tuple[int, ...]:
         """The shape of one sample in the advertised datatype."""
         return self.tails[self.datatype]
+
+    def takes(self, datatype: str, shape: tuple[int, ...]) -> bool:
+        """Whether at least one sample of that shape, the number of samples first, is what this is."""
+        tail = self.tails[datatype]
+        fits = all(size > 0 and want in (-1, size) for want, size in zip(tail, shape[1:], strict=False))
+        return len(shape) == len(tail) + 1 and shape[0] > 0 and fits
 
     def __str__(self) -> str:
         forms = (f"{datatype} {[-1, *tail]}" for datatype, tail in self.tails.items())

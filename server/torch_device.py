@@ -21,7 +21,7 @@ from policies.types import SpecError
 from server.activations import Activations, Row
 from server.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
 from server.memory import heap
-from server.models import ServedModel
+from server.models import AnyModel, ServedModel, made_up
 from server.torch_models import PixelNet
 
 _log = logging.getLogger("batchwright")
@@ -76,7 +76,7 @@ class TorchDevice:
         A batch that ends before the last stage gives rows, which are the inputs of their next stage.
         """
         place = self._places[batch.model]
-        with torch.inference_mode(), _named_faults():
+        with torch.inference_mode(), named_faults():
             outputs = self._run(place.work(batch), partial(place.gathered, batch))
         if not place.is_last(batch):
             return [Row(outputs, index) for index in range(len(batch.inputs))]
@@ -87,7 +87,7 @@ class TorchDevice:
 
 
 @contextmanager
-def _named_faults() -> Iterator[None]:
+def named_faults() -> Iterator[None]:
     """Tell apart, by type, what a smaller batch may mend and what only a new process may.
 
     After an error of the accelerator every later call fails too if its context is gone; then so does the next one.
@@ -113,14 +113,14 @@ def _context_lives() -> bool:
     return True
 
 
-async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
-    """Serve blank batches, largest first, on the executor's own thread: cuDNN keeps its tuned plans by thread."""
-    blank = np.zeros(model.codec.shape, np.uint8)
+async def warm_up(executor: Executor, model: AnyModel, batch_sizes: Iterable[int]) -> None:
+    """Serve made-up batches, largest first, on the executor's own thread: cuDNN keeps its tuned plans by thread."""
+    (sample,) = made_up(model.codec, 1, np.random.default_rng(0))
     for size in sorted(batch_sizes, reverse=True):
-        await executor.run(Batch(model.name, [blank] * size))
+        await executor.run(Batch(model.name, [sample] * size))
 
 
-def warmed_up(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
+def warmed_up(executor: Executor, model: AnyModel, profile: Profile, every_size: bool) -> Profile:
     """Warm a model up for the sizes of its profile: each of them, or the first two and the last.
 
     Returns:

@@ -89,10 +89,27 @@ def test_a_real_model_is_measured_and_kept_for_serve_model(run: Run, tmp_path: P
     assert json.loads(kept.read_text()) == profile
 
 
+def test_a_text_model_is_measured_by_length_too(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra text is not installed")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 16, "n_layer": 1, "n_head": 2}
+    (tmp_path / "tiny.json").write_text(json.dumps(config | {"n_positions": 16, "vocab_size": 260}))
+    arguments = (f"words={tmp_path / 'tiny.json'}", "--device", "cpu", "--weights", "random", "--max-batch-size", "3")
+    code, out, _ = run(*arguments, "--quick", "--json", "--energy-time", "0")
+    profile = json.loads(out)
+    assert code == 0
+    assert (profile["model"], profile["length"]) == ("words", [1, 4, 8])
+    assert [len(row) for row in profile["length_service_time_s"]] == [3, 3, 3]
+    assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "eight tokens, and one"
+    assert "service_time_s is of texts of 4 generated tokens after a prompt of 8" in profile["note"]
+    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(kept.read_text()) == profile
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "MODEL"),
+        (("m=translator", "--device", "cpu", "--stages", "2"), "leave out --stages"),
         (("net", "--nonsense"), "--nonsense"),
         (("net", "--max-batch-size", "0"), "--max-batch-size"),
         (("net", "--energy-time", "-1"), "--energy-time"),

@@ -42,6 +42,8 @@ SPECS = {
     "lazy": "lazy:slo_ms=60",
     "catch-up": "catch-up:slo_ms=60",
     "auto": "auto",
+    "multi-bin": "multi-bin:2",
+    "joining": "joining",
 }
 
 
@@ -55,6 +57,8 @@ def test_the_table_of_specs_covers_the_catalog() -> None:
 def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, load: float, max_wait_ms: str) -> None:
     profile = load_profile("googlenet-tesla-p4-x10").truncated(16)
     profile = profile.in_stages(4) if name in ("lazy", "catch-up") else profile
+    if name == "joining":
+        profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in profile.service_times))
     spec = f"{SPECS[name]}{',' if ':' in SPECS[name] else ':'}max_wait_ms={max_wait_ms}"
     rate = load * profile.capacity
     instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 300 / rate, np.random.default_rng(7)).tolist()

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_what_is_known_is_chosen_once_and_for_all() -> None:
         ({"device": "cuda:4096"}, "no CUDA device 4096"),
         ({"device": "cpu", "models": ["goglenet"]}, "there is googlenet"),
         ({"device": "cpu", "weights": "nowhere.pt"}, "no weights file"),
+        ({"device": "cpu", "models": ["m=nowhere/at-all"]}, "no 'nowhere/at-all/config.json'"),
+        ({"device": "cpu", "models": ["text-generator"], "weights": "w.pt"}, "takes its weights from its folder"),
+        ({"device": "cpu", "models": ["text-generator"], "stages": 2}, "leave out --stages"),
+        ({"device": "cpu", "models": ["text-generator"], "policy": ["lazy:slo_ms=9"]}, "there is joining"),
+        ({"device": "cpu", "models": ["m=translator"], "profile": ["googlenet-tesla-p4"]}, "knows no lengths"),
+        ({"models": ["m=translator"]}, "an emulated device takes pictures"),
+        ({"models": ["m=a", "m=b"]}, "named twice"),
         ({"w2": 1.0, "slo_p95_ms": 5.0}, "names"),
         ({"device": "cpu", "policy": ["smdp:w2=1"], "w2": 2.0}, "give one"),
         ({"device": "cpu", "policy": ["smdp:w2=inf"]}, "finite"),
@@ -66,6 +74,13 @@ def test_what_is_known_is_chosen_once_and_for_all() -> None:
 )
 def test_a_mistake_is_found_before_anything_starts(flags: dict[str, object], says: str) -> None:
     assert says in mistakes(**flags)
+
+
+def test_a_text_model_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    told = mistakes(device="cpu", models=["m=text-generator"], policy=["greedy"])
+    assert 'm is a text model, which needs transformers; pip install "batchwright[text]"' in told
+    assert planned(Profile("kept", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 
 
 def test_all_mistakes_are_told_at_once() -> None:

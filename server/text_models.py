@@ -1,0 +1,206 @@
+"""Hugging Face's text models: classifiers, translators and generators, from a local folder or a configuration.
+
+Imported only when a text model is asked for: transformers is an extra, and takes seconds. No hub is ever asked.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from policies.types import SpecError
+from server.models import ServedModel
+from server.text import ByteTokenizer, TextCodec, Tokenizer
+from server.text_decoding import Generator, RowPositions
+from server.text_specs import config_file
+from server.torch_models import torchvision_models
+
+torchvision_models()  # transformers imports torchvision, which cannot be on every torch before this
+import transformers  # noqa: E402
+from transformers import AutoConfig, AutoTokenizer  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+_log = logging.getLogger(__name__)
+
+TextNet = Generator | Any  # what is no Generator classifies
+_SEED = 20_260_121
+_MOST_TOKENS = 512  # of a prompt
+_MOST_NEW_TOKENS = 256
+_RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # a token's place: relative to others, or in the text
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+_SHARED = {
+    "vocab_size": ByteTokenizer.vocabulary,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 1,
+    "tie_word_embeddings": False,
+}
+# Four layers of 256 take milliseconds on one core. Weights are drawn wide enough for answers to differ, and heads are
+# not tied to embeddings: a network that has learned nothing would repeat its last token for ever.
+_SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "text-classifier": (
+        "bert",
+        {
+            "architectures": ["BertForSequenceClassification"],
+            "num_hidden_layers": 4,
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_attention_heads": 4,
+            "initializer_range": 0.15,
+        },
+    ),
+    "translator": (
+        "t5",
+        {
+            "architectures": ["T5ForConditionalGeneration"],
+            "num_layers": 4,
+            "d_model": 256,
+            "d_ff": 1024,
+            "num_heads": 4,
+            "initializer_factor": 0.3,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "text-generator": (
+        "gpt2",
+        {
+            "architectures": ["GPT2LMHeadModel"],
+            "n_layer": 4,
+            "n_embd": 256,
+            "n_head": 4,
+            "initializer_range": 0.15,
+        },
+    ),
+}
+
+
+def load(name: str, spec: str, weights: str, max_batch_size: int) -> tuple[ServedModel[TextCodec], TextNet]:
+    """A text model in eval mode, float32 on the CPU.
+
+    Args:
+        name: as in URLs.
+        spec: one of `SMALL`, a folder as transformers saves it, or a configuration file.
+        weights: "auto" takes the folder's, and random ones where there is only a configuration; "random".
+        max_batch_size: what the served model announces.
+
+    Raises:
+        SpecError: the folder does not hold what is needed.
+    """
+    config = _config(name, spec)
+    kind = _kind(name, config)
+    random = weights == "random" or not Path(spec).is_dir()
+    net = _random(kind, config) if random else _stored(name, kind, spec)
+    net.eval().requires_grad_(False)
+    if random and weights != "random":
+        _log.warning("%s runs with RANDOM weights: what it says means nothing; give a folder with weights", name)
+    codec = _codec(kind, config, _tokenizer(name, spec, config, random))
+    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if not codec.generates else ()
+    origin = "random" if random else Path(spec).resolve().name
+    return ServedModel(name, codec, labels, origin, max_batch_size), _net(net, codec)
+
+
+def _config(name: str, spec: str) -> Any:
+    if spec in _SMALL:
+        kind, shape = _SMALL[spec]
+        config = AutoConfig.for_model(kind, **_SHARED, **shape)
+        config.tie_word_embeddings = False  # which T5's overrules
+        return config
+    try:
+        return AutoConfig.from_pretrained(config_file(spec), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a damaged configuration makes transformers raise
+        raise SpecError(f"{name}: {str(config_file(spec))!r} cannot be read ({_line(error)}); mend it") from error
+
+
+def _kind(name: str, config: Any) -> str:
+    """Which of transformers' automatic classes builds the network."""
+    if config.is_encoder_decoder:
+        if config.model_type not in (*_RELATIVE, _MARIAN):
+            known = ", ".join((*_RELATIVE, _MARIAN))
+            raise SpecError(f"{name} is a {config.model_type}; of encoders with a decoder there is {known}")
+        return "AutoModelForSeq2SeqLM"
+    architecture = next(iter(config.architectures or ()), "")
+    if architecture.endswith("ForSequenceClassification"):
+        return "AutoModelForSequenceClassification"
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return "AutoModelForCausalLM"
+    raise SpecError(
+        f"{name}: the configuration's architecture is {architecture!r}; give one that ends in "
+        "ForSequenceClassification, ForCausalLM or LMHeadModel, or an encoder with a decoder"
+    )
+
+
+def _random(kind: str, config: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):  # every start draws the same weights, and nobody else's numbers change
+        torch.manual_seed(_SEED)
+        return getattr(transformers, kind).from_config(config)
+
+
+def _stored(name: str, kind: str, folder: str) -> Any:
+    if not _holds(folder, _WEIGHTS):
+        raise SpecError(f"{name}: {folder!r} holds no weights ({' or '.join(_WEIGHTS)}); add them or --weights random")
+    try:
+        return getattr(transformers, kind).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, weights_only=True, dtype=torch.float32
+        )
+    except Exception as error:  # whatever damaged weights make transformers raise
+        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_line(error)})") from error
+
+
+def _tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
+    """The folder's; bytes where there is none and the words mean nothing anyway."""
+    if Path(spec).is_dir() and _holds(spec, _TOKENIZERS):
+        try:
+            return _Words(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
+        except Exception as error:  # a missing package too: some tokenizers need sentencepiece
+            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({_line(error)})") from error
+    fits = config.vocab_size >= ByteTokenizer.vocabulary
+    return ByteTokenizer() if random and fits else None
+
+
+class _Words:
+    """Transformers' tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, tokens: Any) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def _codec(kind: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
+    """Bounds: a causal model's positions are shared by what comes in and what goes out."""
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 10**9
+    share = positions // 2 if kind == "AutoModelForCausalLM" else positions
+    return TextCodec(
+        vocabulary=config.vocab_size,
+        most_tokens=min(share, _MOST_TOKENS),
+        most_new_tokens=0 if kind == "AutoModelForSequenceClassification" else min(share, _MOST_NEW_TOKENS),
+        pad=config.pad_token_id or 0,
+        tokenizer=tokenizer,
+    )
+
+
+def _net(net: Any, codec: TextCodec) -> TextNet:
+    if not codec.generates:
+        return net
+    ends = net.generation_config.eos_token_id
+    start = net.config.decoder_start_token_id if net.config.is_encoder_decoder else None
+    positions = None
+    if net.config.model_type == _MARIAN:
+        decoder = net.get_decoder()
+        decoder.embed_positions = positions = RowPositions(decoder.embed_positions)
+    return Generator(net, frozenset([ends] if isinstance(ends, int) else ends or ()), start, positions)
+
+
+def _holds(folder: str, patterns: tuple[str, ...]) -> bool:
+    return any(next(Path(folder).glob(pattern), None) for pattern in patterns)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

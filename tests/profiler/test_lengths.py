@@ -1,0 +1,55 @@
+"""Service times by batch size and length, as an executor tells them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from policies.profile import parse_profile
+from profiler.cache import Key, load
+from profiler.first import first_profile, subject_of
+from profiler.lengths import rungs
+from server.energy import NoMeter
+from server.executor import Batch, Completion
+from server.models import AnyModel, ServedModel
+from server.text import Text, TextCodec
+from tests.profiler.test_first import completed
+
+
+class Known:
+    """A batch of b, the longest of length n, takes 2 + b n seconds."""
+
+    name = "known"
+
+    def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+        return completed(batch.inputs, 2.0 + len(batch.inputs) * max(map(self._length, batch.inputs)))
+
+    @staticmethod
+    def _length(text: Text) -> int:
+        assert text.forced == bool(text.limit), "it must not end before its time"
+        return text.limit or len(text.tokens)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_text_models_first_profile_tells_times_by_length(
+    generates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    codec = TextCodec(259, 40, 40 if generates else 0, 0, None)
+    model: AnyModel = ServedModel("m", codec, (), "random", 6)
+    key = Key("m", "Some CPU", 6, "fp32")
+    profile = first_profile(subject_of(Known(), model, NoMeter()), 6, key, tunes_by_size=False)
+    assert profile.lengths == (1, 4, 16, 20, 40)
+    for size in range(1, 7):
+        assert profile.service_time(size) == 2.0 + size * 20, "the middle one"
+        assert profile.service_time(size, 16) == pytest.approx(2.0 + size * 16)
+        assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two that were measured"
+    said = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
+    assert f"service_time_s is of texts of {said}" in profile.note
+    assert load(key) == profile == parse_profile(profile.to_json(), "its own")
+
+
+def test_sizes_go_up_in_octaves_to_the_largest() -> None:
+    assert rungs(1) == (1,)
+    assert rungs(8) == (1, 2, 4, 8)
+    assert rungs(12) == (1, 2, 4, 8, 12)
