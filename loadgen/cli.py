@@ -23,9 +23,9 @@ from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import PROCESSES, Schedule, schedule
 from loadgen.settings import hide_password, settings
 from loadgen.simulated import Simulation
+from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
 from loadgen.tables import comparison, table
 from policies.command import check_files, run
-from policies.profile import load_profile
 from policies.types import SpecError
 
 INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
@@ -59,7 +59,12 @@ class _Job:
 @app.command()
 def generate_load(
     url: Annotated[str | None, typer.Argument(help="Of a server, such as http://127.0.0.1:8000.")] = None,
-    simulate: Annotated[str | None, typer.Option(help="Instead of a URL: a profile, by name or file.")] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a URL: a profile, by name or file; or longest, where a batch takes as long as its longest."
+        ),
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="With --simulate: the policy.")] = None,
     compare: Annotated[
         list[str] | None,
@@ -71,6 +76,14 @@ def generate_load(
             help="With --simulate: so many equal stages [default: the profile's, else 10 for a policy by stages]"
         ),
     ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help=f"Of a text model's requests, tokens (--simulate longest: s): {WORDS}."),
+    ] = None,
+    size_scale: Annotated[float, typer.Option(help="With --sizes: so many times as long, rounded up to tokens.")] = 1.0,
+    bin_error: Annotated[
+        float, typer.Option(help="With --sizes: the probability of each neighbouring bin instead of the right one.")
+    ] = 0.0,
     model: Annotated[str | None, typer.Option(help="Its name; needless where one is loaded.")] = None,
     rate: Annotated[float | None, typer.Option(help="Mean arrival rate, 1/s.")] = None,
     duration: Annotated[float | None, typer.Option(help="Time for which requests arrive, s.")] = None,
@@ -106,6 +119,11 @@ def generate_load(
             "--policy is for --simulate; a server has its own, and --compare SPEC swaps it": is_live and bool(policy),
             "--policy and --compare exclude each other; leave one out": bool(policy and compare),
             "--stages is for --simulate; a server has its own": is_live and stages is not None,
+            "--sizes is for texts; leave out --image and --pixels": sizes is not None and (pixels or image is not None),
+            "--bin-error and --size-scale are for --sizes; leave them out": sizes is None and (bin_error, size_scale) != (0, 1),
+            f"--size-scale is {size_scale:g}; give a number above 0": not _is_positive(size_scale),
+            "--bin-error is for --simulate; a server predicts by itself": is_live and bool(bin_error),
+            f"--bin-error is {bin_error:g}; give a probability from 0 to 0.5": not 0.0 <= bin_error <= 0.5,
             "--simulate needs --policy SPEC, or --compare SPEC for each of several": not is_live and not specs,
             "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
@@ -130,16 +148,21 @@ def generate_load(
         "rate": None if rate is None else f"{rate:g}/s",
         "duration": None if duration is None else f"{duration:g} s",
         "processes": processes_ if is_live else None,
+        "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
+        "bin error": f"{bin_error:g}" if bin_error else None,
     }
     objective = Objective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
     job = _Job(schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, told)
+    drawn = None if sizes is None else size_scale * draw(sizes, arrivals, len(job.schedule.instants), seed)
     if url is not None:
-        target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None)
+        lengths = None if drawn is None else [int(length) for length in whole(drawn)]
+        target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
         if report_ is not None and not compare:
             job = replace(job, told=told | describe(target.url, model, target.key))
         _live(job, target, processes.how_many(processes_, job.schedule, processes.cores()))
     elif simulate is not None:
-        _simulated(job, Simulation(load_profile(simulate), "", model or "", stages))
+        known = None if drawn is None else Sizes(drawn if simulate == LONGEST else whole(drawn), bin_error, seed)
+        _simulated(job, Simulation(device(simulate, known, specs), "", model or "", stages, known))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:

@@ -136,8 +136,8 @@ def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -
 
 
 @dataclass(frozen=True)
-class _Post:
-    """One prepared POST, the same for every request."""
+class Post:
+    """One prepared POST."""
 
     session: aiohttp.ClientSession
     url: str
@@ -145,6 +145,7 @@ class _Post:
     headers: dict[str, str]
 
     async def send(self) -> tuple[int, bytes]:
+        """The HTTP code and the body of the answer."""
         post = self.session.post(self.url, data=self.body, headers=self.headers, allow_redirects=False)
         async with post as response:
             return response.status, await response.read()
@@ -154,27 +155,28 @@ class _Post:
 class Photograph:
     """Sends an encoded picture to /predict."""
 
-    post: _Post
+    post: Post
 
     async def send(self) -> Answer:
         """One exchange; see Sender."""
         status, body = await self.post.send()
-        return _answer(status, _read_object(body))
+        return to_answer(status, read_object(body))
 
 
 @dataclass(frozen=True)
 class Pixels:
     """Sends raw pixels by the Open Inference Protocol, as a binary tensor."""
 
-    post: _Post
+    post: Post
 
     async def send(self) -> Answer:
         """One exchange; see Sender."""
         status, body = await self.post.send()
-        return _answer(status, _read_object(body).get("parameters"))
+        return to_answer(status, read_object(body).get("parameters"))
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds; an empty one where it holds none."""
     with suppress(orjson.JSONDecodeError):
         document = orjson.loads(body)
         if isinstance(document, dict):
@@ -182,8 +184,8 @@ def _read_object(body: bytes) -> dict[str, Any]:
     return {}
 
 
-def _answer(status: int, facts: Any) -> Answer:
-    """Facts may be missing: other servers answer too."""
+def to_answer(status: int, facts: Any) -> Answer:
+    """The answer to a code and what was said beside it; facts may be missing: other servers answer too."""
     if status != OK or not isinstance(facts, dict):
         return Answer(status)
     size = _number(facts, "batch_size")
@@ -215,7 +217,7 @@ async def photograph(session: aiohttp.ClientSession, url: str, model: str | None
     name = await find_model(session, url, model)
     target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
     content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    return Photograph(_Post(session, target, body, {"Content-Type": content_type}))
+    return Photograph(Post(session, target, body, {"Content-Type": content_type}))
 
 
 async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) -> Pixels:
@@ -228,12 +230,12 @@ async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) ->
     if name is None:
         raise SpecError(f"{url} does not list its models; name one with --model")
     path = f"{url}/v2/models/{quote(name, safe='')}"
-    status, body = await _ask(session, "GET", url, path)
+    status, body = await ask(session, "GET", url, path)
     if status != OK:
         raise SpecError(f"{path} answers {status} instead of the model's metadata; check the URL and --model")
     document, tensor = _pixel_request(_read_metadata(body, path))
     headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
-    return Pixels(_Post(session, f"{path}/infer", document + tensor, headers))
+    return Pixels(Post(session, f"{path}/infer", document + tensor, headers))
 
 
 def sample_photograph() -> Path:
@@ -251,7 +253,7 @@ class _Tensor(BaseModel):
 
 
 class _Metadata(BaseModel):
-    inputs: list[_Tensor] = Field(min_length=1, max_length=1)
+    inputs: list[_Tensor] = Field(min_length=1)
     outputs: list[_Tensor] = Field(min_length=1)
 
 
@@ -287,7 +289,7 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
     Raises:
         SpecError: no server, no such model, several to choose from, or a key that is missing or wrong.
     """
-    status, body = await _ask(session, "POST", url, f"{url}/v2/repository/index")
+    status, body = await ask(session, "POST", url, f"{url}/v2/repository/index")
     if status in REFUSED:
         raise SpecError(f"{url} {REFUSED[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
     try:
@@ -304,7 +306,12 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
     raise SpecError(f"{url} {wanted} (ready: {names}); choose one with --model, or wait for it")
 
 
-async def _ask(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
+async def ask(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
+    """Ask the server at `url` before the load starts: the HTTP code and the body.
+
+    Raises:
+        SpecError: nobody answers there.
+    """
     try:
         async with session.request(method, path, timeout=_INTRODUCTION) as response:
             return response.status, await response.read()

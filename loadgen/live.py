@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import ClientSession
@@ -13,6 +13,8 @@ from loadgen import client
 from loadgen.client import Log
 from loadgen.progress import EVERY, Progress
 from loadgen.schedule import Schedule
+from loadgen.texts import texts
+from policies.types import SpecError
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Target:
         pixels: send raw pixels by the Open Inference Protocol instead.
         give_up_after: longest wait for an answer, s.
         key: what a server with keys asks for.
+        lengths: of the texts to send, in order, tokens; None: a picture, or one text, whatever the model takes.
     """
 
     url: str
@@ -34,12 +37,28 @@ class Target:
     pixels: bool = False
     give_up_after: float = client.GIVE_UP_AFTER
     key: str | None = None
+    lengths: Sequence[int] | None = None
 
     async def sender(self, session: ClientSession) -> client.Sender:
-        """What sends one request; see client.photograph and client.pixels."""
+        """What sends one request after another; see client.photograph, client.pixels and texts.texts.
+
+        Raises:
+            SpecError: there is no server, or it has no model that takes what is to be sent.
+        """
         if self.pixels:
             return await client.pixels(session, self.url, self.model)
-        return await client.photograph(session, self.url, self.model, self.image)
+        found = await texts(session, self.url, self.model, self.lengths)
+        if found is None:
+            if self.lengths is not None:
+                raise SpecError(f"the model at {self.url} takes no texts, and only texts have sizes; leave out --sizes")
+            return await client.photograph(session, self.url, self.model, self.image)
+        if self.image is not None:
+            raise SpecError(f"the model at {self.url} takes texts; leave out --image")
+        return found
+
+    def share(self, first: int, step: int) -> "Target":
+        """The same for those who send only every `step`-th request."""
+        return self if self.lengths is None else replace(self, lengths=self.lengths[first::step])
 
 
 def load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> bool:

@@ -88,7 +88,7 @@ def _started(target: Target, schedule: Schedule, count: int) -> Iterator[list[_W
     workers: list[_Worker] = []
     try:
         for first in range(count):
-            workers.append(_start(target, schedule.instants[first::count].tolist()))  # noqa: PERF401  (kept when it breaks)
+            workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (kept when it breaks)
         for worker in workers:
             if (refusal := worker.pipe.recv()) is not None:
                 raise SpecError(refusal)

@@ -1,16 +1,22 @@
 """The same arrivals through the queue alone: the server's own batcher and policy on a virtual clock."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Protocol
+
+import numpy as np
 
 from loadgen.report import OK, Record
-from policies.catalog import Chosen, choose, count_table, in_stages
+from loadgen.sizes import Sizes
+from policies.catalog import Chosen, by_stages, choose, combine, count_table, in_stages
 from policies.profile import Profile
 from policies.queue import counting, simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Run, Service
-from policies.types import Kind, Launch, Request
+from policies.rules.multi_bin import mistaken
+from policies.types import Kind, Launch, Request, SpecError
 
 
 @dataclass(frozen=True)
@@ -22,12 +28,14 @@ class Simulation:
         spec: of the policy.
         model: the name under which requests arrive.
         stages: of equal length, on which a policy by stages decides; None: as the profile knows them, else 10.
+        sizes: of the requests, where they differ; bins then know them beforehand.
     """
 
     profile: Profile
     spec: str
     model: str = ""
     stages: int | None = None
+    sizes: Sizes | None = None
 
     def run(self, instants: Instants) -> Run:
         """Serve one request for each instant of arrival (s, sorted, at least one).
@@ -35,13 +43,16 @@ class Simulation:
         Raises:
             SpecError: the policy's spec cannot be used with this profile.
         """
-        return simulate(self._chosen(), instants, self.model)
+        chosen = self._chosen()
+        if self.sizes is None:
+            return simulate(chosen, instants, self.model)
+        device, requests = self._served(chosen, instants)
+        return simulator.run(_batcher(chosen, self.model), requests, device.service_time, device.energy)
 
     def records(self, instants: Instants) -> Iterator[Record]:
         """The same run, request by request in order of completion, as a client without a network would record it."""
         chosen = self._chosen()
-        device = Device(chosen.profile, chosen.profile.service_time)
-        requests = _requests(chosen, instants, self.model)
+        device, requests = self._served(chosen, instants)
         spent: dict[int, float] = {}  # J, by request, up to the stage that it has reached
         for service in simulator.simulate(_batcher(chosen, self.model), requests, device.service_time):
             size, energy = len(service.launch.requests), device.energy(service)
@@ -59,8 +70,22 @@ class Simulation:
                     energy=spent.pop(request.id, None),
                 )
 
+    def _served(self, chosen: Chosen, instants: Instants) -> tuple["Serving", list[Request]]:
+        if self.sizes is None:
+            return Device(chosen.profile, chosen.profile.service_time), _requests(chosen, instants, self.model)
+        return Generating(chosen.profile), _sized(chosen, instants, self.model, self.sizes)
+
     def _chosen(self) -> Chosen:
-        return choose(self.spec, in_stages(self.spec, self.profile, self.stages))
+        chosen = choose(self.spec, in_stages(self.spec, self.profile, self.stages))
+        if self.sizes is None:
+            return chosen
+        if chosen.profile.lengths is None:
+            name = chosen.profile.name
+            raise SpecError(f"profile {name!r} knows no lengths; simulate longest, or one with length_service_time_s")
+        if by_stages(self.spec):
+            raise SpecError(f"policy {self.spec!r} takes all requests for equally long; leave --sizes out")
+        alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
+        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
 
 
 def simulate(
@@ -83,6 +108,18 @@ def simulate(
         return counting.run_table(table, counting.Device(drawn, profile.max_batch_size, profile.energies), instants)
     device, requests = Device(profile, drawn), _requests(chosen, instants, model)
     return simulator.run(_batcher(chosen, model), requests, device.service_time, device.energy)
+
+
+class Serving(Protocol):
+    """A device on a virtual clock."""
+
+    def service_time(self, launch: Launch) -> float:
+        """Of a launch, s."""
+        ...
+
+    def energy(self, service: Service) -> float | None:
+        """Of a service, J; None where unknown."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -109,6 +146,27 @@ class Device:
         return self.profile.launch_energy(len(launch.requests), first, _last_stage(launch, first))
 
 
+@dataclass(frozen=True)
+class Generating:
+    """Serves requests whose lengths differ, their payload: together to the longest one's end, or by iterations.
+
+    Attributes:
+        profile: with lengths.
+    """
+
+    profile: Profile
+
+    def service_time(self, launch: Launch) -> float:
+        """Of a launch, s; to the end only of requests that have not begun."""
+        batch = launch.requests
+        if launch.stages is None:
+            return self.profile.service_time(len(batch), max(r.payload for r in batch))
+        return launch.stages * self.profile.iteration_time(len(batch), sum(r.stage == 0 for r in batch))
+
+    def energy(self, service: Service) -> None:
+        """Not known by length."""
+
+
 def _last_stage(launch: Launch, first: int) -> int:
     """The stage before which a launch ends."""
     return max(r.stages for r in launch.requests) if launch.stages is None else first + launch.stages
@@ -120,5 +178,19 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
+def _sized(chosen: Chosen, instants: Instants, model: str, sizes: Sizes) -> list[Request]:
+    """Each with its length, as long as which it takes in iterations, and its kind by the time that alone it takes."""
+    rng = np.random.default_rng([sizes.seed, 3])
+    requests = []
+    for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):
+        alone = chosen.profile.service_time(1, length)
+        kind = chosen.kind(model, alone)
+        if chosen.bins is not None:
+            kind = mistaken(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
+        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=ceil(length), payload=length))
+    return requests
+
+
 def _batcher(chosen: Chosen, model: str) -> Batcher:
-    return Batcher(chosen.policy, {model: chosen.profile.max_batch_size}, chosen.monitor)
+    policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
+    return Batcher(policy, {model: chosen.profile.max_batch_size}, monitor, (model,) if chosen.profile.lengths else ())

@@ -251,7 +251,7 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         ([*GREEDY, *LOAD, "--arrivals", "trace:nowhere.csv"], "no trace file"),
         (["--simulate", "nothing", "--policy", "greedy", *LOAD], "no profile 'nothing'"),
         ([*SIMULATE, "--policy", "clever", *LOAD], "unknown policy 'clever'"),
-        ([*GREEDY, *LOAD, "--sizes", "uniform:1:20"], "--sizes"),
+        ([*GREEDY, *LOAD, "--widths", "uniform:1:20"], "--widths"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(shell: Shell, arguments: list[str], words: str) -> None:

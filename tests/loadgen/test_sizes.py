@@ -1,0 +1,151 @@
+"""Simulated requests that differ in length."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.report import from_records, from_run, report
+from loadgen.schedule import schedule
+from loadgen.simulated import Simulation
+from loadgen.sizes import Sizes, device, draw, longest
+from policies.profile import Profile
+from policies.types import SpecError
+from tests.loadgen.test_cli import Shell, shell
+
+__all__ = ["shell"]
+FIXED = ["--simulate", "longest", "--rate", "2", "--duration", "2000"]
+TEXTS = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,Tokens,Word\n0,3,a\n2,5,b\n1,4,c\n9,6,d\n")
+    return f"trace:{path}"
+
+
+def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -> None:
+    assert draw("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
+    cut = schedule(trace, None, 5.0, 0).instants
+    assert draw("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("trace:Length", "no column 'Length': name one of TIMESTAMP, Tokens, Word"),
+        ("trace:Word", "holds no numbers"),
+        ("trace:TIMESTAMP", "not above 0"),
+        ("gamma:2", "gamma:2"),
+        ("uniform:5:1", "above"),
+    ],
+)
+def test_words_that_give_no_lengths_are_told_in_one_line(words: str, says: str, trace: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        draw(words, trace, 4, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_seed_draws_the_same_lengths_and_another_others() -> None:
+    first, again, other = (draw("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert first.min() >= 1.0
+    assert first.max() <= 20.0
+
+
+def test_a_batch_of_longest_takes_what_its_longest_request_takes() -> None:
+    lengths = np.array([3.0, 0.25, 7.0, 2.0])
+    run = Simulation(longest(lengths, 2), "greedy,max_wait_ms=inf", sizes=Sizes(lengths)).run(np.zeros(4))
+    assert run.responses.tolist() == [3.0, 3.0, 10.0, 10.0]
+    assert run.energies is None
+
+
+def test_longest_by_batch_size_is_the_mean_over_batches() -> None:
+    times = longest(np.array([1.0, 3.0]), 3).service_times
+    assert times == pytest.approx((2.0, 2.5, 2.75))  # 3 - 2 / 2^b
+
+
+def test_a_profile_with_lengths_gives_a_batch_the_time_of_its_longest() -> None:
+    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=Sizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
+    assert run.responses.tolist() == pytest.approx([1.55, 1.55, 3.05])
+
+
+def test_joining_takes_prompts_in_and_an_iteration_a_token() -> None:
+    run = Simulation(TEXTS, "joining", sizes=Sizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
+    token, prompts, prompt = 0.07, 1.2 - 0.7, 1.0 - 0.5
+    first = token + prompts
+    assert run.responses.tolist() == pytest.approx([first, first + token + prompt, first + token + prompt])
+    assert run.batch_sizes.tolist() == [2, 2]
+
+
+def test_records_of_sized_requests_come_to_the_same_report() -> None:
+    instants = schedule("poisson", 0.5, 400.0, 3).instants
+    lengths = draw("uniform:1:20", "poisson", len(instants), 3)
+    simulation = Simulation(longest(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=Sizes(lengths))
+    from_each = report(from_records(list(simulation.records(instants))), 400.0)
+    from_whole = report(from_run(simulation.run(instants)), 400.0)
+    for key in ("mean_ms", "p99_ms", "throughput_hz", "mean_batch_size"):
+        assert from_each[key] == pytest.approx(from_whole[key])
+
+
+def test_errors_of_the_predictor_cost_throughput() -> None:
+    instants = np.zeros(8000)
+    lengths = draw("uniform:1:20", "backlog", 8000, 1)
+
+    def throughput(bin_error: float) -> float:
+        spec = "multi-bin:4,batch_size=16,max_wait_ms=inf"
+        return 8000 / Simulation(longest(lengths, 16), spec, sizes=Sizes(lengths, bin_error)).run(instants).elapsed
+
+    # equation 2 for 4 bins of width 4.75 and B = 16: 1.54 without errors; with p_e a bin's longest is of the next one
+    assert throughput(0.0) == pytest.approx(16 / (10.5 + (20 * 16 / 17 + 1 / 17 - 10.5) / 4), rel=0.02)
+    assert throughput(0.0) > 1.1 * throughput(0.2) > 1.1 * throughput(0.5)
+
+
+def test_bins_pay_on_the_command_line(shell: Shell) -> None:
+    specs = [f"multi-bin:{bins},batch_size=128,max_wait_ms=inf" for bins in (1, 2)]
+    content = shell.report(
+        *FIXED, "--rate", "10", "--sizes", "uniform:1:20", *(w for s in specs for w in ("--compare", s))
+    )
+    one, two = (row["throughput_hz"] for row in content["rows"])
+    assert 1.2 < two / one < 1.35
+    assert content["rows"][0]["mean_power_w"] is None
+
+
+def test_longest_has_room_for_what_the_specs_ask() -> None:
+    sizes = Sizes(np.array([1.0, 2.0]))
+    for specs, largest in (
+        (["multi-bin:2,batch_size=8"], 8),
+        (["multi-bin:2,batch_size=8", "static:300,max_wait_ms=inf"], 300),
+        (["joining:6", "greedy"], 6),
+        (["greedy", "timeout:2000"], 128),
+    ):
+        assert device("longest", sizes, specs).max_batch_size == largest
+    assert device("googlenet-tesla-p4", None, ["greedy"]).max_batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
+        ([*FIXED, "--policy", "lazy:slo_ms=100", "--sizes", "uniform:1:2"], "leave --sizes out"),
+        ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
+        ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "--bin-error is for --sizes"),
+        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),
+        (
+            ["http://127.0.0.1:1", "--rate", "1", "--duration", "1", "--sizes", "uniform:1:2"],
+            "--sizes is for --simulate",
+        ),
+        (
+            ["--simulate", "googlenet-tesla-p4", *FIXED[2:], "--policy", "greedy", "--sizes", "uniform:1:2"],
+            "knows no lengths; simulate longest",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_one_line(shell: Shell, arguments: list[str], says: str) -> None:
+    code, out, err = shell.run(*arguments)
+    assert (code, out) == (2, "")
+    assert re.search(says, err), err
+    assert err.count("\n") == 1
