@@ -120,7 +120,8 @@ def generate_load(
             "--policy and --compare exclude each other; leave one out": bool(policy and compare),
             "--stages is for --simulate; a server has its own": is_live and stages is not None,
             "--sizes is for texts; leave out --image and --pixels": sizes is not None and (pixels or image is not None),
-            "--bin-error and --size-scale are for --sizes; leave them out": sizes is None and (bin_error, size_scale) != (0, 1),
+            "--bin-error and --size-scale are for --sizes; leave them out": sizes is None
+            and (bin_error, size_scale) != (0, 1),
             f"--size-scale is {size_scale:g}; give a number above 0": not _is_positive(size_scale),
             "--bin-error is for --simulate; a server predicts by itself": is_live and bool(bin_error),
             f"--bin-error is {bin_error:g}; give a probability from 0 to 0.5": not 0.0 <= bin_error <= 0.5,

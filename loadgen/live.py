@@ -28,7 +28,7 @@ class Target:
         pixels: send raw pixels by the Open Inference Protocol instead.
         give_up_after: longest wait for an answer, s.
         key: what a server with keys asks for.
-        lengths: of the texts to send, in order, tokens; None: a picture, or one text, whatever the model takes.
+        lengths: of the texts to send, in order, tokens; None: a picture or one text, as the model takes.
     """
 
     url: str
@@ -47,14 +47,10 @@ class Target:
         """
         if self.pixels:
             return await client.pixels(session, self.url, self.model)
-        found = await texts(session, self.url, self.model, self.lengths)
-        if found is None:
-            if self.lengths is not None:
-                raise SpecError(f"the model at {self.url} takes no texts, and only texts have sizes; leave out --sizes")
-            return await client.photograph(session, self.url, self.model, self.image)
-        if self.image is not None:
-            raise SpecError(f"the model at {self.url} takes texts; leave out --image")
-        return found
+        found = None if self.image else await texts(session, self.url, self.model, self.lengths)
+        if found is None and self.lengths is not None:
+            raise SpecError(f"the model at {self.url} takes no texts, and only texts have sizes; leave out --sizes")
+        return found or await client.photograph(session, self.url, self.model, self.image)
 
     def share(self, first: int, step: int) -> "Target":
         """The same for those who send only every `step`-th request."""

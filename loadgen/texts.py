@@ -79,7 +79,7 @@ async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bound
     """What the metadata tell of texts; None where they tell nothing."""
     _, body = await ask(session, "GET", url, f"{url}/v2/models/{quote(name, safe='')}")
     try:
-        return _Metadata.model_validateorjson.dumps(body).parameters
+        return _Metadata.model_validate_json(body).parameters
     except ValidationError:
         return None
 
@@ -95,4 +95,3 @@ def _prompts(bounds: _Bounds, lengths: Sequence[int]) -> Iterator[bytes]:
     for length in lengths:
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, length], "data": ids[:length].tolist()}
         yield orjson.dumps({"inputs": [tensor]})
-

@@ -114,6 +114,13 @@ def test_bins_pay_on_the_command_line(shell: Shell) -> None:
     assert content["rows"][0]["mean_power_w"] is None
 
 
+def test_scaled_sizes_take_so_many_times_as_long(shell: Shell) -> None:
+    sized = [*FIXED, "--policy", "greedy", "--sizes", "uniform:1:20"]
+    plain = shell.report(*sized)["max_ms"]
+    halved = shell.report(*sized, "--rate", "4", "--duration", "1000", "--size-scale", "0.5")["max_ms"]
+    assert halved == pytest.approx(plain / 2)
+
+
 def test_longest_has_room_for_what_the_specs_ask() -> None:
     sizes = Sizes(np.array([1.0, 2.0]))
     for specs, largest in (
@@ -132,11 +139,11 @@ def test_longest_has_room_for_what_the_specs_ask() -> None:
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         ([*FIXED, "--policy", "lazy:slo_ms=100", "--sizes", "uniform:1:2"], "leave --sizes out"),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
-        ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "--bin-error is for --sizes"),
+        ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "are for --sizes"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),
         (
-            ["http://127.0.0.1:1", "--rate", "1", "--duration", "1", "--sizes", "uniform:1:2"],
-            "--sizes is for --simulate",
+            ["http://127.0.0.1:1", "--rate", "1", "--duration", "1", "--sizes", "uniform:1:2", "--bin-error", "0.1"],
+            "--bin-error is for --simulate",
         ),
         (
             ["--simulate", "googlenet-tesla-p4", *FIXED[2:], "--policy", "greedy", "--sizes", "uniform:1:2"],
