@@ -68,8 +68,14 @@ class Chosen:
     defaults: Mapping[str, str] = field(default_factory=dict)
 
     def kind(self, model: str, size: float) -> Kind:
-        """What a request that arrives now may share a batch with, by its predicted service time alone, s."""
+        """What a request may share a batch with, by its predicted service time alone, s."""
         return Kind(model) if self.bins is None else self.bins.kind(model, size)
+
+    def arriving(self, model: str, size: float) -> Kind:
+        """The kind of a request that arrives now; the bins learn from it."""
+        if self.bins is not None:
+            self.bins.learn(size)
+        return self.kind(model, size)
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,8 @@ class _Division:
 
 
 def _division(spec: Spec, largest: int) -> _Division:
-    bins, size = spec.whole("ARG", 1, _MOST_BINS), largest
-    if "batch_size" in spec.parameters:
-        size = spec.whole("batch_size", 1, largest)
+    bins = spec.whole("ARG", 1, _MOST_BINS)
+    size = spec.whole("batch_size", 1, largest) if "batch_size" in spec.parameters else largest
     cuts: dict[str, Cut] = {
         "optimised": partial(optimised_edges, bins=bins, batch_size=size),
         "equal": partial(equal_edges, bins=bins),
@@ -129,15 +134,16 @@ def _division(spec: Spec, largest: int) -> _Division:
     if edges not in cuts:
         raise SpecError(f"policy {spec.text!r}: unknown edges {edges!r}; give {' or '.join(cuts)}")
     inner = f"{spec.parameters.get('inner', f'static:{size}')},max_wait_ms={spec.parameters['max_wait_ms']}"
-    if split_name(inner)[0] in _UNDIVIDED:
-        raise SpecError(f"policy {spec.text!r}: {split_name(inner)[0]} cannot decide within a bin; name another inner")
+    name = split_name(inner)[0]
+    if name in _UNDIVIDED or is_file(name):
+        raise SpecError(f"policy {spec.text!r}: {name} cannot decide within a bin; name another inner policy, no file")
     return _Division(bins, cuts[edges], size, inner)
 
 
 def _multi_bin(spec: Spec, profile: Profile) -> Chosen:
     """What the inner policy came to for smaller batches; a bin's rate is measured from so many times fewer arrivals."""
     division = _division(spec, profile.max_batch_size)
-    inner = choose(division.inner, profile.truncated(division.batch_size))
+    inner = choose(division.inner, profile.truncated(division.batch_size), spec.defaults)
     forgets = isinstance(inner.monitor, ForgettingMonitor)
     monitor = ForgettingMonitor(division.bins * memory(profile)) if forgets else inner.monitor
     return replace(inner, profile=profile, monitor=monitor, table=None, bins=Bins(division.bins, division.cut))
@@ -227,7 +233,7 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
         spec.number("max_wait_ms")
     elif rule is not None and rule.build is _multi_bin:
         division = _division(spec, max_batch_size)
-        check_spec(division.inner, division.batch_size)
+        check_spec(division.inner, division.batch_size, defaults)
     else:
         any_times = tuple(float(b) for b in range(1, max_batch_size + 1))
         by_length = tuple((t,) for t in any_times)
@@ -385,7 +391,8 @@ def _with_defaults(spec: Spec, defaults: Mapping[str, str], max_wait: float) -> 
     for key, value in filling.items():
         if key in spec.parameters and spec.number(key) != float(value):
             raise SpecError(f"policy {spec.text!r} says {key}={spec.parameters[key]}, the flag {value}; give one")
-    return replace(spec, parameters={"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters})
+    filled = {"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters}
+    return replace(spec, parameters=filled, defaults=defaults)
 
 
 def _parameters(spec: Spec) -> dict[str, Any]:

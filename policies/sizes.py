@@ -7,17 +7,17 @@ how many were: the one by the prompt's length, the other by its tokens, with the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import expm1, log1p, sqrt
+from math import copysign, expm1, log1p, sqrt
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.profile import Profile
 
 _MEMORY = 256  # requests: later ones count as one in so many, so that what is learned follows what changes
 _FEATURES = 1024  # of a prompt: its tokens fall into so many classes
-_STEP = 0.3  # of a weight at its first error, in the logarithm of a length
+_READ = 64  # tokens of a prompt: thousands of prompts come in one call
+_STEP = 0.5  # at a weight's first error, in the logarithm of a length
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,12 @@ class Online:
 
     def size(self, lengths: Lengths) -> float:
         """The limit bounds what is expected, and stands for it where nothing was seen."""
+        return self._times.at(lengths.prompt, self.expected(lengths))
+
+    def expected(self, lengths: Lengths) -> float:
+        """How many tokens."""
         _, mean = self._means.get(lengths.prompt.bit_length()) or self._means.get(-1) or (0, float(lengths.limit))
-        return self._times.at(lengths.prompt, min(mean, lengths.limit))
+        return min(mean, lengths.limit)
 
     def observe(self, lengths: Lengths, generated: int) -> None:
         """Move the mean of such prompts, and that of all."""
@@ -133,39 +137,49 @@ class Learned:
     """Expects what a linear model reads from the prompt: which tokens stand in it, and how many.
 
     Appendix C.1 with a far smaller model than BERT: the loss is L1 too, of the logarithm, whose median is the same;
-    each weight goes down the loss in steps that shrink with the errors it had part in (AdaGrad), a request at a time.
+    each weight goes down the loss in steps that shrink with the errors it had part in (AdaGrad), a request at a time,
+    and those of a prompt's tokens together move what is expected as far as one alone. While that was lately no nearer
+    than the mean, as where prompts tell nothing, the mean is expected.
     """
 
     def __init__(self, times: Affine) -> None:
         """`times` says how long lengths take."""
         self._times = times
-        self._weights = np.zeros(_FEATURES + 2)
-        self._squares = np.zeros(_FEATURES + 2)
+        self._mean = Online(times)
+        self._weights = [0.0] * (_FEATURES + 2)
+        self._errors = [0] * (_FEATURES + 2)
         self._seen = 0
+        self._gain = 0.0  # how much nearer than the mean, in logarithms
 
     def size(self, lengths: Lengths) -> float:
         """The limit bounds what is expected, and stands for it where nothing was seen."""
-        if not self._seen:
-            return self._times.size(lengths)
-        expected = expm1(float(self._weights @ self._features(lengths)))
+        if self._gain <= 0.0:
+            return self._mean.size(lengths)
+        expected = expm1(self._read(_features(lengths)))
         return self._times.at(lengths.prompt, min(max(expected, 0.0), lengths.limit))
 
     def observe(self, lengths: Lengths, generated: int) -> None:
         """A step down the loss; the first request sets the level."""
-        features, wanted = self._features(lengths), log1p(generated)
+        features, wanted = _features(lengths), log1p(generated)
         if not self._seen:
             self._weights[-1] = wanted
         self._seen += 1
-        gradient = np.sign(float(self._weights @ features) - wanted) * features
-        self._squares += gradient**2
-        moved = self._squares > 0
-        self._weights[moved] -= _STEP * gradient[moved] / np.sqrt(self._squares[moved])
+        error = self._read(features) - wanted
+        gain = abs(log1p(self._mean.expected(lengths)) - wanted) - abs(error)
+        self._gain += (gain - self._gain) / min(self._seen, _MEMORY)
+        self._mean.observe(lengths, generated)
+        if not error:
+            return
+        for index, value in features:
+            self._errors[index] += 1
+            self._weights[index] -= copysign(_STEP * value / sqrt(self._errors[index]), error)
 
-    @staticmethod
-    def _features(lengths: Lengths) -> NDArray[np.float64]:
-        """Which tokens there are, each a share of the root of how many; the prompt's length in octaves; and 1."""
-        features = np.zeros(_FEATURES + 2)
-        present = np.unique(np.asarray(lengths.tokens, dtype=np.int64) % _FEATURES)
-        features[present] = 1.0 / sqrt(max(len(present), 1))
-        features[-2:] = log1p(lengths.prompt) / 8.0, 1.0
-        return features
+    def _read(self, features: Sequence[tuple[int, float]]) -> float:
+        return sum([self._weights[index] * value for index, value in features])
+
+
+def _features(lengths: Lengths) -> list[tuple[int, float]]:
+    """Which tokens there are, each a share of the root of how many; the prompt's length in octaves; and 1."""
+    present = {token % _FEATURES for token in lengths.tokens[:_READ]}
+    share = 1.0 / sqrt(max(len(present), 1))
+    return [*((token, share) for token in present), (_FEATURES, log1p(lengths.prompt) / 8.0), (_FEATURES + 1, 1.0)]

@@ -1,7 +1,7 @@
 """A policy spec, NAME[:ARG][,KEY=VALUE]..., taken apart; its parameters check themselves as they are read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.types import SpecError
 
@@ -15,12 +15,14 @@ class Spec:
         name: of the policy, or the path of a policy file.
         arg: what follows the colon, if it is no KEY=VALUE.
         parameters: the KEY=VALUE pairs.
+        defaults: what fills the keys that a spec leaves open, this one or one within it.
     """
 
     text: str
     name: str
     arg: str | None
     parameters: Mapping[str, str]
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
         """The parameter `key` (or "ARG") as a number of at least `low`.

@@ -147,11 +147,13 @@ class Launch:
         requests: the batch, of one kind; at one stage, unless the model takes any together.
         stages: how many stages to run; None runs to the end.
         reason: why now, for people who watch.
+        formed: the instant from which it has a claim to the device, s; None: from its first member's arrival.
     """
 
     requests: Sequence[Request]
     stages: int | None = None
     reason: Reason = "policy"
+    formed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Arrival rate by kind, measured from the arrivals themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, expm1, floor
 from typing import Protocol
 
@@ -80,6 +80,15 @@ class ForgettingMonitor:
         since = max(now - trail.first, self._time_constant)
         return trail.long_weight * exp((trail.last - now) / self._long) / (-expm1(-since / self._long) * self._long)
 
+    def knowing(self, before: "ForgettingMonitor") -> "ForgettingMonitor":
+        """With these time constants, and the rates that `before` measured at each kind's last arrival."""
+        monitor = ForgettingMonitor(self._time_constant, self._long)
+        for kind, known in before._trails.items():
+            trail = replace(known, weight=known.weight * self._time_constant / before._time_constant, long_weight=1.0)
+            trail.long_weight = before._mean(known, known.last) / self._mean(trail, trail.last)
+            monitor._trails[kind] = trail
+        return monitor
+
 
 class TumblingMonitor:
     """The count of the last whole second of the clock, as BatchMonitor counts (Algorithm 1); none in the first."""
@@ -151,3 +160,10 @@ class NoMonitor:
     def mean_rates(self, now: float) -> Mapping[Kind, float]:
         """No rate is known."""
         return {}
+
+
+def successor(before: Monitor, wanted: Monitor) -> Monitor:
+    """Measures as `wanted` does, and knows what `before` does where both count in the same way."""
+    if isinstance(before, ForgettingMonitor) and isinstance(wanted, ForgettingMonitor):
+        return wanted.knowing(before)
+    return before if type(before) is type(wanted) else wanted

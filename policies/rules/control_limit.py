@@ -4,7 +4,7 @@ Journal, definitions 1 and 2 (equations 15 and 16); where fewer than B_min wait,
 misprint of equation 16).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from policies.types import Action, Reason, State, Wait, launch_oldest
@@ -31,7 +31,8 @@ class ControlLimit:
         due = state.waiting[0].arrival + self.timeout
         if len(state.waiting) < self.limit and state.now < due:
             return Wait(until=due)
-        return launch_oldest(state, self.max_batch_size, self.max_batch_size, self.reason)
+        launch = launch_oldest(state, self.max_batch_size, self.max_batch_size, self.reason)
+        return launch if state.now >= due else replace(launch, formed=state.waiting[self.limit - 1].arrival)
 
 
 def greedy(max_batch_size: int) -> ControlLimit:

@@ -2,8 +2,8 @@
 
 What Multi-Bin Batching leaves aside (its footnote 1; Orca, Yu et al. 2022, calls it iteration-level scheduling). A
 stage is an iteration, and the model takes requests that stand at different ones in one batch. Within a bin only its own
-may join. Where several bins have begun, PerKind runs the one whose newest member came first: joining makes a bin's
-newest younger, so that none keeps the device from the others, whose rows stay as they are meanwhile.
+may join. Where several bins have begun, PerKind runs the one whose oldest member came first, until that one is done: so
+no bin keeps the device from the others, whose rows stay as they are meanwhile.
 """
 
 from dataclasses import dataclass

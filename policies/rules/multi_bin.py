@@ -11,8 +11,8 @@ Guldogan, Kunde, Lee and Pedarsani, "Multi-Bin Batching for Increasing LLM Infer
     p_e        probability (mistaken)
 
 A bin is a kind of its own: PerKind asks the policy about each bin alone and launches first what was formed first, which
-is the paper's service queue. What is learned of the sizes stays out of the policy, as rates do: `Bins` gives a request
-its kind when it arrives, and who waits keeps it when the edges move.
+is the paper's service queue. What is learned of the sizes stays out of the policy, as rates do: `Bins` learns from a
+request that arrives and gives it its kind, and who waits keeps it when the edges move.
 """
 
 from bisect import bisect_right
@@ -47,8 +47,7 @@ class Bins:
         self._to_come = _FIRST
 
     def kind(self, model: str, size: float) -> Kind:
-        """The kind of a request of this size, s, that arrives now; a size on an edge is above it."""
-        self._learn(size)
+        """The kind of a request of this size, s, by the edges as they are; a size on an edge is above it."""
         return Kind(model, bisect_right(self.edges, size))
 
     def knowing(self, sizes: Sequence[float]) -> "Bins":
@@ -57,7 +56,8 @@ class Bins:
         known.edges, known._sizes = self._cut(sizes), None
         return known
 
-    def _learn(self, size: float) -> None:
+    def learn(self, size: float) -> None:
+        """A request of this size, s, arrives: remember it, and move the edges now and then."""
         if self._sizes is None:
             return
         self._sizes.append(size)

@@ -1,6 +1,6 @@
 """Patient: the one place where waiting ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.types import Action, Launch, Policy, State, Wait, launch_oldest
 
@@ -22,9 +22,11 @@ class Patient:
     def decide(self, state: State, /) -> Action:
         """Ask the inner policy, and see to it that its wait ends."""
         action = self.inner.decide(state)
-        if isinstance(action, Launch) or not state.waiting:
+        if not state.waiting:
             return action
         due = state.waiting[0].arrival + self.max_wait
         if state.now < due:
-            return Wait(min(action.until, due))
+            return action if isinstance(action, Launch) else Wait(min(action.until, due))
+        if isinstance(action, Launch):
+            return replace(action, formed=None)  # who has waited so long is not put off by those who came to fill it
         return launch_oldest(state, self.max_batch_size, self.max_batch_size, "max_wait")

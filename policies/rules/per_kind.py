@@ -11,6 +11,10 @@ from policies.types import Action, Launch, Policy, State, Wait
 class PerKind:
     """Asks each kind's policy about that kind alone; of several batches the one that was formed first goes.
 
+    A batch of a given size is formed when its last member comes. Where the policy waits for nobody, or the first member
+    has waited to the limit, it counts from the first: by the last, a kind that somebody joins now and then would be
+    always new and never have its turn.
+
     Attributes:
         policies: by model; the bins of a model share one.
         together: models whose policy, the same for all of them, is asked about all of them at once.
@@ -20,7 +24,7 @@ class PerKind:
     together: frozenset[str] = frozenset()
 
     def decide(self, state: State, /) -> Action:
-        """A batch is formed when its last member has arrived; one that waited to the limit goes before."""
+        """Nobody waits for batches that were formed later."""
         best: Launch | None = None
         until = inf
         for model, part in self._parts(state):
@@ -40,7 +44,6 @@ class PerKind:
             yield joint[0].model, state.among(joint)
 
 
-def _rank(launch: Launch) -> tuple[bool, float, int]:
-    # A batch that still grows is formed anew with each arrival: without the limit it might never have its turn.
-    newest = launch.requests[-1]
-    return launch.reason != "max_wait", newest.arrival, newest.id
+def _rank(launch: Launch) -> tuple[float, int]:
+    formed = launch.requests[0].arrival if launch.formed is None else launch.formed
+    return formed, launch.requests[-1].id

@@ -77,6 +77,11 @@ def test_many_sizes_lose_nothing_to_speak_of() -> None:
     assert batch_time(sizes, optimised_edges(sizes, 5, 200), 200) < 1.0005 * batch_time(sizes, hand, 200)
 
 
+def test_edges_are_sought_among_few_enough_to_be_found_in_milliseconds() -> None:
+    sizes = np.random.default_rng(1).exponential(10.0, 4096)
+    assert len(optimised_edges(sizes, len(sizes), 8)) < 256
+
+
 def test_for_uniform_sizes_equal_probability_is_best() -> None:
     sizes = np.linspace(1.0, 20.0, 400)
     assert optimised_edges(sizes, 4, 128) == pytest.approx((5.75, 10.5, 15.25), abs=0.1)

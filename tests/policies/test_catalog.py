@@ -84,6 +84,7 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("multi-bin:2,inner=clever", "unknown policy 'clever'"),
         ("multi-bin:2,inner=lazy", "lazy cannot decide within a bin"),
         ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot decide within a bin"),
+        ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot decide within a bin"),
         ("joining", "knows no lengths"),
     ],
 )
@@ -106,6 +107,23 @@ def test_flags_fill_what_the_spec_leaves_open_and_a_conflict_is_an_error() -> No
     assert choose("smdp:w2=1.60", P4, {"w2": "1.6"}).parameters["w2"] == "1.60", "as numbers, not as text"
     with pytest.raises(SpecError, match="give one"):
         choose("smdp:w2=2", P4, {"w2": "1.6"})
+
+
+def test_flags_fill_what_the_policy_within_bins_leaves_open() -> None:
+    filled, named = choose("multi-bin:2,inner=smdp", P4, {"w2": "1.6"}), choose("multi-bin:2,inner=smdp:w2=1.6", P4)
+    assert filled.policy == named.policy != choose("multi-bin:2,inner=smdp", P4).policy
+    with pytest.raises(SpecError, match="give one"):
+        choose("multi-bin:2,inner=smdp:w2=2", P4, {"w2": "1.6"})
+    with pytest.raises(SpecError, match="give one"):
+        check_spec("multi-bin:2,inner=smdp:w2=2", B, {"w2": "1.6"})
+
+
+def test_a_table_that_is_there_cannot_decide_within_a_bin_either(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    save_table(solve_table(Problem(P4, 1.0), [0.5]), file)
+    assert choose(str(file), P4).name == "file"
+    with pytest.raises(SpecError, match=r"table\.json cannot decide within a bin; .* no file"):
+        choose(f"multi-bin:2,inner={file}", P4)
 
 
 def test_only_a_spec_that_names_an_slo_has_one() -> None:

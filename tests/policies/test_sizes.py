@@ -64,6 +64,22 @@ def test_online_follows_what_changes() -> None:
     assert estimator.size(Lengths(5, 1000)) == pytest.approx(TIMES.at(5, 50), rel=0.01)
 
 
+@pytest.mark.parametrize("prompt", [16, 100])
+def test_learned_is_no_worse_than_online_where_prompts_tell_nothing(prompt: int) -> None:
+    rng = np.random.default_rng(0)
+    estimators: dict[str, Estimator] = {"online": Online(TIMES), "learned": Learned(TIMES)}
+    errors: dict[str, list[float]] = {name: [] for name in estimators}
+    for _ in range(500):
+        lengths = Lengths(prompt, 1000, rng.integers(0, 259, prompt).tolist())
+        for name, estimator in estimators.items():
+            errors[name].append(abs(estimator.size(lengths) - TIMES.at(prompt, 100)) / TIMES.per_generated)
+        generated = round(rng.normal(100, 20))
+        for estimator in estimators.values():
+            estimator.observe(lengths, generated)
+    late = {name: float(np.mean(each[300:])) for name, each in errors.items()}
+    assert late["learned"] < 1.1 * late["online"] < 3.0, "tokens"
+
+
 def test_learned_reads_from_the_prompt_what_its_length_does_not_tell() -> None:
     rng = np.random.default_rng(3)
     estimators: dict[str, Estimator] = {"online": Online(TIMES), "learned": Learned(TIMES)}

@@ -3,7 +3,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, successor
 from policies.types import Kind
 
 A, B = Kind("a"), Kind("b")
@@ -80,6 +80,32 @@ def test_the_first_two_at_one_instant_are_no_infinite_mean_rate() -> None:
     monitor.arrive(A, 7.0)
     monitor.arrive(A, 7.0)
     assert monitor.mean_rates(7.0)[A] == pytest.approx(1 / 0.02, rel=1e-3)
+
+
+def test_a_successor_knows_the_rates_and_forgets_by_its_own_time_constants() -> None:
+    before, steady = ForgettingMonitor(1.0), ForgettingMonitor(8.0)
+    for n in range(1000):
+        for monitor in (before, steady):
+            monitor.arrive(A, 0.05 * n)
+    after = successor(before, ForgettingMonitor(8.0))
+    assert after.rates(49.95) == pytest.approx(before.rates(49.95))
+    assert after.mean_rates(49.95) == pytest.approx(before.mean_rates(49.95))
+    assert after.rates(57.95)[A] == pytest.approx(before.rates(49.95)[A] * exp(-1.0))
+    for n in range(1000, 1200):
+        after.arrive(A, 0.05 * n)
+        steady.arrive(A, 0.05 * n)
+    # the steady one began low by exp(-50 / 8), 0.2 per cent; a gap is 0.05 / 8, 0.6 per cent of the time constant
+    assert after.rates(59.95)[A] == pytest.approx(steady.rates(59.95)[A], rel=0.03)
+    assert after.mean_rates(59.95)[A] == pytest.approx(20.0, rel=0.03)
+    assert before.rates(59.95)[A] == pytest.approx(20.0 * exp(-10.0), rel=0.03), "it is left as it was"
+
+
+def test_a_monitor_that_counts_otherwise_begins_anew() -> None:
+    before, wanted = ForgettingMonitor(1.0), TumblingMonitor()
+    before.arrive(A, 0.5)
+    assert successor(before, wanted) is wanted
+    assert successor(wanted, TumblingMonitor()) is wanted
+    assert successor(wanted, before) is before
 
 
 def test_kinds_are_measured_apart() -> None:

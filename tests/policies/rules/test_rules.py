@@ -1,11 +1,13 @@
 """Tables of (policy, state, action): one literal state and one action each."""
 
+from collections.abc import Sequence
 from math import inf
 
 import pytest
 
 from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
+from policies.rules.joining import Joining
 from policies.rules.lookup import Row, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.patient import Patient
@@ -98,6 +100,34 @@ def test_a_kind_that_waited_to_the_limit_goes_before_a_batch_that_was_formed_ear
     action = policy.decide(State(1.0, queue))
     assert isinstance(action, Launch)
     assert [r.id for r in action.requests] == [0, 2]
+
+
+def of_two(first: Sequence[float], second: Sequence[float]) -> State:
+    """Requests of models a and b that arrived at these instants, at 3.0 s."""
+    here = sorted([(at, Kind("a")) for at in first] + [(at, Kind("b")) for at in second])
+    return State(3.0, [Request(n, at, kind) for n, (at, kind) in enumerate(here)])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "arrivals", "first"),
+    [
+        (greedy(4), greedy(4), ((0.1, 0.2, 0.3, 0.4), (0.05, 2.9)), "b"),
+        (greedy(2), greedy(2), ((0.1, 0.2), (0.05, 2.9)), "b"),
+        (Joining(2), Joining(4), ((0.1, 0.2), (0.05, 2.9)), "b"),
+        (timeout(2, 9.0), timeout(2, 0.5), ((0.1, 0.2), (0.05, 2.9)), "b"),
+        (static(2), static(2), ((0.1, 0.2), (0.05, 2.9)), "a"),
+        (Patient(static(2), 2, 9.0), Patient(static(2), 2, 9.0), ((0.1, 0.2), (0.05, 2.9)), "a"),
+        (Patient(static(2), 2, 1.0), Patient(static(2), 2, 1.0), ((0.1, 0.2), (0.05, 2.9)), "b"),
+        (Patient(static(2), 2, 1.0), Patient(static(2), 2, 1.0), ((0.1, 0.2), (0.15,)), "a"),
+        (Patient(static(2), 2, 1.0), Patient(static(4), 4, 1.0), ((1.0, 1.2, 1.3), (0.9, 2.9)), "b"),
+    ],
+)
+def test_who_came_first_goes_first_unless_the_batch_had_to_wait_for_others(
+    a: Policy, b: Policy, arrivals: tuple[Sequence[float], Sequence[float]], first: str
+) -> None:
+    action = PerKind({"a": a, "b": b}).decide(of_two(*arrivals))
+    assert isinstance(action, Launch)
+    assert action.requests[0].kind.model == first
 
 
 def test_per_kind_asks_each_kind_about_its_own_rate_and_waits_for_the_earliest() -> None:
