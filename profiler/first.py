@@ -44,9 +44,11 @@ def first_profile(
     profile = _measured(subject, plan, key)
     if stages is not None:
         staged = profile.in_stages(stages)
-        profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, lambda share: None))
+        profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, _Progress(f"{model}, by stage")))
     if subject.texts is not None:
-        profile = asyncio.run(with_lengths(profile, subject, rungs(max_batch_size), 1, lambda share: None))
+        profile = asyncio.run(
+            with_lengths(profile, subject, rungs(max_batch_size), 1, _Progress(f"{model}, by length"))
+        )
     cache.store(key, profile)
     _log.info("%s: profiled in %.1f s, kept in %s", model, monotonic() - began, key.path)
     return profile

@@ -16,7 +16,7 @@ class Limits:
 
     Attributes:
         capacity: requests that may wait.
-        patience: a batch that takes longer than this, s, and 20 times its expected service time, is held for hung.
+        patience: a batch that takes longer than this, s, and 20 times the most that it should, is held for hung.
     """
 
     capacity: int = 1024

@@ -31,12 +31,12 @@ class Ahead:
         """What the device goes on with, one after the other, after a batch that has just begun, unless withdrawn."""
         onward, end, found = batch.onward, self._clock(), list[InService]()
         self._offered = onward
-        if onward is None or self._batcher.next_expiry() < end + self._forecast.rest(batch):
+        if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):
             return found  # with somebody who would have to be dropped
         then = launch
         with suppress(Exception):  # of a policy: it will break again at the end, where that is looked after
             while len(found) < _FAR:
-                end += self._forecast.batch(batch)
+                end += self._forecast.expected(batch)
                 following = self._batcher.ahead(then, end)
                 if following is None:
                     break

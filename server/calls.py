@@ -123,14 +123,9 @@ class Served:
 
     @property
     def whole(self) -> bool:
-        """Whether this was all of the model in one launch."""
-        return not self.batch.first_stage and self.last
-
-    @property
-    def last(self) -> bool:
-        """Whether the last stage was among those that were run."""
+        """Whether this was all of the model in one launch, for everybody in it."""
         end = self.batch.last_stage
-        return end is None or end >= self.launch.requests[0].stages
+        return not self.batch.first_stage and (end is None or all(end >= r.stages for r in self.launch.requests))
 
     def hand_on(self) -> None:
         """What one stage gave is what the next one takes; and each sample bears its share of the energy."""

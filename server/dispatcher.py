@@ -15,6 +15,7 @@ from typing import Any
 from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
+from policies.queue.monitor import successor
 from policies.types import Action, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.ahead import Ahead
@@ -30,7 +31,7 @@ from server.rescue import Part, complete, rescue, watched
 from server.text import Text
 
 _log = logging.getLogger("batchwright.dispatcher")
-_HUNG_AFTER = 20.0  # times its expected service time, a batch is held for hung
+_HUNG_AFTER = 20.0  # times the most that it should take, a batch is held for hung
 _GRACE = 5.0  # s that the loop may be late before it counts as stuck
 
 
@@ -107,7 +108,7 @@ class Dispatcher:
         call = self.delivery.call(len(inputs), earliest)
         for index, sample in enumerate(inputs):
             size = sizes[index] if sizes else 0.0
-            request = Request(next(self._ids), now, chosen.kind(model, size), now + chosen.slo, now + timeout, size)
+            request = Request(next(self._ids), now, chosen.arriving(model, size), now + chosen.slo, now + timeout, size)
             request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
             request.payload = Sample(sample, call, index)
             call.requests.append(request)
@@ -138,7 +139,7 @@ class Dispatcher:
         if timeout == inf:
             return 0.0
         now, needed = self._clock(), self._forecast.to_serve({model: n})
-        backlogged = needed > self.chosen[model].profile.service_times[-1]
+        backlogged = self._forecast.backlogged(model, n, needed)
         self._admission.refuse_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 
@@ -149,14 +150,10 @@ class Dispatcher:
     def use(self, model: str, chosen: Chosen) -> Chosen:
         """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
 
-        The monitor stays if the policy wants one of its kind, with the time constant that it has.
-
         Returns:
-            What decides from now on: the policy, with the monitor that knows the rate.
+            What decides from now on: the policy, with a monitor that counts as it wants and knows the rate.
         """
-        monitor = self.chosen[model].monitor
-        same = type(monitor) is type(chosen.monitor)
-        self.chosen[model] = replace(chosen, monitor=monitor) if same else chosen
+        self.chosen[model] = replace(chosen, monitor=successor(self.chosen[model].monitor, chosen.monitor))
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
             self._batcher.rekind(lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size))
@@ -248,10 +245,9 @@ class Dispatcher:
                 await self._sleep(until)
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
-        expected = self._forecast.rest(batch)
-        within = max(self._admission.limits.patience, _HUNG_AFTER * expected)
+        within = max(self._admission.limits.patience, _HUNG_AFTER * self._forecast.most(batch))
         now = self._clock()
-        self._forecast.free_at, self._turns_by = now + expected, now + within
+        self._forecast.free_at, self._turns_by = now + self._forecast.least(batch), now + within
         return watched(self._executor, batch, within)
 
     def _decide(self) -> Action:

@@ -23,10 +23,10 @@ class Expiry:
 
     def drop_doomed(self, now: float) -> None:
         """Whom the next launch would answer too late leaves before it: nobody is served for nobody."""
-        while self._batcher.next_expiry() < now + self._forecast.longest():
+        while self._batcher.next_expiry() < now + self._forecast.horizon():
             action = self._batcher.policy.decide(self._batcher.state(now))
             batch = action.requests if isinstance(action, Launch) else ()
-            by = now + self._forecast.end(action) if isinstance(action, Launch) else now
+            by = now + self._forecast.least_of(action) if isinstance(action, Launch) else now
             doomed = [request for request in batch if request.expires < by]
             if not doomed:
                 return

@@ -1,17 +1,19 @@
 """What is to be expected of the device, by the profiles of today: the dispatcher's own small arithmetic.
 
-Where the service time depends on lengths, which only show later, the least one stands for what nobody must be refused
-or dropped for; what a batch costs goes by the profile's own.
+For pictures `least`, `expected` and `most` are one time. How long a text goes on shows only at its end: the least time,
+an iteration, is what nobody may be refused or dropped below; the most, to its limit, is when a batch is late.
 """
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
+from typing import Any
 
 from policies.catalog import Chosen
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.types import Launch
 from server.executor import Batch
+from server.text import Text
 
 
 class Forecast:
@@ -28,22 +30,31 @@ class Forecast:
         self._clock = clock
         self.free_at = 0.0
 
-    def batch(self, batch: Batch) -> float:
-        """Service time of a batch, of all its stages or of some."""
+    def expected(self, batch: Batch) -> float:
+        """Service time of a batch, of all its stages or of some; of texts as the profile's own."""
         profile, size = self._chosen[batch.model].profile, len(batch.inputs)
         if profile.lengths is None:
-            return self._time(batch.model, size, batch.first_stage, batch.last_stage)
+            return profile.launch_time(min(size, profile.max_batch_size), batch.first_stage, batch.last_stage)
         once = profile.iteration_time(size, 0 if batch.first_stage else size)
         return profile.service_time(size) if batch.stages is None else batch.stages * once
 
-    def rest(self, batch: Batch) -> float:
-        """How long the requests of a batch are on the device from its launch, to the end of their last stage."""
-        return self._time(batch.model, len(batch.inputs), batch.first_stage)
+    def least(self, batch: Batch) -> float:
+        """How long the requests of a batch are at least on the device, to the end of their last stage."""
+        return self._least(batch.model, len(batch.inputs), batch.first_stage)
 
-    def end(self, launch: Launch) -> float:
-        """How long the requests of a launch are on the device, to the end of their last stage."""
+    def least_of(self, launch: Launch) -> float:
+        """The same of a launch."""
         first = launch.requests[0]
-        return self._time(first.kind.model, len(launch.requests), first.stage)
+        return self._least(first.kind.model, len(launch.requests), first.stage)
+
+    def most(self, batch: Batch) -> float:
+        """How long they can take, however many tokens there will be."""
+        profile, size = self._chosen[batch.model].profile, len(batch.inputs)
+        if profile.lengths is None:
+            return self.least(batch)
+        if batch.stages is not None:
+            return batch.stages * profile.iteration_time(size, size)
+        return profile.service_time(size, max(_longest(sample, profile.lengths[-1]) for sample in batch.inputs))
 
     def energy(self, batch: Batch) -> float | None:
         """Energy of a batch, of all its stages or of some; None where unknown."""
@@ -51,33 +62,52 @@ class Forecast:
         if profile.lengths is None:
             return profile.launch_energy(size, batch.first_stage, batch.last_stage)
         energy = profile.energy(size)
-        return None if energy is None else energy * self.batch(batch) / profile.service_time(size)
+        return None if energy is None else energy * self.expected(batch) / profile.service_time(size)
 
     def to_serve(self, more: Mapping[str, int]) -> float:
         """The least time for the rest of the batch in service, everybody who is here, and `more` by model."""
         waiting = self._batcher.waiting_by_model()
         left = max(0.0, self.free_at - self._clock())
         for (model, stage), requests in groupby(self._batcher.suspended, lambda r: (r.kind.model, r.stage)):
-            left += self._time(model, sum(1 for _ in requests), stage)
+            left += self._least(model, sum(1 for _ in requests), stage)
         return left + sum(
-            _least(self._chosen[model].profile) * self._chosen[model].profile.time_to_serve(waiting.get(model, 0) + n)
+            _share(self._chosen[model].profile) * self._chosen[model].profile.time_to_serve(waiting.get(model, 0) + n)
             for model, n in {**dict.fromkeys(waiting, 0), **more}.items()
         )
 
-    def longest(self) -> float:
-        """The longest that the next batch can take, to its end."""
-        sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
-        return self.to_serve({}) if self._batcher.suspended else max((self._time(*s) for s in sizes), default=0.0)
+    def backlogged(self, model: str, more: int, needed: float) -> bool:
+        """Whether there is work for longer than a policy may wait to gather.
 
-    def _time(self, model: str, size: int, first: int = 0, last: int | None = None) -> float:
+        Of texts, whose work is known to be little only, a full batch of each bin and one more tell it.
+
+        Args:
+            model: asked for.
+            more: requests of it beside those who wait.
+            needed: `to_serve` with them, s.
+        """
+        chosen = self._chosen[model]
+        gathered = chosen.profile.max_batch_size * (1 if chosen.bins is None else chosen.bins.bins)
+        return needed > chosen.profile.service_times[-1] or self._batcher.waiting_of(model) + more > gathered
+
+    def horizon(self) -> float:
+        """The greatest `least_of` that the next launch can have."""
+        sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
+        return self.to_serve({}) if self._batcher.suspended else max((self._least(*s) for s in sizes), default=0.0)
+
+    def _least(self, model: str, size: int, first: int = 0) -> float:
         profile = self._chosen[model].profile
         size = min(size, profile.max_batch_size)
         if profile.lengths is None:
-            return profile.launch_time(size, first, last)
+            return profile.launch_time(size, first)
         return profile.iteration_time(size, 0 if first else size)
 
 
-def _least(profile: Profile) -> float:
+def _longest(sample: Any, at_most: int) -> int:
+    """The length of a text as profiles count it; of one under way that of any."""
+    return sample.limit or len(sample.tokens) if isinstance(sample, Text) else at_most
+
+
+def _share(profile: Profile) -> float:
     """The least service time over the profile's own, of its largest batch."""
     if profile.lengths is None:
         return 1.0

@@ -125,11 +125,11 @@ class Metrics:
         self._objective.labels(model).set(level)
 
     def batch(self, device: str, served: Served) -> None:
-        """A batch is done, or some stages of one: its requests are counted with the last stage."""
+        """A batch is done, or some stages of one: a request is counted with its last stage, a batch with theirs."""
         launch, service, energy = served.launch, served.service, served.energy
         model, size = served.batch.model, len(launch.requests)
-        if served.last:
-            self.statistics.batch(model, size, service if served.whole else None)
+        if served.whole or served.finished:
+            self.statistics.batch(model, len(served.finished), (size, service) if served.whole else None)
             self._batch_size.labels(model, device).observe(size)
         needed, computed = tokens_of(served.batch.inputs, served.completion.outputs, launch.stages)
         if computed:

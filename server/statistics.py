@@ -38,12 +38,13 @@ class Statistics:
         """Starts empty."""
         self._models: dict[str, _Model] = {}
 
-    def batch(self, model: str, size: int, service: float | None) -> None:
-        """A batch of `size` took `service` s; None where it was run stage by stage, among others."""
+    def batch(self, model: str, finished: int, whole: tuple[int, float] | None) -> None:
+        """A batch finished so many; `whole` is its size and service time, s, None where it was run stage by stage."""
         tally = self._of(model)
-        tally.samples += size
+        tally.samples += finished
         tally.last_ms = time.time_ns() // 1_000_000
-        if service is not None:
+        if whole is not None:
+            size, service = whole
             tally.batches.setdefault(size, _Tally()).add(service)
 
     def answered(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:

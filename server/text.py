@@ -13,6 +13,7 @@ from server.errors import BadInputError
 DEFAULT_NEW_TOKENS = 32
 _MADE_UP_PROMPT = 16  # tokens
 _LETTERS = 16  # characters a token, at most: longer texts are not even tokenized
+_ESCAPED = 12  # bytes of JSON a character, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class TextCodec:
         vocabulary: how many ids the model knows.
         most_tokens: of a prompt.
         most_new_tokens: that a request may ask for; 0: the model classifies.
-        pad: the id that fills up what is shorter.
+        pad: the id that fills up what is shorter; -1, which is no token, where the model names none.
         tokenizer: None where the model came without one: then it takes ids only.
     """
 
@@ -123,6 +124,11 @@ class TextCodec:
         return tuple(sorted({*(n for n in powers if n < self.longest), self.middle, self.longest}))
 
     @property
+    def most_bytes(self) -> int:
+        """Of a JSON call that may hold a text within bounds."""
+        return _ESCAPED * _LETTERS * self.most_tokens + 1024
+
+    @property
     def made_up_prompt(self) -> int:
         """Tokens of the prompts that a generator is measured with."""
         return min(_MADE_UP_PROMPT, self.most_tokens)
@@ -150,12 +156,15 @@ class TextCodec:
         Raises:
             BadInputError: as `read`, or an id is none of the vocabulary.
         """
-        if not 1 <= len(tokens) <= self.most_tokens:
-            raise BadInputError(f"the text has {len(tokens)} tokens; send 1 to {self.most_tokens}")
+        self._check_length(len(tokens))
         strange = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if strange is not None:
             raise BadInputError(f"token id {strange} is outside the vocabulary; send 0 to {self.vocabulary - 1}")
         return Text(tokens, self._limit(limit), forced)
+
+    def _check_length(self, tokens: int) -> None:
+        if not 1 <= tokens <= self.most_tokens:
+            raise BadInputError(f"the text has {tokens} tokens; send 1 to {self.most_tokens}")
 
     def _limit(self, limit: int | None) -> int:
         if not self.generates:
@@ -169,9 +178,15 @@ class TextCodec:
         return limit
 
     def unpadded(self, row: NDArray[np.int64]) -> list[int]:
-        """The ids of one row, int64 [longest], without the padding at its end."""
+        """The ids of one row, int64 [longest], without the padding at its end.
+
+        Raises:
+            BadInputError: too many are left, or none.
+        """
         kept = np.flatnonzero(row != self.pad)
-        ids: list[int] = row[: kept[-1] + 1 if kept.size else 0].tolist()
+        count = int(kept[-1]) + 1 if kept.size else 0
+        self._check_length(count)
+        ids: list[int] = row[:count].tolist()
         return ids
 
     def padded(self, rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from server.errors import BadInputError
+from server.errors import BadInputError, TooLargeError
 from server.protocol import InferCall
 from server.tensors import TensorSpec, show
 from server.text import Text, TextCodec
@@ -46,8 +46,11 @@ def read_text(codec: TextCodec, body: bytes) -> Text:
     """The sample of a JSON call: {"text": ..., "max_new_tokens": n, "ignore_eos": false}.
 
     Raises:
+        TooLargeError: it is longer than a text within bounds can make it.
         BadInputError: it is no such document, or out of bounds.
     """
+    if len(body) > codec.most_bytes:
+        raise TooLargeError(f"the body has {len(body)} bytes, over {codec.most_bytes}; send a shorter text")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

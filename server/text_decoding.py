@@ -32,12 +32,17 @@ class Generator:
         ends: ids that end a text.
         start: the id that a decoder begins with; None where there is no encoder.
         positions: of the decoder, where they cannot be given to `net`.
+        never: ids that are not generated.
     """
 
     net: Any
     ends: frozenset[int]
     start: int | None
     positions: "RowPositions | None" = None
+    never: Sequence[int] = ()
+
+
+TextNet = Generator | Any  # what is no Generator classifies
 
 
 class RowPositions(nn.Module):
@@ -108,10 +113,10 @@ def generate(generator: Generator, inputs: Sequence[Text | Row], iterations: int
     return [Generated(batch.generated[row][:end]) if end else Row(batch, row) for row, end in enumerate(batch.ended)]
 
 
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def right_padded(rows: Sequence[Sequence[int]], device: torch.device, filler: int = 0) -> tuple[Tensor, Tensor]:
     """Ids, int64 [n, longest], and how many of each row count, int64 [n]."""
     longest = max(map(len, rows))
-    ids = torch.tensor([[*row, *([0] * (longest - len(row)))] for row in rows])
+    ids = torch.tensor([[*row, *([filler] * (longest - len(row)))] for row in rows])
     return ids.to(device), torch.tensor([len(row) for row in rows]).to(device)
 
 
@@ -190,6 +195,7 @@ def _forward(generator: Generator, batch: Decoding, ids: Tensor, mask: Tensor) -
     logits = generator.net(**inputs, **shared).logits[:, -1]
     if not torch.isfinite(logits).all():
         raise NotFiniteError("the model's output is not finite")
+    logits[:, generator.never] = -torch.inf
     for row, token in enumerate(logits.argmax(-1).tolist()):
         text, tokens = batch.texts[row], batch.generated[row]
         tokens.append(token)

@@ -7,8 +7,7 @@ import torch
 
 from server.executor import Batch, NotFiniteError
 from server.text import Text
-from server.text_decoding import Generator, first, generate, right_padded
-from server.text_models import TextNet
+from server.text_decoding import Generator, TextNet, first, generate, right_padded
 from server.torch_device import named_faults
 
 
@@ -34,8 +33,11 @@ class TextDevice:
 
 
 def classify(net: Any, texts: Sequence[Text]) -> list[Any]:
-    """Logits, float32 [labels], for each text, padded to the longest of them."""
-    ids, counts = right_padded([text.tokens for text in texts], net.device)
+    """Logits, float32 [labels], for each text, padded to the longest of them.
+
+    Some networks look for the padding among the ids themselves.
+    """
+    ids, counts = right_padded([text.tokens for text in texts], net.device, net.config.pad_token_id or 0)
     logits = net(input_ids=ids, attention_mask=first(counts, ids.shape[1])).logits
     if not torch.isfinite(logits).all():
         raise NotFiniteError("the model's output is not finite")

@@ -12,8 +12,9 @@ import torch
 from policies.types import SpecError
 from server.models import ServedModel
 from server.text import ByteTokenizer, TextCodec, Tokenizer
-from server.text_decoding import Generator, RowPositions
+from server.text_decoding import Generator, RowPositions, TextNet
 from server.text_specs import config_file
+from server.text_trial import check_answers
 from server.torch_models import torchvision_models
 
 torchvision_models()  # transformers imports torchvision, which cannot be on every torch before this
@@ -21,13 +22,14 @@ import transformers  # noqa: E402
 from transformers import AutoConfig, AutoTokenizer  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 _log = logging.getLogger(__name__)
 
-TextNet = Generator | Any  # what is no Generator classifies
 _SEED = 20_260_121
 _MOST_TOKENS = 512  # of a prompt
 _MOST_NEW_TOKENS = 256
 _RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # a token's place: relative to others, or in the text
+_TRANSLATES = ("ForConditionalGeneration", "WithLMHeadModel", "MTModel")
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
 _SHARED = {
@@ -86,10 +88,25 @@ def load(name: str, spec: str, weights: str, max_batch_size: int) -> tuple[Serve
         max_batch_size: what the served model announces.
 
     Raises:
-        SpecError: the folder does not hold what is needed.
+        SpecError: the folder does not hold what is needed, or its network does not answer here as it does by itself.
     """
     config = _config(name, spec)
     kind = _kind(name, config)
+    try:
+        return _tried(name, spec, (kind, config), weights, max_batch_size)
+    except SpecError:
+        raise
+    except Exception as error:  # whatever an unknown network raises that is built, or given texts of any length
+        raise SpecError(
+            f"{name}: a {config.model_type} cannot be served from {spec!r} ({_line(error)}); "
+            "docs/texts.md says which networks can be, or mend the configuration"
+        ) from error
+
+
+def _tried(
+    name: str, spec: str, shape: tuple[str, Any], weights: str, max_batch_size: int
+) -> tuple[ServedModel[TextCodec], TextNet]:
+    kind, config = shape
     random = weights == "random" or not Path(spec).is_dir()
     net = _random(kind, config) if random else _stored(name, kind, spec)
     net.eval().requires_grad_(False)
@@ -98,7 +115,9 @@ def load(name: str, spec: str, weights: str, max_batch_size: int) -> tuple[Serve
     codec = _codec(kind, config, _tokenizer(name, spec, config, random))
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if not codec.generates else ()
     origin = "random" if random else Path(spec).resolve().name
-    return ServedModel(name, codec, labels, origin, max_batch_size), _net(net, codec)
+    network = _net(name, net, codec)
+    check_answers(name, codec, network)
+    return ServedModel(name, codec, labels, origin, max_batch_size), network
 
 
 def _config(name: str, spec: str) -> Any:
@@ -115,12 +134,14 @@ def _config(name: str, spec: str) -> Any:
 
 def _kind(name: str, config: Any) -> str:
     """Which of transformers' automatic classes builds the network."""
+    architecture = next(iter(config.architectures or ()), "")
     if config.is_encoder_decoder:
         if config.model_type not in (*_RELATIVE, _MARIAN):
             known = ", ".join((*_RELATIVE, _MARIAN))
             raise SpecError(f"{name} is a {config.model_type}; of encoders with a decoder there is {known}")
+        if architecture and not architecture.endswith(_TRANSLATES):
+            raise SpecError(f"{name}: {architecture!r} does not generate; give one that ends in {_TRANSLATES[0]}")
         return "AutoModelForSeq2SeqLM"
-    architecture = next(iter(config.architectures or ()), "")
     if architecture.endswith("ForSequenceClassification"):
         return "AutoModelForSequenceClassification"
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
@@ -140,12 +161,18 @@ def _random(kind: str, config: Any) -> Any:
 def _stored(name: str, kind: str, folder: str) -> Any:
     if not _holds(folder, _WEIGHTS):
         raise SpecError(f"{name}: {folder!r} holds no weights ({' or '.join(_WEIGHTS)}); add them or --weights random")
+    where = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return getattr(transformers, kind).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, weights_only=True, dtype=torch.float32
+        net, found = getattr(transformers, kind).from_pretrained(
+            folder, **where, weights_only=True, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # whatever damaged weights make transformers raise
         raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_line(error)})") from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        lack = f"lack {missing[0]!r} ({len(missing)} of {len(net.state_dict())})"
+        raise SpecError(f"{name}: the weights of {folder!r} {lack}; save the whole {type(net).__name__}")
+    return net
 
 
 def _tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
@@ -181,21 +208,26 @@ def _codec(kind: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
         vocabulary=config.vocab_size,
         most_tokens=min(share, _MOST_TOKENS),
         most_new_tokens=0 if kind == "AutoModelForSequenceClassification" else min(share, _MOST_NEW_TOKENS),
-        pad=config.pad_token_id or 0,
+        pad=-1 if config.pad_token_id is None else config.pad_token_id,
         tokenizer=tokenizer,
     )
 
 
-def _net(net: Any, codec: TextCodec) -> TextNet:
+def _net(name: str, net: Any, codec: TextCodec) -> TextNet:
     if not codec.generates:
         return net
-    ends = net.generation_config.eos_token_id
+    wishes = net.generation_config
+    ends, never = wishes.eos_token_id, {*(wishes.suppress_tokens or ())}
+    for words in wishes.bad_words_ids or ():
+        never.update(words if len(words) == 1 else ())
+        if len(words) > 1:
+            _log.warning("%s may generate %s: only single tokens are kept from being generated", name, words)
     start = net.config.decoder_start_token_id if net.config.is_encoder_decoder else None
     positions = None
     if net.config.model_type == _MARIAN:
         decoder = net.get_decoder()
         decoder.embed_positions = positions = RowPositions(decoder.embed_positions)
-    return Generator(net, frozenset([ends] if isinstance(ends, int) else ends or ()), start, positions)
+    return Generator(net, frozenset([ends] if isinstance(ends, int) else ends or ()), start, positions, sorted(never))
 
 
 def _holds(folder: str, patterns: tuple[str, ...]) -> bool:

@@ -13,8 +13,11 @@ _CONFIG = "config.json"
 
 
 def is_text(spec: str) -> bool:
-    """Whether the second part of NAME=SPEC means a text model: one of `SMALL`, a folder or a configuration file."""
-    return spec in SMALL or "/" in spec or spec.endswith(".json") or Path(spec).is_dir()
+    """Whether the second part of NAME=SPEC means a text model: one of `SMALL`, a folder or a configuration file.
+
+    A folder is told by a slash: one that happens to be named as torchvision's networks are is not meant.
+    """
+    return spec in SMALL or "/" in spec or spec.endswith(".json")
 
 
 def config_file(spec: str) -> Path:

@@ -167,8 +167,9 @@ def check_name(name: str) -> None:
     models = torchvision_models()
     known = models.list_models(module=models)
     if name not in known:
+        folder = f"; for the text model in the folder of that name give ./{name}" if Path(name).is_dir() else ""
         near = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
-        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(near)}, ...")
+        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(near)}, ...{folder}")
 
 
 def _recipe(name: str) -> _Recipe:

@@ -49,6 +49,16 @@ def test_a_text_models_first_profile_tells_times_by_length(
     assert load(key) == profile == parse_profile(profile.to_json(), "its own")
 
 
+def test_measuring_by_length_which_takes_longest_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model: AnyModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
+    with caplog.at_level("INFO", "batchwright.profiler"):
+        first_profile(subject_of(Known(), model, NoMeter()), 6, Key("m", "Some CPU", 6, "fp32"), tunes_by_size=False)
+    assert [line for line in caplog.messages if "by length" in line and "100 per cent done" in line]
+
+
 def test_sizes_go_up_in_octaves_to_the_largest() -> None:
     assert rungs(1) == (1,)
     assert rungs(8) == (1, 2, 4, 8)

@@ -1,17 +1,22 @@
 """Texts: what may be sent, what is padding, and how long a text is expected to take."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from policies.profile import Profile
-from server.errors import BadInputError
+from policies.types import SpecError
+from server.errors import BadInputError, TooLargeError
 from server.protocol import InferCall, parse_infer
 from server.text import ByteTokenizer, Generated, Text, TextCodec, Unfinished, tokens_of
 from server.text_calls import read_text, text_input, text_output, texts_of
 from server.text_sizes import sizes_of
+from server.text_specs import is_text
+from server.torch_models import check_name
 
 GENERATOR = TextCodec(vocabulary=259, most_tokens=8, most_new_tokens=6, pad=0, tokenizer=ByteTokenizer())
 CLASSIFIER = TextCodec(vocabulary=259, most_tokens=8, most_new_tokens=0, pad=0, tokenizer=None)
@@ -42,6 +47,32 @@ def test_bytes_come_back_as_the_text_they_were(text: str) -> None:
 def test_padding_at_the_end_of_a_row_is_no_part_of_its_text() -> None:
     texts = texts_of(GENERATOR, called([ids([[5, 6, 0, 0], [7, 0, 8, 9]])]))
     assert texts == [Text([5, 6], 6), Text([7, 0, 8, 9], 6)]
+
+
+def test_where_no_id_pads_every_id_is_part_of_the_text() -> None:
+    codec = replace(GENERATOR, pad=-1)
+    assert texts_of(codec, called([ids([[5, 0, 0], [6, 0, -1]])], codec)) == [Text([5, 0, 0], 6), Text([6, 0], 6)]
+    assert codec.padded([[5, 0], [6]]).tolist() == [[5, 0], [6, -1]]
+    assert codec.bounds()["pad_token_id"] == -1
+
+
+def test_a_row_that_is_too_long_is_refused_as_it_came() -> None:
+    class Row(np.ndarray[Any, Any]):
+        def tolist(self) -> Any:
+            raise AssertionError("millions of numbers would be made")
+
+    row = np.full(10_000, 5, np.int64).view(Row)
+    with pytest.raises(BadInputError, match="10000 tokens; send 1 to 8"):
+        GENERATOR.unpadded(row)
+
+
+def test_a_body_that_no_text_within_bounds_needs_is_refused_before_it_is_read() -> None:
+    longest = json.dumps({"text": "\U0001d11e" * 128, "max_new_tokens": 3, "ignore_eos": True}).encode()
+    with pytest.raises(BadInputError, match="512 tokens"):  # which is four a character, but not over the bytes
+        read_text(GENERATOR, longest)
+    with pytest.raises(TooLargeError, match="over 2560; send a shorter text") as caught:
+        read_text(GENERATOR, b'{"text":[' + b"[]," * 1000)
+    assert caught.value.status == 413
 
 
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])
@@ -140,6 +171,17 @@ def test_padding_is_what_the_shorter_ones_lack() -> None:
     assert tokens_of(texts, outputs, None) == (8 + 9, 15 + 18)
     assert tokens_of([Unfinished(), texts[0]], [outputs[0], Unfinished()], 1) == (2 + 2, 2 + 2)
     assert tokens_of(["pixels"], ["logits"], None) == (0, 0)
+
+
+def test_a_folder_is_meant_only_where_a_slash_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("googlenet", "writer"):
+        (tmp_path / name).mkdir()
+    assert not is_text("googlenet")
+    assert is_text("./writer")
+    check_name("googlenet")
+    with pytest.raises(SpecError, match=r"give \./writer"):
+        check_name("writer")
 
 
 def test_made_up_texts_have_the_length_that_a_profile_asks_for() -> None:

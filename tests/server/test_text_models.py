@@ -176,6 +176,93 @@ def test_a_folder_that_cannot_be_used_says_why_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+TINY_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+NO_PADDING = {"pad_token_id": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "says"),
+    [
+        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]} | NO_PADDING, "no padding token"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]} | NO_PADDING, "no padding token"),
+        ("bert", {"architectures": ["BertLMHeadModel"]}, "a BertLMHeadModel answers otherwise in a batch"),
+        ("roberta", SMALL["bert"] | {"architectures": ["RobertaForSequenceClassification"]}, "out of bounds"),
+        ("roberta", SMALL["bert"] | {"architectures": ["RobertaForCausalLM"], "is_decoder": True}, "a RobertaForCausa"),
+        ("t5", TINY_T5 | {"architectures": ["T5ForSequenceClassification"]}, "does not generate"),
+        (
+            "mamba",
+            {"architectures": ["MambaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2},
+            "a MambaForCausa",
+        ),
+        ("xlnet", {"architectures": ["XLNetLMHeadModel"], "d_model": 32, "n_layer": 2, "n_head": 2}, "a xlnet cannot"),
+    ],
+)
+def test_a_network_that_would_answer_nonsense_is_refused_in_one_line(
+    tmp_path: Path, kind: str, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mistral", SMALL["llama"] | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}),
+        ("opt", {"architectures": ["OPTForCausalLM"], "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2}
+         | {"num_attention_heads": 2, "word_embed_proj_dim": 32, "max_position_embeddings": 96, "init_std": 0.3}),
+        ("t5", TINY_T5 | {"architectures": ["T5ForConditionalGeneration"]}),
+    ],
+)  # fmt: skip
+def test_one_that_answers_as_by_itself_is_served_though_nobody_named_it(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    served, _ = load("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
+    assert served.codec.generates
+
+
+def test_a_classifier_that_looks_for_its_padding_finds_it(tmp_path: Path) -> None:
+    changes = {"architectures": ["GPT2ForSequenceClassification"], "pad_token_id": 7}
+    served, net = load("m", str(folder_of(tmp_path / "m", "gpt2", **changes)), "random", 4)
+    device, asked = TextDevice({"m": net}, torch.device("cpu")), texts(6)
+    apart = np.stack([device.serve(Batch("m", [text]))[0] for text in asked])
+    assert np.abs(np.stack(device.serve(Batch("m", asked))) - apart).max() < 1e-4 * np.abs(apart).max()
+    assert served.codec.pad == 7
+
+
+def test_where_the_configuration_names_no_padding_no_token_is_taken_for_it(tmp_path: Path) -> None:
+    assert load("m", str(folder_of(tmp_path / "m", "gpt2", **NO_PADDING)), "random", 4)[0].codec.pad == -1
+
+
+def test_tokens_that_a_folder_forbids_are_not_generated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = folder_of(tmp_path / "m", "gpt2")
+    asked, (_, net) = texts(3, seed=3), load("m", str(folder), "random", 4)
+    spoken = alone(TextDevice({"m": net}, torch.device("cpu")), "m", asked)
+    often = sorted({token for output in spoken for token in output.tokens})
+    net.net.generation_config.update(suppress_tokens=often[:3], bad_words_ids=[[often[3]], [5, 6]])
+    net.net.save_pretrained(tmp_path / "saved")
+    _, net = load("m", str(tmp_path / "saved"), "auto", 4)
+    spoken = alone(TextDevice({"m": net}, torch.device("cpu")), "m", asked)
+    assert not {*often[:4]} & {token for output in spoken for token in output.tokens}
+    assert "may generate [5, 6]" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "gone"), [("gpt2", "transformer.h.1.mlp.c_fc.weight"), ("bert", "classifier.bias")])
+def test_weights_that_lack_some_are_refused_not_made_up(tmp_path: Path, kind: str, gone: str) -> None:
+    _, net = load("m", str(folder_of(tmp_path / "m", kind)), "random", 4)
+    module: Any = getattr(net, "net", net)
+    module.save_pretrained(tmp_path / "saved", state_dict={k: v for k, v in module.state_dict().items() if k != gone})
+    with pytest.raises(SpecError, match=f"lack '{gone}' \\(1 of "):
+        load("m", str(tmp_path / "saved"), "auto", 4)
+
+
+def test_tied_weights_are_not_missed(tmp_path: Path) -> None:
+    _, net = load("m", str(folder_of(tmp_path / "m", "gpt2", tie_word_embeddings=True)), "random", 4)
+    net.net.save_pretrained(tmp_path / "saved")
+    assert load("m", str(tmp_path / "saved"), "auto", 4)[0].weights == "saved"
+
+
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "gpt2")
     (folder / "model.safetensors").write_bytes(b"nothing of the sort")

@@ -14,8 +14,9 @@ from starlette.types import Message
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.rules.multi_bin import Bins
+from server.admission import Limits
 from server.dispatcher import Dispatcher
-from server.errors import TooLateError
+from server.errors import ServerError, TooLateError, UnavailableError
 from server.executor import Batch, Completion
 from server.inference import Inference
 from server.intake import Intake
@@ -172,6 +173,81 @@ def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
             await dispatcher.submit("m", [text(1)], timeout=0.0009)
 
     play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
+
+
+@pytest.mark.parametrize("spec", ["greedy", "joining"])
+def test_a_batch_is_held_for_hung_by_its_longest_text_not_by_an_iteration(spec: str) -> None:
+    class Watched(Iterating):
+        def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+            return asyncio.shield(super().run(batch))  # unlike a task, it takes an exception from outside
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        begun = dispatcher.submit("m", [text(100), text(3)])
+        await asyncio.sleep(0.05)
+        await dispatcher.drain()  # who is under way by iterations goes on to the end in one launch
+        assert [len(answer.output.tokens) for answer in await begun] == [100, 3]
+
+    play(scenario, {"m": choose(spec, PROFILE)}, Watched(), Limits(patience=0.0))
+
+
+def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> None:
+    class Hung(FakeExecutor):
+        def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+            return asyncio.get_running_loop().create_future()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        with pytest.raises(UnavailableError):
+            await dispatcher.submit("m", [text(4), text(2)])
+        assert asyncio.get_running_loop().time() == pytest.approx(20 * 0.004)
+
+    play(scenario, {"m": choose("greedy", PROFILE)}, Hung(), Limits(patience=0.0))
+
+
+def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callable[[int], Any]) -> int:
+    """How many of 100 arrivals a second for ten seconds, at twice the capacity, are answered within half a second."""
+    rng = np.random.default_rng(0)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> int:
+        async def ask(limit: int) -> bool:
+            try:
+                await dispatcher.submit("m", [sample(limit)], 0.5, [0.001 * limit])
+            except ServerError:
+                return False
+            return True
+
+        calls = []
+        for limit in rng.integers(1, 101, 1000).tolist():
+            await asyncio.sleep(rng.exponential(0.01))
+            calls.append(asyncio.ensure_future(ask(limit)))
+        return sum(await asyncio.gather(*calls))
+
+    answered: int = play(scenario, {"m": choose(spec, profile)}, executor)
+    return answered
+
+
+@pytest.mark.parametrize("spec", ["greedy", "multi-bin:2"])
+def test_texts_that_would_be_late_are_refused_under_a_backlog_as_pictures_are(spec: str) -> None:
+    mean = Profile("pictures", (0.080,) * 4)  # of four lengths, uniform to 100, the longest is 80 in the mean
+    pictures = goodput("greedy", mean, FakeExecutor(mean), float)
+    assert goodput(spec, PROFILE, Iterating(), text) > 0.65 * pictures > 300
+
+
+@pytest.mark.parametrize("spec", ["greedy", "joining", "multi-bin:2,inner=joining"])
+def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        rng = np.random.default_rng(1)
+        calls = []
+        for limit in rng.integers(1, 30, 100).tolist():
+            calls.append(dispatcher.submit("m", [text(limit)], sizes=[0.001 * limit]))
+            await asyncio.sleep(0.006)
+        await asyncio.gather(*calls)
+        await settle()
+        statistics = dispatcher._metrics.statistics.of("m")
+        assert statistics.inference_count == 100
+        sizes = {batch.batch_size: batch.compute_infer.count for batch in statistics.batches}
+        assert sum(size * count for size, count in sizes.items()) <= 100
+
+    play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 
 
 def asking(
