@@ -197,7 +197,7 @@ def _backlog(tokens: _Floats, bins: NDArray[np.int64]) -> float:
 def _learned(bins: int, tokens: _Floats) -> NDArray[np.int64]:
     """Bins by edges that are learned from those who came before."""
     chosen = choose(f"multi-bin:{bins},batch_size={SMALL}", longest(tokens, SMALL))
-    return np.array([chosen.kind("", size).bin for size in tokens.tolist()])
+    return np.array([chosen.arriving("", size).bin for size in tokens.tolist()])
 
 
 def _shuffled_gain(tokens: _Floats, edges: Sequence[float], seed: int) -> float:

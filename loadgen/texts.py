@@ -17,6 +17,7 @@ from loadgen.client import Answer, Post, ask, find_model, read_object, to_answer
 from policies.types import SpecError
 
 SAMPLE = "What is a batch?"
+PROMPT = 16  # tokens of a generator's prompt, where lengths are drawn
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -70,9 +71,7 @@ async def texts(
     most = bounds.max_new_tokens or bounds.max_tokens
     if max(lengths) > most:
         raise SpecError(f"--sizes asks {name} for {max(lengths)} tokens, and {most} is its most; lower --size-scale")
-    if bounds.max_new_tokens:
-        return Texts(session, f"{url}/predict/{path}", map(_forced, lengths))
-    return Texts(session, f"{url}/v2/models/{path}/infer", _prompts(bounds, lengths))
+    return Texts(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths))
 
 
 async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bounds | None:
@@ -84,14 +83,13 @@ async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bound
         return None
 
 
-def _forced(length: int) -> bytes:
-    return orjson.dumps({"text": SAMPLE, "max_new_tokens": length, "ignore_eos": True})
-
-
-def _prompts(bounds: _Bounds, lengths: Sequence[int]) -> Iterator[bytes]:
+def _bodies(bounds: _Bounds, lengths: Sequence[int]) -> Iterator[bytes]:
     """By the Open Inference Protocol, as only ids are exactly so many tokens; none of them is padding."""
-    ids = np.random.default_rng(0).integers(0, bounds.vocabulary - 1, max(lengths))
-    ids = np.where(ids < bounds.pad_token_id, ids, ids + 1)
+    generates = bounds.max_new_tokens > 0
+    ids = np.random.default_rng(0).integers(0, bounds.vocabulary - 1, PROMPT if generates else max(lengths))
+    ids = np.where((ids < bounds.pad_token_id) | (bounds.pad_token_id < 0), ids, ids + 1)[: bounds.max_tokens]
     for length in lengths:
-        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, length], "data": ids[:length].tolist()}
-        yield orjson.dumps({"inputs": [tensor]})
+        prompt = ids.tolist() if generates else ids[:length].tolist()
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, len(prompt)], "data": prompt}
+        wishes = {"max_new_tokens": length, "ignore_eos": True} if generates else {}
+        yield orjson.dumps({"inputs": [tensor], "parameters": wishes})
