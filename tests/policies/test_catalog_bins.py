@@ -1,0 +1,104 @@
+"""What a spec with bins, or for texts, comes to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.catalog import action_table, check_spec, choose, combine, count_table, solved_again
+from policies.profile import load_profile
+from policies.rules.control_limit import ControlLimit, static
+from policies.rules.joining import Joining
+from policies.rules.patient import Patient
+from policies.smdp.model import Problem
+from policies.smdp.table import save_table, solve_table
+from policies.types import Kind, Launch, Request, SpecError, State
+
+P4 = load_profile("googlenet-tesla-p4")
+B = P4.max_batch_size
+TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 1.0),) * B)
+
+
+def test_flags_fill_what_the_policy_within_bins_leaves_open() -> None:
+    filled, named = choose("multi-bin:2,inner=smdp", P4, {"w2": "1.6"}), choose("multi-bin:2,inner=smdp:w2=1.6", P4)
+    assert filled.policy == named.policy != choose("multi-bin:2,inner=smdp", P4).policy
+    with pytest.raises(SpecError, match="give one"):
+        choose("multi-bin:2,inner=smdp:w2=2", P4, {"w2": "1.6"})
+    with pytest.raises(SpecError, match="give one"):
+        check_spec("multi-bin:2,inner=smdp:w2=2", B, {"w2": "1.6"})
+
+
+def test_a_table_that_is_there_cannot_decide_within_a_bin_either(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    save_table(solve_table(Problem(P4, 1.0), [0.5]), file)
+    assert choose(str(file), P4).name == "file"
+    with pytest.raises(SpecError, match=r"table\.json cannot decide within a bin; .* no file"):
+        choose(f"multi-bin:2,inner={file}", P4)
+
+
+@pytest.mark.parametrize(
+    ("text", "inner"),
+    [
+        ("multi-bin:4", Patient(static(B), B, 1.0)),
+        ("multi-bin:4,batch_size=8", Patient(static(8), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,max_wait_ms=50", Patient(static(8), 8, 0.05)),
+        ("multi-bin:4,batch_size=8,max_wait_ms=inf", static(8)),
+        ("multi-bin:4,batch_size=8,inner=greedy", Patient(ControlLimit(1, 8), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,inner=timeout:20", Patient(ControlLimit(8, 8, 0.02), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,inner=joining", Joining(8)),
+        ("joining:4", Joining(4)),
+    ],
+)
+def test_bins_wrap_any_policy_and_batches_of_exactly_b_where_none_is_named(text: str, inner: object) -> None:
+    chosen = choose(text, TEXTS)
+    assert chosen.policy == inner
+    assert (chosen.bins is not None) == text.startswith("multi-bin")
+    assert chosen.profile is TEXTS, "another policy may launch larger ones after a swap"
+
+
+def test_bins_are_cut_where_it_gains_most_or_in_equal_parts() -> None:
+    sizes = [1.0] * 6 + [2.0] * 3 + [90.0]
+    for edges, expected in (("optimised", [90.0]), ("equal", [2.0])):
+        chosen = choose(f"multi-bin:2,batch_size=4,edges={edges}", P4)
+        assert chosen.bins is not None
+        assert list(chosen.bins.knowing(sizes).edges) == expected
+    assert choose("greedy", P4).kind("m", 5.0) == Kind("m")
+
+
+def test_a_solved_policy_within_bins_acts_by_each_bins_own_rate() -> None:
+    chosen = choose("multi-bin:2,inner=smdp:w2=1.6,max_wait_ms=inf", P4)
+    alone = choose("smdp:w2=1.6,max_wait_ms=inf", P4)
+    assert chosen.table is None, "its rows are of no rate that all requests arrive at"
+    for rate in (0.1 * P4.capacity, 0.7 * P4.capacity):
+        a, b = Kind("m"), Kind("m", 1)
+        queue = [Request(i, 0.0, a) for i in range(5)]
+        own, other = State(0.0, queue, rates={a: rate}), State(0.0, queue, rates={a: rate, b: 0.9 * P4.capacity})
+        assert combine({"m": chosen})[0].decide(other) == alone.policy.decide(own)
+
+
+def test_bins_keep_what_they_know_when_the_profile_changes() -> None:
+    chosen = choose("multi-bin:2,batch_size=4", P4)
+    again = solved_again(chosen, P4.truncated(16))
+    assert again.bins is chosen.bins
+    assert again.profile.max_batch_size == 16
+
+
+def test_no_table_by_queue_length_describes_bins() -> None:
+    chosen = choose("multi-bin:2,max_wait_ms=inf", P4)
+    assert action_table(chosen, 100.0) is None
+    assert count_table(chosen) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["multi-bin:3", "multi-bin:3,inner=smdp:w2=2", "multi-bin:3,inner=joining", "joining:4"]
+)
+def test_a_spec_for_texts_can_be_checked_before_anything_is_measured(text: str) -> None:
+    check_spec(text, 8)
+    with pytest.raises(SpecError, match="cannot decide within"):
+        check_spec("multi-bin:3,inner=catch-up:slo_ms=5", 8)
+
+
+def test_after_a_swap_to_bins_who_is_suspended_is_finished_kind_by_kind() -> None:
+    policy, _ = combine({"m": choose("multi-bin:2", P4)})
+    started = [Request(n, 0.0, Kind("m", n % 2), stages=4, stage=2) for n in range(4)]
+    assert policy.decide(State(0.1, [], started)) == Launch(started[::2])
