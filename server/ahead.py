@@ -1,7 +1,7 @@
 """What follows a stage, decided while the device is still at work on it."""
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from policies.queue.batcher import Batcher
@@ -10,6 +10,7 @@ from server.calls import InService, batch_after
 from server.executor import Batch, Onward
 from server.forecast import Forecast
 
+_log = logging.getLogger("batchwright.dispatcher")
 _FAR = 8  # launches: what is decided is withdrawn with the next arrival
 
 
@@ -34,7 +35,7 @@ class Ahead:
         if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):
             return found  # with somebody who would have to be dropped
         then = launch
-        with suppress(Exception):  # of a policy: it will break again at the end, where that is looked after
+        try:
             while len(found) < _FAR:
                 end += self._forecast.expected(batch)
                 following = self._batcher.ahead(then, end)
@@ -43,6 +44,8 @@ class Ahead:
                 then, batch = following, batch_after(batch, following)
                 mine = replace(then, requests=launch.requests)
                 found.append(InService(policy, mine, batch, onward.offer(batch)))
+        except Exception:  # noqa: BLE001  (it will break again at the end, where greedy service takes over)
+            _log.warning("the policy failed on what is ahead; it is asked again at the end of the stage", exc_info=True)
         return found
 
     def withdraw(self) -> None:
