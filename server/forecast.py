@@ -5,12 +5,11 @@ an iteration, is what nobody may be refused or dropped below; the most, to its l
 """
 
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from typing import Any
 
 from policies.catalog import Chosen
-from policies.profile import Profile
 from policies.queue.batcher import Batcher
+from policies.queue.routing import backlog, least_time
 from policies.types import Launch
 from server.executor import Batch
 from server.text import Text
@@ -66,14 +65,8 @@ class Forecast:
 
     def to_serve(self, more: Mapping[str, int]) -> float:
         """The least time for the rest of the batch in service, everybody who is here, and `more` by model."""
-        waiting = self._batcher.waiting_by_model()
-        left = max(0.0, self.free_at - self._clock())
-        for (model, stage), requests in groupby(self._batcher.suspended, lambda r: (r.kind.model, r.stage)):
-            left += self._least(model, sum(1 for _ in requests), stage)
-        return left + sum(
-            _share(self._chosen[model].profile) * self._chosen[model].profile.time_to_serve(waiting.get(model, 0) + n)
-            for model, n in {**dict.fromkeys(waiting, 0), **more}.items()
-        )
+        profiles = {model: chosen.profile for model, chosen in self._chosen.items()}
+        return backlog(self._batcher, profiles, max(0.0, self.free_at - self._clock()), more)
 
     def backlogged(self, model: str, more: int, needed: float) -> bool:
         """Whether there is work for longer than a policy may wait to gather.
@@ -95,21 +88,9 @@ class Forecast:
         return self.to_serve({}) if self._batcher.suspended else max((self._least(*s) for s in sizes), default=0.0)
 
     def _least(self, model: str, size: int, first: int = 0) -> float:
-        profile = self._chosen[model].profile
-        size = min(size, profile.max_batch_size)
-        if profile.lengths is None:
-            return profile.launch_time(size, first)
-        return profile.iteration_time(size, 0 if first else size)
+        return least_time(self._chosen[model].profile, size, first)
 
 
 def _longest(sample: Any, at_most: int) -> int:
     """The length of a text as profiles count it; of one under way that of any."""
     return sample.limit or len(sample.tokens) if isinstance(sample, Text) else at_most
-
-
-def _share(profile: Profile) -> float:
-    """The least service time over the profile's own, of its largest batch."""
-    if profile.lengths is None:
-        return 1.0
-    largest = profile.max_batch_size
-    return profile.service_time(largest, profile.lengths[0]) / profile.service_time(largest)
