@@ -30,7 +30,7 @@ from profiler.sweep import Sweep, rig_of, with_energy
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, meter_for
 from server.executor import ThreadExecutor
-from server.text_specs import check_text, identity, is_text
+from server.text_specs import check_text, identity
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages of the sizes that a quick plan measures
@@ -140,7 +140,7 @@ def _emulated(model: str, played: Profile) -> _Bench:
 def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _Bench:
     # torch takes seconds to import, which an emulated device should not cost
     from server.loading import device_of, load
-    from server.torch_device import resolve_device, settings
+    from server.torch_device import resolve_device, settings, tunes
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
@@ -155,9 +155,9 @@ def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) 
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.Key(model, device_name, max_batch_size, setting)
-    subject, tunes = subject_of(executor, served, meter_for(str(place))), place.type == "cuda" and not is_text(spec)
+    subject = subject_of(executor, served, meter_for(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
-    return _Bench(executor, subject, name, device_name, about, max_batch_size, tunes, key)
+    return _Bench(executor, subject, name, device_name, about, max_batch_size, tunes(place, served), key)
 
 
 def _versions() -> str:

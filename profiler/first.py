@@ -7,16 +7,19 @@ from time import monotonic
 import numpy as np
 
 from policies.profile import Profile
+from policies.types import SpecError
 from profiler import cache
 from profiler.energy_plan import quick_energy_plan
 from profiler.lengths import rungs, with_lengths
 from profiler.measure import Plan, Subject, measure, quick_plan
 from profiler.stages import with_stages
 from profiler.sweep import is_sensor, rig_of, with_energy
+from server.config import Settings
 from server.energy import EnergyMeter
-from server.executor import Executor
+from server.executor import Executor, OutOfMemoryError, ThreadExecutor
 from server.models import AnyModel, made_up
 from server.text import TextCodec
+from server.text_specs import identity
 
 _PASSES = 5  # through all stages
 _log = logging.getLogger("batchwright.profiler")
@@ -52,6 +55,43 @@ def first_profile(
     cache.store(key, profile)
     _log.info("%s: profiled in %.1f s, kept in %s", model, monotonic() - began, key.path)
     return profile
+
+
+class FirstProfiles:
+    """What a server asks of the profiler."""
+
+    def kept(self, settings: Settings, model: str, largest: int) -> Profile | None:
+        """The profile kept of a model on a real device, for batches of up to `largest`; None: there is none."""
+        return cache.load(_key(settings, model, largest))
+
+    def first(self, settings: Settings, model: AnyModel, executor: ThreadExecutor, meter: EnergyMeter) -> Profile:
+        """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
+
+        Raises:
+            SpecError: the largest batch does not fit its memory.
+        """
+        from server import torch_device
+
+        place, _ = torch_device.resolve_device(settings.device)
+        key, tunes = _key(settings, model.name, model.max_batch_size), torch_device.tunes(place, model)
+        try:
+            return first_profile(subject_of(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
+        except OutOfMemoryError as error:
+            raise SpecError(
+                f"{key.model}: a batch of {key.max_batch_size} does not fit the memory that is free on {key.device}; "
+                "give a smaller --max-batch-size"
+            ) from error
+
+
+def _key(settings: Settings, model: str, largest: int) -> cache.Key:
+    """What a measured profile depends on, beside the model's name and the device's."""
+    from server import torch_device  # torch takes seconds to import, which an emulated device should not cost
+
+    place, device_name = torch_device.resolve_device(settings.device)
+    about = ", ".join(
+        filter(None, (torch_device.settings(place, stages=settings.stages), identity(model, settings.specs[model])))
+    )
+    return cache.Key(model, device_name, largest, about)
 
 
 def subject_of(executor: Executor, model: AnyModel, meter: EnergyMeter) -> Subject:

@@ -22,6 +22,7 @@ from server.activations import Activations, Row
 from server.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
 from server.memory import heap
 from server.models import AnyModel, ServedModel, made_up
+from server.text import TextCodec
 from server.torch_models import PixelNet
 
 _log = logging.getLogger("batchwright")
@@ -118,6 +119,11 @@ async def warm_up(executor: Executor, model: AnyModel, batch_sizes: Iterable[int
     (sample,) = made_up(model.codec, 1, np.random.default_rng(0))
     for size in sorted(batch_sizes, reverse=True):
         await executor.run(Batch(model.name, [sample] * size))
+
+
+def tunes(place: torch.device, model: AnyModel) -> bool:
+    """Whether the first batch of any size is slow there: cuDNN then looks for the fastest convolutions."""
+    return place.type == "cuda" and not isinstance(model.codec, TextCodec)
 
 
 def warmed_up(executor: Executor, model: AnyModel, profile: Profile, every_size: bool) -> Profile:

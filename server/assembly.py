@@ -1,0 +1,168 @@
+"""The server put together: from a plan to an application and what turns behind it."""
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from math import ceil
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.types import ASGIApp
+
+from policies.catalog import Chosen
+from policies.profile import Profile
+from server.admission import Limits
+from server.config import Settings
+from server.controller import Controller
+from server.dispatcher import Dispatcher
+from server.emulated import EmulatedDevice
+from server.energy import CountingMeter, EnergyMeter, meter_for
+from server.executor import ThreadExecutor
+from server.front import Front
+from server.gateway import create_app
+from server.inference import Inference
+from server.intake import Intake
+from server.keys import Keys, load_keys
+from server.metrics import Metrics
+from server.models import AnyModel, emulated_model
+from server.plan import Plan
+from server.text import TextCodec
+from server.text_sizes import sizes_of
+
+if TYPE_CHECKING:
+    from server.tracing import Tracing
+
+_log = logging.getLogger("batchwright")
+
+
+class Profiling(Protocol):
+    """Where the profiles of real devices come from."""
+
+    def kept(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
+        """The one kept of a model, for batches of up to `largest`; None where there is none."""
+        ...
+
+    def first(self, settings: Settings, model: AnyModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
+        """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
+
+        Raises:
+            SpecError: the largest batch does not fit its memory.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A server that is ready to run.
+
+    Attributes:
+        app: answers HTTP; its lifespan runs the dispatcher.
+        dispatcher: in front of the device.
+    """
+
+    app: ASGIApp
+    dispatcher: Dispatcher
+
+
+def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
+    """Load, profile where no profile is known, solve, and put the server together."""
+    settings = plan.settings
+    backend = _real(plan, profiling) if plan.played is None else _emulated(plan, plan.played)
+    chosen = _choose(plan, backend.profiles)
+    metrics = Metrics({model: profile.energy_source for model, profile in backend.profiles.items()})
+    limits = Limits(settings.queue_capacity, settings.hung_after_s)
+    dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits)
+    intake = Intake(settings.queue_bytes, lambda: max(1, ceil(dispatcher.backlog())))
+    inference = Inference(backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake)
+    _watch(metrics, dispatcher, backend)
+    controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
+    dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+    dispatcher.on_staged = controller.staged
+    dispatcher.delivery.tracing = tracing
+    gateway = create_app(inference, version("batchwright"))
+    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), dispatcher)
+
+
+def keys_of(settings: Settings) -> Keys | None:
+    """The keys that calls have to show; None where none are asked for.
+
+    Raises:
+        SpecError: the file cannot be used.
+    """
+    return None if settings.api_key_file is None else load_keys(settings.api_key_file)
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """What runs the models.
+
+    Attributes:
+        served: the models by name.
+        executor: in front of their device.
+        meter: of the device.
+        profiles: by model; its largest size is the largest batch.
+    """
+
+    served: Mapping[str, AnyModel]
+    executor: ThreadExecutor
+    meter: EnergyMeter
+    profiles: Mapping[str, Profile]
+
+
+def _emulated(plan: Plan, played: Profile) -> _Backend:
+    settings, meter = plan.settings, CountingMeter()
+    device = EmulatedDevice(dict.fromkeys(settings.specs, played), meter)
+    served = {model: emulated_model(model, played.max_batch_size) for model in settings.specs}
+    return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
+
+
+def _real(plan: Plan, profiling: Profiling) -> _Backend:
+    # torch takes seconds to import, which an emulated device should not cost
+    from server import loading, torch_device
+
+    settings = plan.settings
+    place, device_name = torch_device.resolve_device(settings.device)
+    largest = {model: plan.largest(model) for model in settings.specs}
+    loaded = loading.load(settings.specs, settings.weights, largest, settings.stages or 1)
+    executor = ThreadExecutor(loading.device_of(loaded, place), device_name)
+    meter, profiles = meter_for(str(place)), dict(plan.profiles)
+    served: dict[str, AnyModel] = {}
+    for model, _ in loaded:
+        tunes = torch_device.tunes(place, model)
+        if model.name not in profiles:
+            profiles[model.name] = profiling.first(settings, model, executor, meter)
+        profile = profiles[model.name] = torch_device.warmed_up(executor, model, profiles[model.name], tunes)
+        codec = model.codec
+        sizes = sizes_of(codec, profile, settings.guess) if isinstance(codec, TextCodec) else None
+        served[model.name] = replace(model, sizes=sizes)
+    return _Backend(served, executor, meter, profiles)
+
+
+def _choose(plan: Plan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
+    chosen = {model: plan.choose(model, profile) for model, profile in profiles.items()}
+    for model, choice in chosen.items():
+        flags = "".join(f", {key}={value}" for key, value in choice.defaults.items() if key in choice.parameters)
+        _log.info("%s: policy %s%s on profile %s", model, choice.spec, flags, choice.profile.name)
+        _warn(model, choice)
+    return chosen
+
+
+def _warn(model: str, choice: Chosen) -> None:
+    """Of what serves, but hardly as it was meant."""
+    profile = choice.profile
+    if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
+        _log.warning("%s: policy file for profile %s, served on %s", model, choice.table.profile, profile.name)
+    if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
+        _log.warning("%s: no energies are known, so no bound saves any; it is served as fast as can be", model)
+
+
+def _watch(metrics: Metrics, dispatcher: Dispatcher, backend: _Backend) -> None:
+    for model, choice in dispatcher.chosen.items():
+        metrics.policy(model, choice.name, choice.spec)
+        readings = (dispatcher.queue_length, dispatcher.arrival_rate, lambda m: dispatcher.chosen[m].profile.capacity)
+        metrics.watch(model, *(partial(read, model) for read in readings))
+    metrics.watch_backlog(dispatcher.backlog)
+    metrics.watch_meter(backend.executor.name, backend.meter)
