@@ -268,7 +268,7 @@ def generator(trace: Path, plan: Plan, folder: Path) -> dict[str, Any]:
             "responses": [_responses(bench, poisson(work, rate, plan.moderate)) for rate in rates],
         }
 
-    return _served("text-generator", folder, measure)
+    return served("text-generator", folder, measure)
 
 
 def hurried(work: Workload, profile: Profile) -> Workload:
@@ -303,10 +303,10 @@ def classifier(trace: Path, plan: Plan, folder: Path) -> dict[str, Any]:
         works = dict.fromkeys((ONE_BIN, *BINNED), work) | {"sorted": longest_first}
         return described(profile, work) | {"cells": overloaded(bench, works, plan.rounds)}
 
-    return _served("text-classifier", folder, measure)
+    return served("text-classifier", folder, measure)
 
 
-def _served(model: str, folder: Path, measure: Callable[[Bench, Profile], dict[str, Any]]) -> dict[str, Any]:
+def served(model: str, folder: Path, measure: Callable[[Bench, Profile], dict[str, Any]]) -> dict[str, Any]:
     """Profile a model, then measure it behind a server that has this profile."""
     path = folder / f"{model}.json"
     fixed = ("--weights", "random", "--device", "cpu", "--max-batch-size", str(BATCH))

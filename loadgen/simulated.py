@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import Sizes
-from policies.catalog import Chosen, by_stages, choose, combine, count_table, in_stages
+from policies.catalog import Chosen, choose, combine, count_table, in_stages
 from policies.profile import Profile
 from policies.queue import counting, simulator
 from policies.queue.arrivals import Instants
@@ -82,8 +82,6 @@ class Simulation:
         if chosen.profile.lengths is None:
             name = chosen.profile.name
             raise SpecError(f"profile {name!r} knows no lengths; simulate longest, or one with length_service_time_s")
-        if by_stages(self.spec):
-            raise SpecError(f"policy {self.spec!r} takes all requests for equally long; leave --sizes out")
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
         return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
 

@@ -32,6 +32,7 @@ from policies.smdp.table import PolicyTable, load_table, table_of
 from policies.solving import following, solved_table, table_policy, weight_of
 from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, Mix, Policy, SpecError
+from policies.unrolled import planned
 
 MAX_WAIT = 1.0  # s
 _STAGES = 10  # in simulations, where neither the profile nor anybody else says
@@ -93,16 +94,11 @@ def _max_under_deadline(spec: Spec, profile: Profile) -> Policy:
 
 
 def _lazy(spec: Spec, profile: Profile) -> Policy:
-    spec.number("slo_ms")
     slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
     if slack is None:
         raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
-    return LazyBatching(profile, slack)
-
-
-def _catch_up(spec: Spec, profile: Profile) -> Policy:
-    spec.number("slo_ms")
-    return catch_up(profile)
+    by_stage, steps = planned(spec, profile)
+    return LazyBatching(by_stage, slack, steps)
 
 
 def _joining(spec: Spec, profile: Profile) -> Policy:
@@ -161,8 +157,8 @@ CATALOG: Mapping[str, _Rule] = {
     "rate-matching-literal": _Rule(lambda _, profile: RateMatchingLiteral(profile.service_times)),
     "max-under-deadline": _Rule(_max_under_deadline, frozenset({"slo_ms"})),
     "smdp": _Rule(solved_table, _WEIGHT),
-    "lazy": _Rule(_lazy, frozenset({"slo_ms", "slack"})),
-    "catch-up": _Rule(_catch_up, frozenset({"slo_ms"})),
+    "lazy": _Rule(_lazy, frozenset({"slo_ms", "slack", "timesteps"})),
+    "catch-up": _Rule(lambda *given: catch_up(*planned(*given)), frozenset({"slo_ms", "timesteps"})),
     "multi-bin": _Rule(_multi_bin, frozenset({"batch_size", "inner", "edges"}), takes_arg=True),
     "joining": _Rule(_joining, takes_arg=True),
     "auto": _Rule(solved_table, _WEIGHT),
@@ -302,7 +298,8 @@ def in_stages(text: str, profile: Profile, stages: int | None = None) -> Profile
     """
     if stages is not None:
         return profile.in_stages(stages)
-    return profile.in_stages(_STAGES) if by_stages(text) and profile.stage_service_times is None else profile
+    known = profile.stage_service_times is not None or profile.lengths is not None
+    return profile.in_stages(_STAGES) if by_stages(text) and not known else profile
 
 
 def by_stages(text: str) -> bool:

@@ -178,10 +178,11 @@ class Profile:
     def span(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
         """Time of the stages first..last - 1 (to the end where None) in batches of that size, s.
 
-        NodeLatency(n) of LazyBatching, summed: what remains of a batch that stands at `first`.
+        NodeLatency(n) of LazyBatching, summed: what remains of a batch that stands at `first`; beyond the end nothing.
         """
         elapsed = self._elapsed[batch_size - 1]
-        return elapsed[-1 if last is None or last >= len(elapsed) else last] - elapsed[first]
+        end = len(elapsed) - 1
+        return elapsed[end if last is None else min(last, end)] - elapsed[min(first, end)]
 
     def launch_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
         """The same where a batch that passes through all stages in one launch is spared their overhead, s."""

@@ -4,6 +4,7 @@ Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once where n is sta
 dec_timesteps times in the decoder. Here a static node is a stage, and so is each time step of neighbouring encoder or
 decoder nodes; the sum is then `Profile.span`. A request leaves after as many steps as its own output has. That is known
 only when it happens, so a policy plans with `timesteps`, which cover a share of the lengths seen before (section IV-C).
+Live a time step is an iteration that gives each text a token.
 
     symbol          name
     NodeLatency(n)  Node.times[b - 1], s
@@ -19,6 +20,10 @@ from math import ceil
 from typing import Literal
 
 from policies.profile import Profile
+from policies.spec import Spec
+from policies.types import SpecError
+
+_MOST_STEPS = 4096  # that a text is taken to have
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,37 @@ def unrolled(name: str, nodes: Sequence[Node], enc_timesteps: int, dec_timesteps
             stages += [tuple(map(sum, zip(*parts, strict=True)))] * repeated[kind]
     rows = tuple(zip(*stages, strict=True))
     return Profile(name, tuple(map(sum, rows)), stage_service_times=rows)
+
+
+def by_iterations(profile: Profile, longest: int) -> Profile:
+    """The same device's profile by stage where a stage is an iteration that gives each text a token.
+
+    The first one passes the prompts too: a static node. The others are a decoder's time steps.
+
+    Args:
+        profile: of a model that generates, with lengths.
+        longest: iterations that a text has at most.
+    """
+    sizes = range(1, profile.max_batch_size + 1)
+    prompt = Node("static", tuple(profile.iteration_time(b, b) for b in sizes))
+    token = Node("decoder", tuple(profile.iteration_time(b) for b in sizes))
+    return unrolled(profile.name, [prompt, token], 0, longest - 1)
+
+
+def planned(spec: Spec, profile: Profile) -> tuple[Profile, int | None]:
+    """What a policy by stages plans with: the profile by stage, and how many a request is taken to have; None: all.
+
+    Raises:
+        SpecError: the spec's `timesteps` cannot be, or it names no SLO.
+    """
+    spec.number("slo_ms")
+    if profile.lengths is None:
+        if "timesteps" in spec.parameters:
+            raise SpecError(f"policy {spec.text!r}: timesteps are of models that generate tokens; leave them out")
+        return profile, None
+    longest = profile.lengths[-1]
+    steps = spec.whole("timesteps", 1, _MOST_STEPS) if "timesteps" in spec.parameters else longest
+    return by_iterations(profile, max(longest, steps)), steps
 
 
 def timesteps(lengths: Sequence[int], coverage: float) -> int:

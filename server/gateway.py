@@ -145,7 +145,7 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
         async with swapping:
             now = dispatcher.chosen[name]
-            if by_stages(spec(now)) and now.profile.stages == 1:
+            if by_stages(spec(now)) and now.profile.stages == 1 and now.profile.lengths is None:
                 raise BadInputError(f"policy {spec(now)!r} decides between stages; start the server with --stages K")
             chosen = await asyncio.to_thread(choose, spec(now), now.profile, now.defaults)
             while (then := dispatcher.chosen[name]).profile is not now.profile:  # refitted, or shrunk, meanwhile

@@ -12,7 +12,7 @@ from server.calls import Served
 from server.energy import EnergyMeter, LastReading
 from server.history import History
 from server.statistics import Statistics
-from server.text import tokens_of
+from server.text import generated, tokens_of
 
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
@@ -54,9 +54,10 @@ class Metrics:
         self._policies: dict[str, tuple[str, str]] = {}
         self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
         self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
-        self._batches, self._tokens = (
-            counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason"),
+        self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
+        self._tokens, self._generated = (
             counter("tokens", "Tokens that the device computed, by use: needed, or padding", "model", "use"),
+            histogram("generated_tokens", "Tokens that a text's answer has", [*map(float, _SIZES)], "model"),
         )
         self._energy = counter("energy_joules", "Energy of all batches, by the profile", *served, "source")
         self._response = cache(
@@ -135,6 +136,8 @@ class Metrics:
         if computed:
             self._tokens.labels(model, "needed").inc(needed)
             self._tokens.labels(model, "padding").inc(computed - needed)
+        for length in generated(served.completion.outputs):
+            self._generated.labels(model).observe(length)
         self.history.batch(model, served.policy, launch, service, energy)
         self._batches.labels(model, device, served.policy, launch.reason).inc()
         self._service.labels(model, device).observe(service)

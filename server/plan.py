@@ -142,10 +142,8 @@ def _played(settings: Settings) -> Profile | None:
 
 def _stages(settings: Settings) -> None:
     """A network that is not cut has no stages to decide between."""
-    lazy = [model for model in settings.specs if by_stages(_spec(settings, model))]
-    texts = [model for model in lazy if is_text(settings.specs[model]) and not is_emulated(settings)]
-    if texts:
-        raise SpecError(f"policy {_spec(settings, texts[0])!r} decides between stages; for texts there is joining")
+    pictures = (model for model, spec in settings.specs.items() if not is_text(spec))
+    lazy = [model for model in pictures if by_stages(_spec(settings, model))]
     if lazy and settings.stages is None and not is_emulated(settings):
         raise SpecError(f"policy {_spec(settings, lazy[0])!r} decides between stages; give --stages K, such as 4")
 

@@ -208,6 +208,11 @@ class TextCodec:
         return [Text(tokens, length if self.generates else 0, forced=self.generates) for tokens in ids]
 
 
+def generated(outputs: Sequence[Any]) -> list[int]:
+    """Of each answer among the outputs how many tokens it has."""
+    return [len(output.tokens) for output in outputs if isinstance(output, Generated)]
+
+
 def tokens_of(inputs: Sequence[Any], outputs: Sequence[Any], iterations: int | None) -> tuple[int, int]:
     """How many tokens a batch needs, and how many the device computes: the rest is padding.
 
@@ -215,7 +220,7 @@ def tokens_of(inputs: Sequence[Any], outputs: Sequence[Any], iterations: int | N
     """
     prompts = [len(text.tokens) for text in inputs if isinstance(text, Text)]
     if iterations is None:
-        generated = [len(output.tokens) for output in outputs if isinstance(output, Generated)]
+        tokens = generated(outputs)
     else:
-        generated = [iterations for output in outputs if isinstance(output, Generated | Unfinished)]
-    return sum(map(sum, (prompts, generated))), sum(len(n) * max(n, default=0) for n in (prompts, generated))
+        tokens = [iterations for output in outputs if isinstance(output, Generated | Unfinished)]
+    return sum(map(sum, (prompts, tokens))), sum(len(n) * max(n, default=0) for n in (prompts, tokens))

@@ -169,12 +169,13 @@ class CatchUp:
         return self.lines[min(bisect_left(self.rates, rate), len(self.lines) - 1)].value(rate)
 
 
-def catch_up(profile: Profile) -> CatchUp:
-    """For a model with this profile, by stage."""
-    times = [profile.span(b) for b in range(1, profile.max_batch_size + 1)]
+def catch_up(profile: Profile, predicted: int | None = None) -> CatchUp:
+    """For a model with this profile, by stage; `predicted` as LazyBatching's."""
+    lazy = LazyBatching(profile, "remaining", predicted)
+    times = [profile.span(b, 0, lazy.stages) for b in range(1, profile.max_batch_size + 1)]
     rates = list(accumulate((b / time for b, time in enumerate(times, 1)), max))
     lines = tuple(_line(times, b, rates[-1]) for b in range(1, len(times) + 1))
-    return CatchUp(LazyBatching(profile, "remaining"), tuple(rates), lines)
+    return CatchUp(lazy, tuple(rates), lines)
 
 
 def _line(times: Sequence[float], size: int, capacity: float) -> Line:

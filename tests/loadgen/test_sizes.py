@@ -81,6 +81,24 @@ def test_joining_takes_prompts_in_and_an_iteration_a_token() -> None:
     assert run.batch_sizes.tolist() == [2, 2]
 
 
+def test_lazily_who_comes_later_catches_up_token_by_token_and_each_leaves_at_its_own_end() -> None:
+    token, pair, prompt = 0.05, 0.07, 0.5
+    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=Sizes(np.array([3.0, 2.0]))).run(np.array([0.0, 0.1]))
+    caught_up = 2 * (prompt + token)  # each alone; then both together, and the first once more
+    assert run.responses.tolist() == pytest.approx([caught_up + pair - 0.1, caught_up + pair + token])
+    assert run.batch_sizes.tolist() == [1, 1, 2, 1]
+
+
+def test_fewer_time_steps_let_more_preempt() -> None:
+    def first(steps: int) -> float:
+        spec = f"lazy:slo_ms=2000,timesteps={steps}"
+        run = Simulation(TEXTS, spec, sizes=Sizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
+        return float(run.responses.max())
+
+    assert first(20) == pytest.approx(2 * (0.5 + 15 * 0.05) - 0.01), "one after the other: no slack for both"
+    assert first(3) == pytest.approx(2 * (0.5 + 0.05) + 14 * 0.07), "together, as if they were short"
+
+
 def test_records_of_sized_requests_come_to_the_same_report() -> None:
     instants = schedule("poisson", 0.5, 400.0, 3).instants
     lengths = draw("uniform:1:20", "poisson", len(instants), 3)
@@ -137,7 +155,10 @@ def test_longest_has_room_for_what_the_specs_ask() -> None:
     ("arguments", "says"),
     [
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
-        ([*FIXED, "--policy", "lazy:slo_ms=100", "--sizes", "uniform:1:2"], "leave --sizes out"),
+        (
+            [*FIXED, "--policy", "lazy:slo_ms=9,timesteps=0", "--sizes", "uniform:1:2"],
+            "the least that makes sense for timesteps",
+        ),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
         ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "are for --sizes"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),

@@ -2,9 +2,12 @@
 
 import pytest
 
+from policies.catalog import choose
 from policies.profile import Profile
+from policies.rules.catch_up import CatchUp
 from policies.rules.lazy_batching import LazyBatching
-from policies.unrolled import Node, timesteps, unrolled
+from policies.types import SpecError
+from policies.unrolled import Node, by_iterations, timesteps, unrolled
 
 NODES = [
     Node("static", (1.0, 1.5)),
@@ -35,3 +38,35 @@ def test_algorithm_1_is_the_sum_up_to_the_predicted_step() -> None:
 @pytest.mark.parametrize(("coverage", "steps"), [(0.1, 1), (0.5, 5), (0.51, 6), (0.9, 9), (1.0, 30)])
 def test_time_steps_cover_a_share_of_the_lengths(coverage: float, steps: int) -> None:
     assert timesteps([30, 9, 8, 7, 6, 5, 4, 3, 2, 1], coverage) == steps
+
+
+# a prompt takes 0.5 and 0.75 s, a token 0.125 and 0.25 s
+TEXTS = Profile("texts", (1.0, 2.0), lengths=(2, 10), length_service_times=((0.75, 1.75), (1.25, 3.25)))
+
+
+def test_a_text_is_a_prompt_with_its_first_token_and_a_stage_for_each_further_one() -> None:
+    staged = by_iterations(TEXTS, 4)
+    assert staged.stage_service_times == ((0.625, 0.125, 0.125, 0.125), (1.0, 0.25, 0.25, 0.25))
+    assert staged.span(1) == TEXTS.service_time(1, 4)
+
+
+def test_a_text_that_outlasts_what_is_known_has_nothing_left() -> None:
+    staged = by_iterations(TEXTS, 4)
+    assert staged.span(2, 4) == staged.span(2, 9) == staged.span(2, 7, 9) == 0.0
+    assert staged.span(2, 3, 9) == 0.25
+
+
+@pytest.mark.parametrize(("steps", "alone"), [("", 1.75), (",timesteps=3", 0.875), (",timesteps=12", 2.0)])
+def test_a_spec_says_how_many_time_steps_a_text_is_taken_to_have(steps: str, alone: float) -> None:
+    lazy = choose(f"lazy:slo_ms=100,slack=remaining{steps}", TEXTS)
+    assert isinstance(lazy.policy, LazyBatching)
+    assert lazy.policy.alone == pytest.approx(alone)
+    pays = choose(f"catch-up:slo_ms=100{steps}", TEXTS)
+    assert isinstance(pays.policy, CatchUp)
+    assert pays.policy.lazy == lazy.policy
+    assert lazy.profile is pays.profile is TEXTS, "which the dispatcher goes by"
+
+
+def test_pictures_have_no_time_steps() -> None:
+    with pytest.raises(SpecError, match="leave them out"):
+        choose("lazy:slo_ms=100,timesteps=3", Profile("pictures", (1.0,)))

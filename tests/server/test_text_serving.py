@@ -175,7 +175,7 @@ def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
     play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
 
 
-@pytest.mark.parametrize("spec", ["greedy", "joining"])
+@pytest.mark.parametrize("spec", ["greedy", "joining", "lazy:slo_ms=1000,timesteps=9"])
 def test_a_batch_is_held_for_hung_by_its_longest_text_not_by_an_iteration(spec: str) -> None:
     class Watched(Iterating):
         def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
@@ -232,7 +232,10 @@ def test_texts_that_would_be_late_are_refused_under_a_backlog_as_pictures_are(sp
     assert goodput(spec, PROFILE, Iterating(), text) > 0.65 * pictures > 300
 
 
-@pytest.mark.parametrize("spec", ["greedy", "joining", "multi-bin:2,inner=joining"])
+@pytest.mark.parametrize(
+    "spec",
+    ["greedy", "joining", "multi-bin:2,inner=joining", "lazy:slo_ms=500,timesteps=20", "catch-up:slo_ms=500"],
+)
 def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         rng = np.random.default_rng(1)
@@ -246,6 +249,7 @@ def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) 
         assert statistics.inference_count == 100
         sizes = {batch.batch_size: batch.compute_infer.count for batch in statistics.batches}
         assert sum(size * count for size, count in sizes.items()) <= 100
+        assert 'generated_tokens_count{model="m"} 100.0' in dispatcher._metrics.render().decode()
 
     play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 

@@ -1,0 +1,116 @@
+"""LazyBatching's dynamic graphs live: a translator on the CPU, iteration by iteration, measured and simulated.
+
+The small encoder with a decoder and random weights; how many tokens it is made to generate are the lengths of Azure's
+trace of conversations (2023), scaled down. Its first thousand texts are what was seen before: from them come the time
+steps (dec_timesteps, section IV-C) that cover a share of the outputs. The next ones are served. Each load serves the
+same Poisson arrivals under every policy; load is over what full batches in order of arrival can serve.
+
+python -m benchmarks.lazy_texts [--trace FILE] [--requests N]: about eight minutes on two cores.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serving import RECORDS, run_json, save
+from benchmarks.text_live import BATCH, NO_TIME, TRACE, Bench, Workload, poisson, served
+from policies.profile import Profile
+from policies.queue.arrivals import trace_column
+from policies.unrolled import timesteps
+
+NAME = "lazy_texts"
+MODEL, SCALE = "translator", 0.12
+SEEN = 1000  # texts whose lengths are known before
+COVERAGES = (0.16, 0.9, 1.0)  # section VI-C's 16 and 90 per cent, and all
+LOADS = (0.3, 0.6, 0.9)
+SLO = 4.0  # times what a text of the covered length takes alone
+
+
+def policies(slo_ms: float, steps: dict[float, int]) -> dict[str, str]:
+    """Spec by what it is called."""
+    lazy = {f"lazy, {share:.0%} covered": f"lazy:slo_ms={slo_ms},timesteps={n}" for share, n in steps.items()}
+    pays = {"catch-up, 90% covered": f"catch-up:slo_ms={slo_ms},timesteps={steps[0.9]}"}
+    return {"greedy": "greedy", "timeout:100": "timeout:100", f"joining:{BATCH}": f"joining:{BATCH}"} | lazy | pays
+
+
+def capacity(profile: Profile, work: Workload) -> float:
+    """What full batches in order of arrival can serve, 1/s."""
+    tokens = work.tokens[: len(work.tokens) // BATCH * BATCH].reshape(-1, BATCH)
+    return BATCH / fmean(profile.service_time(BATCH, longest) for longest in tokens.max(axis=1).tolist())
+
+
+def measure(bench: Bench, profile: Profile, works: tuple[Workload, Workload]) -> dict[str, Any]:
+    """Load by load, policy by policy; `works` is what was seen before, and what is served."""
+    before, work = works
+    requests = len(work.lengths)
+    steps = {share: timesteps(before.tokens.astype(int).tolist(), share) for share in COVERAGES}
+    slo_ms = round(SLO * 1e3 * profile.service_time(1, steps[0.9]))
+    specs = policies(slo_ms, steps)
+    told = ("--slo-ms", str(slo_ms), *(word for spec in specs.values() for word in ("--compare", spec)))
+    cells = []
+    for load in LOADS:
+        arrivals = poisson(work, load * capacity(profile, work), requests).arguments
+        live = run_json("generate-load", bench.server.url, *arrivals, *told)["rows"]
+        simulated = run_json("generate-load", "--simulate", str(bench.profile), *arrivals, *told)["rows"]
+        for name, row, expected in zip(specs, live, simulated, strict=True):
+            cells.append({"load": load, "policy": name, "measured": row, "simulated": expected})
+            print(load, name, row["mean_ms"], expected["mean_ms"], flush=True)
+    return {
+        "device": profile.device,
+        "requests": requests,
+        "mean_tokens": round(float(np.mean(work.tokens)), 2),
+        "slo_ms": slo_ms,
+        "timesteps": {f"{share:g}": n for share, n in steps.items()},
+        "cells": cells,
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    covered = ", ".join(f"{n} steps cover {float(share):.0%}" for share, n in record["timesteps"].items())
+    lines = [
+        f"The small {MODEL} on {record['device']}, {record['requests']} texts of {record['mean_tokens']:g} tokens in "
+        f"the mean, batches of up to {BATCH}; of the lengths before {covered}; SLO {record['slo_ms']} ms. Measured "
+        "(simulated).",
+        "",
+        "| load, policy | mean, ms | p99, ms | mean size of a launch | late |",
+        "|---|---|---|---|---|",
+    ]
+    for cell in record["cells"]:
+        m, s = cell["measured"], cell["simulated"]
+        lines.append(
+            f"| {cell['load']}, {cell['policy']} | {m['mean_ms']:.0f} ({s['mean_ms']:.0f}) | {m['p99_ms']:.0f} "
+            f"({s['p99_ms']:.0f}) | {m['mean_batch_size']:.2f} ({s['mean_batch_size']:.2f}) "
+            f"| {1 - m['slo_attainment']:.1%} ({1 - s['slo_attainment']:.1%}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, default=TRACE, help="azure-llm-2023-conv.csv")
+    parser.add_argument("--requests", type=int, default=200, help="of each cell")
+    asked = parser.parse_args()
+    if not asked.trace.is_file():
+        sys.exit(f"nothing to measure: no trace at {asked.trace}; give --trace azure-llm-2023-conv.csv (Azure's)")
+    with TemporaryDirectory() as name:
+        os.environ["XDG_CACHE_HOME"] = name
+        folder, lengths = Path(name), trace_column(str(asked.trace), "GeneratedTokens")
+        before = Workload(folder / "before.csv", NO_TIME, lengths[:SEEN], SCALE)
+        work = replace(before, path=folder / "served.csv", lengths=lengths[SEEN : SEEN + asked.requests])
+        record = served(MODEL, folder, lambda bench, profile: measure(bench, profile, (before, work)))
+    save(NAME, record)
+    (RECORDS / f"{NAME}.md").write_text(f"# LazyBatching of texts, live and simulated\n\n{table(record)}")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()
