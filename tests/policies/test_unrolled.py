@@ -1,12 +1,18 @@
 """Dynamic graphs: Algorithm 1 as a profile by stage."""
 
+from itertools import accumulate
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.catalog import choose
 from policies.profile import Profile
+from policies.queue.batcher import Batcher
+from policies.queue.simulator import simulate
 from policies.rules.catch_up import CatchUp
 from policies.rules.lazy_batching import LazyBatching
-from policies.types import SpecError
+from policies.types import Kind, Request, SpecError
 from policies.unrolled import Node, by_iterations, timesteps, unrolled
 
 NODES = [
@@ -70,3 +76,36 @@ def test_a_spec_says_how_many_time_steps_a_text_is_taken_to_have(steps: str, alo
 def test_pictures_have_no_time_steps() -> None:
     with pytest.raises(SpecError, match="leave them out"):
         choose("lazy:slo_ms=100,timesteps=3", Profile("pictures", (1.0,)))
+
+
+STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+GAPS = st.lists(st.sampled_from([0.0, 0.1, 0.6, 5.0]), min_size=30, max_size=30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=STEPS,
+    gaps=GAPS,
+    spec=st.sampled_from(
+        [
+            "lazy:slo_ms=3000",
+            "lazy:slo_ms=9000,slack=remaining,timesteps=2",
+            "lazy:slo_ms=9000,slack=oracle,timesteps=5",
+            "catch-up:slo_ms=9000,timesteps=4",
+        ]
+    ),
+)
+def test_each_text_has_its_own_iterations_once_and_in_order_however_many_were_predicted(
+    steps: list[int], gaps: list[float], spec: str
+) -> None:
+    chosen = choose(spec, TEXTS)
+    instants = list(accumulate(gaps))
+    here = [Request(i, instants[i], Kind("m"), instants[i] + chosen.slo, stages=n) for i, n in enumerate(steps)]
+    batcher = Batcher(chosen.policy, {"m": 2}, chosen.monitor, ("m",))
+    ran: dict[int, list[int]] = {}
+    for service in simulate(batcher, here, lambda launch: 0.25 * (launch.stages or max(r.stages for r in here))):
+        assert len(service.launch.requests) <= 2
+        for request in service.launch.requests:
+            last = request.stages if service.launch.stages is None else service.first_stage + service.launch.stages
+            ran.setdefault(request.id, []).extend(range(service.first_stage, min(last, request.stages)))
+    assert ran == {r.id: list(range(r.stages)) for r in here}
