@@ -17,7 +17,7 @@ from server.metrics import Metrics
 ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
 _WORDS = {
     *("sum", "count", "by", "on", "group_left", "and", "or", "unless", "offset"),
-    *("rate", "increase", "vector", "scalar", "absent", "histogram_quantile", "min_over_time"),
+    *("rate", "increase", "vector", "scalar", "absent", "histogram_quantile", "min_over_time", "avg_over_time"),
 }
 
 
