@@ -54,8 +54,8 @@ def test_a_server_has_time_to_drain() -> None:
     for name in ("batchwright", "batchwright-emulated"):
         service = SERVICES[name]
         delay = float(service["environment"]["BATCHWRIGHT_DRAIN_DELAY_S"])
-        longest_batch = Settings.model_fields["hung_after_s"].default
-        assert float(service["stop_grace_period"].removesuffix("s")) > delay + longest_batch
+        longest_batch, slow_reader = (Settings.model_fields[key].default for key in ("hung_after_s", "read_timeout_s"))
+        assert float(service["stop_grace_period"].removesuffix("s")) > delay + longest_batch + slow_reader
 
 
 def test_only_the_gpu_profile_reserves_a_gpu() -> None:
