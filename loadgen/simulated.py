@@ -9,13 +9,14 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import Sizes
-from policies.catalog import Chosen, choose, combine, count_table, in_stages
+from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import counting, simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Run, Service
 from policies.rules.multi_bin import mistaken
+from policies.tabled import count_table
 from policies.types import Kind, Launch, Request, SpecError
 
 

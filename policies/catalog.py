@@ -11,11 +11,10 @@ from typing import Any
 
 from policies.binning import equal_edges, optimised_edges
 from policies.profile import Profile
-from policies.queue.counting import CountTable
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
 from policies.rules.catch_up import CatchUp, catch_up
 from policies.rules.co_located import CoLocated
-from policies.rules.control_limit import ControlLimit, greedy, serial, static, timeout
+from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
 from policies.rules.finishing import Finishing
 from policies.rules.joining import Joining
@@ -319,44 +318,6 @@ def memory(profile: Profile) -> float:
     arrivals are too small a sample, and steady ones would pay for the noise.
     """
     return max(2 * profile.service_times[-1], 64 / profile.capacity)
-
-
-def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
-    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
-
-    None where the policy is no function of the queue length: it looks at a clock, or at sizes.
-    """
-    largest = chosen.profile.max_batch_size
-    if chosen.bins is not None:
-        return None
-    match chosen.policy:
-        case ControlLimit(limit, most, wait, _) if wait == inf:
-            return _limit_table(limit, most), None
-        case RateMatching() as matching:
-            return _limit_table(matching.limit(arrival_rate), largest), None
-        case Lookup() as table:
-            row = table.row(arrival_rate)
-            return (_limit_table(1, largest), None) if row is None else (tuple(row.batch_size), row.mix)
-        case _:
-            return None
-
-
-def count_table(chosen: Chosen) -> CountTable | None:
-    """The policy as actions by queue length, drawn ones included; None where it looks at a clock, a rate or sizes."""
-    largest = chosen.profile.max_batch_size
-    if chosen.bins is not None:
-        return None
-    match chosen.policy:
-        case ControlLimit(limit, most, wait, _) if wait == inf and most <= largest:
-            return CountTable(_limit_table(limit, most), most)
-        case Lookup(rows, _, most, seed) if isinstance(chosen.monitor, NoMonitor) and most <= largest:
-            return CountTable(rows[0].batch_size, most, rows[0].mix, seed)
-        case _:
-            return None
-
-
-def _limit_table(limit: int, largest: int) -> tuple[int, ...]:
-    return tuple(0 if n < limit else min(n, largest) for n in range(max(limit, largest) + 1))
 
 
 def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) -> Chosen:

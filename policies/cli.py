@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.catalog import Chosen, action_table, choose, in_stages, solved
+from policies.catalog import Chosen, choose, in_stages, solved
 from policies.command import check_files, run
 from policies.plots import plot_policy, plot_table
 from policies.profile import load_profile
@@ -31,6 +31,7 @@ from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import save_table, table_of
 from policies.smdp.trial import Trial
+from policies.tabled import action_table
 from policies.types import SpecError
 
 _SHOWN = 10  # of what was tried for a recommendation

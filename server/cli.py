@@ -114,7 +114,7 @@ def _tracing(settings: Settings) -> "Iterator[Tracing | None]":
     try:
         from server.tracing import tracing_to
     except ImportError as error:
-        raise SpecError(f"--otlp-endpoint needs {error.name}; pip install 'batchwright[otel]'") from error
+        raise SpecError(f"--otlp-endpoint needs {error.name}; in the clone pip install '.[otel]'") from error
     tracing = tracing_to(settings.otlp_endpoint, version("batchwright"))
     try:
         yield tracing

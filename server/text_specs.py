@@ -38,7 +38,7 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
     if stages is not None:
         raise SpecError(f"{name} is a text model, whose stages are its iterations; leave out --stages")
     if find_spec("transformers") is None:
-        raise SpecError(f'{name} is a text model, which needs transformers; pip install "batchwright[text]"')
+        raise SpecError(f'{name} is a text model, which needs transformers; in the clone pip install ".[text]"')
     if spec not in SMALL and not config_file(spec).is_file():
         raise SpecError(f"{name}: no {str(config_file(spec))!r}; give a folder with it, or one of {', '.join(SMALL)}")
     if weights not in ("auto", "random"):

@@ -140,7 +140,7 @@ function showPolicy(state) {
 
 // the same as the chart, in words
 function present(view, { queue_length: n, arrival_rate_hz: rate }) {
-  const now = `${n} waiting, ${rate.toPrecision(3)} arrivals a second: `;
+  const now = `${n} waiting, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals a second: `;
   if (!n) return `${now}nobody to launch`;
   const nearest = (values, value) => values.reduce((best, v, i) => Math.abs(v - value) < Math.abs(values[best] - value) ? i : best, 0);
   const row = view.batch_size[view.rates_hz.length ? nearest(view.rates_hz, rate) : 0];

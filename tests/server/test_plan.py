@@ -79,7 +79,7 @@ def test_a_mistake_is_found_before_anything_starts(flags: dict[str, object], say
 def test_a_text_model_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     told = mistakes(device="cpu", models=["m=text-generator"], policy=["greedy"])
-    assert 'm is a text model, which needs transformers; pip install "batchwright[text]"' in told
+    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in told
     assert planned(Profile("kept", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 
 

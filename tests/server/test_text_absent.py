@@ -21,7 +21,7 @@ def test_a_command_says_what_to_install(command: str) -> None:
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if "load average" not in line]
     assert len(said) == 1
-    assert 'm is a text model, which needs transformers; pip install "batchwright[text]"' in said[0]
+    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in said[0]
 
 
 def test_pictures_are_served_without_it() -> None:

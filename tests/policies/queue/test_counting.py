@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import count_table, solved
+from policies.catalog import solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
@@ -22,6 +22,7 @@ from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.trial import Trial
+from policies.tabled import count_table
 from policies.types import Kind, Mix, Policy, Request
 
 P4 = load_profile("googlenet-tesla-p4")
