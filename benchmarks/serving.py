@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 RECORDS = Path(__file__).parent / "records"
-_MODULES = {"serve-model": "server.cli", "generate-load": "loadgen.cli", "profile-model": "profiler.cli"}
+_MODULES = {
+    "serve-model": "server.cli",
+    "generate-load": "loadgen.cli",
+    "profile-model": "profiler.cli",
+    "solve-policy": "policies.cli",
+}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
 from loadgen.tables import comparison, table
 from policies.command import check_files, run
+from policies.profile import load_profile
 from policies.types import SpecError
 
 INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
@@ -62,7 +63,8 @@ def generate_load(
     simulate: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a URL: a profile, by name or file; or longest, where a batch takes as long as its longest."
+            help="Instead of a URL: a profile, by name or file, or PROFILE,PROFILE for several devices; or longest, "
+            "where a batch takes as long as its longest."
         ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="With --simulate: the policy.")] = None,
@@ -163,7 +165,9 @@ def generate_load(
         _live(job, target, processes.how_many(processes_, job.schedule, processes.cores()))
     elif simulate is not None:
         known = None if drawn is None else Sizes(drawn if simulate == LONGEST else whole(drawn), bin_error, seed)
-        _simulated(job, Simulation(device(simulate, known, specs), "", model or "", stages, known))
+        first, *others = simulate.split(",")
+        fleet = tuple(load_profile(name) for name in others)
+        _simulated(job, Simulation(device(first, known, specs), "", model or "", stages, known, fleet))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:

@@ -1,6 +1,7 @@
 """The same arrivals through the queue alone: the server's own batcher and policy on a virtual clock."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
@@ -14,7 +15,8 @@ from policies.profile import Profile
 from policies.queue import counting, simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
-from policies.queue.simulator import Run, Service
+from policies.queue.fleet import least_expected, run_fleet
+from policies.queue.simulator import Router, Run, Service, Station, serve
 from policies.rules.multi_bin import mistaken
 from policies.tabled import count_table
 from policies.types import Kind, Launch, Request, SpecError
@@ -22,7 +24,7 @@ from policies.types import Kind, Launch, Request, SpecError
 
 @dataclass(frozen=True)
 class Simulation:
-    """A policy, by its spec, in front of one emulated device; each run begins afresh.
+    """A policy, by its spec, in front of one emulated device or several; each run begins afresh.
 
     Attributes:
         profile: the device's service times and energies.
@@ -30,6 +32,8 @@ class Simulation:
         model: the name under which requests arrive.
         stages: of equal length, on which a policy by stages decides; None: as the profile knows them, else 10.
         sizes: of the requests, where they differ; bins then know them beforehand.
+        others: profiles of the devices beside the first. Each has a queue, and measures the rate of its own share; a
+            request goes to the one that should answer it first.
     """
 
     profile: Profile
@@ -37,26 +41,23 @@ class Simulation:
     model: str = ""
     stages: int | None = None
     sizes: Sizes | None = None
+    others: Sequence[Profile] = ()
 
     def run(self, instants: Instants) -> Run:
         """Serve one request for each instant of arrival (s, sorted, at least one).
 
         Raises:
-            SpecError: the policy's spec cannot be used with this profile.
+            SpecError: the policy's spec cannot be used with this profile, or the profiles not beside each other.
         """
-        chosen = self._chosen()
-        if self.sizes is None:
-            return simulate(chosen, instants, self.model)
-        device, requests = self._served(chosen, instants)
-        return simulator.run(_batcher(chosen, self.model), requests, device.service_time, device.energy)
+        if self.sizes is None and not self.others:
+            return simulate(self._chosen(self.profile), instants, self.model)
+        return run_fleet(*self._served(instants)).whole
 
     def records(self, instants: Instants) -> Iterator[Record]:
         """The same run, request by request in order of completion, as a client without a network would record it."""
-        chosen = self._chosen()
-        device, requests = self._served(chosen, instants)
         spent: dict[int, float] = {}  # J, by request, up to the stage that it has reached
-        for service in simulator.simulate(_batcher(chosen, self.model), requests, device.service_time):
-            size, energy = len(service.launch.requests), device.energy(service)
+        for station, service in serve(*self._served(instants)):
+            size, energy = len(service.launch.requests), station.energy(service)
             for request in service.launch.requests if energy is not None else ():
                 spent[request.id] = spent.get(request.id, 0.0) + (energy or 0.0) / size
             for request in service.finished:
@@ -71,13 +72,34 @@ class Simulation:
                     energy=spent.pop(request.id, None),
                 )
 
-    def _served(self, chosen: Chosen, instants: Instants) -> tuple["Serving", list[Request]]:
-        if self.sizes is None:
-            return Device(chosen.profile, chosen.profile.service_time), _requests(chosen, instants, self.model)
-        return Generating(chosen.profile), _sized(chosen, instants, self.model, self.sizes)
+    def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
+        chosen = self._chosen_by_each()
+        devices: list[Serving] = [Device(each.profile, each.profile.service_time) for each in chosen]
+        requests = _requests(chosen[0], instants, self.model)
+        if self.sizes is not None:
+            devices = [Generating(self.profile)]
+            requests = _sized(chosen[0], instants, self.model, self.sizes)
+        stations = [
+            Station(_batcher(each, self.model), device.service_time, device.energy)
+            for each, device in zip(chosen, devices, strict=True)
+        ]
+        return stations, requests, least_expected(stations, [{self.model: each.profile} for each in chosen])
 
-    def _chosen(self) -> Chosen:
-        chosen = choose(self.spec, in_stages(self.spec, self.profile, self.stages))
+    def _chosen_by_each(self) -> list[Chosen]:
+        """Solved once for equal devices; each measures for itself."""
+        if self.others and self.sizes is not None:
+            raise SpecError("requests that differ in size are simulated on one device: leave --sizes out, or name one")
+        profiles = (self.profile, *self.others)
+        known = {profile: self._chosen(profile) for profile in profiles}
+        stages = sorted({chosen.profile.stages for chosen in known.values()})
+        if len(stages) > 1:
+            raise SpecError(
+                f"one profile has {stages[0]} stages, another {stages[-1]}: say with --stages how many all have"
+            )
+        return [replace(known[profile], monitor=deepcopy(known[profile].monitor)) for profile in profiles]
+
+    def _chosen(self, profile: Profile) -> Chosen:
+        chosen = choose(self.spec, in_stages(self.spec, profile, self.stages))
         if self.sizes is None:
             return chosen
         if chosen.profile.lengths is None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
+from policies import planning, pricing
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.command import check_files, run
 from policies.plots import plot_policy, plot_table
@@ -88,6 +89,12 @@ def solve_policy(
         str | None,
         typer.Option(help=f"recommend bins and batches for requests of these {SIZES}: lengths, or s with longest"),
     ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="how many devices keep the promise at the least cost")] = False,
+    device_price: Annotated[float | None, typer.Option(help="with --plan: of a device, an hour")] = None,
+    idle_power_w: Annotated[
+        float | None, typer.Option(help="with --plan: what an idle device draws [default: the profile's, if it knows]")
+    ] = None,
+    power_price: Annotated[float | None, typer.Option(help="with --plan: of a kWh")] = None,
     output: Annotated[Path | None, typer.Option(help="policy file to write")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this file (.png, .pdf, .svg)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
@@ -97,7 +104,8 @@ def solve_policy(
         demand = demand_of(profile, sizes, _given(context), (arrival_rate, max_batch_size, seed))
         _recommend(demand, slo_mean_ms, as_json)
         return
-    device = load_profile(profile)
+    pricing.check_flags(_given(context), plan)
+    device, price = pricing.priced(load_profile(profile), device_price, idle_power_w, power_price)
     check_files(output, plot)
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
@@ -105,12 +113,10 @@ def solve_policy(
     bound = bound_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
     question = Question(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
     check(question, output is not None)
-    if rates is not None:
-        refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
-        refuse(evaluate_ is not None, "--rates solves only: leave --evaluate out")
-        rates_hz = [each * build_model(problem).capacity for each in loads_of(rates)]
-    else:
-        rates_hz = [rate_of(build_model(problem).capacity, arrival_rate, load)]
+    if plan:
+        _plan(question.at(rate_of(1.0, arrival_rate, None)), price, output, as_json)
+        return
+    rates_hz = _rates_hz(question, arrival_rate, load, rates)
     with _warnings_said():
         answers = [_answer(question.at(rate), rates is not None) for rate in rates_hz]
     _say_what_was_missed(answers)
@@ -122,6 +128,15 @@ def solve_policy(
         _print_rows(said)
     else:
         _print(said[0])
+
+
+def _rates_hz(question: Question, arrival_rate: float | None, load: float | None, rates: str | None) -> list[float]:
+    capacity = build_model(question.problem).capacity
+    if rates is None:
+        return [rate_of(capacity, arrival_rate, load)]
+    refuse(arrival_rate is not None or load is not None, "--rates names the loads: leave --load and the rate out")
+    refuse(question.spec is not None, "--rates solves only: leave --evaluate out")
+    return [each * capacity for each in loads_of(rates)]
 
 
 @contextmanager
@@ -305,6 +320,58 @@ def _recommend(demand: Demand, slo_mean_ms: float | None, as_json: bool) -> None
             str(row["bins"]), str(row["batch_size"]), f"{row['capacity_hz']:.4g}", f"{row['load']:.3f}", *times, kept
         )
     Console().print(table)
+
+
+def _plan(question: Question, price: pricing.Price, output: Path | None, as_json: bool) -> None:
+    assert question.bound is not None  # the flags are checked
+    requests = question.simulate or MEASURED_OVER
+    bound = parse_bound(*question.bound, requests, question.seed)
+    demand = planning.Demand(question.problem, bound, price, question.mixed, requests, question.seed)
+    with _warnings_said():
+        found = planning.plan(demand)
+    best, checks = found.best, {}
+    if output is not None:
+        save_table(table_of(demand.share(best.devices), [best.solution], question.bound_said), output)
+    for routing, ran in planning.check(demand, best).items():
+        checks[routing] = said = _summary(ran, question.shared_bound)
+        said["mean_power_w"] = None if best.power is None else best.devices * price.idle + said["mean_power_w"]
+    answer = {
+        "profile": question.profile.name,
+        "arrival_rate_hz": question.problem.arrival_rate,
+        "bound": question.bound_said,
+        "devices": best.devices,
+        "cost": best.cost,
+        "cost_unit": price.unit,
+        "candidates": [planning.row_of(each) for each in found.tried],
+        "beyond": {"devices": found.beyond, "least_cost": found.least_beyond},
+        "simulated": checks,
+    }
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        _print_plan(answer)
+
+
+def _print_plan(answer: dict[str, Any]) -> None:
+    unit = answer["cost_unit"]
+    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", "W", unit, box=None)
+    for row in answer["candidates"]:
+        first = next(n for n, action in enumerate(row["batch_size"]) if action)
+        figures = (f"{row[key]:.3f}" for key in ("mean_response_time_ms", "p95_ms"))
+        kept, best = "yes" if row["bound_kept"] else "no", ">" if row["devices"] == answer["devices"] else ""
+        which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
+        table.add_row(*which, *figures, _watts(row), f"{row['cost']:.5g}")
+    Console().print(table)
+    print(f"{answer['beyond']['devices']} devices or more: at least {answer['beyond']['least_cost']:.6g} {unit}\n")
+    table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
+    for routing, said in answer["simulated"].items():
+        pairs = ((said[f"{key}_ms"], said["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
+        table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _watts(said))
+    Console().print(table)
+
+
+def _watts(row: dict[str, Any]) -> str:
+    return "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.2f}"
 
 
 def _print(answer: dict[str, Any]) -> None:

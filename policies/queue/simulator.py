@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -33,40 +34,96 @@ class Service:
     finished: Sequence[Request]
 
 
+@dataclass(slots=True, eq=False)
+class Station:
+    """A device and its queue on the virtual clock.
+
+    Attributes:
+        batcher: its queue, empty at first; the policy and the monitor are used as they are.
+        service_time: of a launch, s.
+        energy: of a service, J; None where unknown.
+        due: when something happens here by itself, s: the batch in service is complete, or a wait is over.
+        serving: since when, what, and from which stage on; None where nothing is in service.
+    """
+
+    batcher: Batcher
+    service_time: Callable[[Launch], float]
+    energy: Callable[[Service], float | None]
+    due: float = inf
+    serving: tuple[float, Launch, int] | None = None
+
+    def ask(self, now: float) -> None:
+        """The device is free: launch, or wait, as the policy says."""
+        self.batcher.expire(now)
+        action = self.batcher.decide(now)
+        if isinstance(action, Launch):
+            self.serving = now, action, action.requests[0].stage
+            self.due = now + self.service_time(action)
+        else:
+            self.due = min(action.until, self.batcher.next_expiry())
+
+    def complete(self) -> Service:
+        """End the batch in service; the device is to be asked next."""
+        assert self.serving is not None
+        (start, launch, stage), self.serving = self.serving, None
+        self.batcher.expire(self.due)
+        return Service(start, self.due, launch, stage, self.batcher.complete(launch))
+
+    def drain(self, now: float) -> None:
+        """Nobody else comes: launch what waits for that, from now on greedily, as the server does when it stops."""
+        if self.due == inf and len(self.batcher):
+            self.batcher.drain()
+            self.due = now
+
+
+Router = Callable[[Request], Station]
+
+
+def serve(stations: Sequence[Station], requests: Sequence[Request], route: Router) -> Iterator[tuple[Station, Service]]:
+    """Serve `requests` by one device or several; yield each batch as it completes, and where.
+
+    Those who arrive at the instant of a decision are seen by it. Requests that expire leave without a trace here; count
+    them by who is missing.
+
+    Args:
+        stations: the devices with their queues, nobody there yet.
+        requests: sorted by arrival, s.
+        route: to which of several devices a request goes, asked at its arrival.
+    """
+    now, n, to_come, alone = 0.0, 0, len(requests), len(stations) == 1
+    while True:
+        for each in stations if n == to_come else ():
+            each.drain(now)
+        station = stations[0] if alone else min(stations, key=_due)
+        while n < to_come and requests[n].arrival <= station.due:
+            to = station if alone else route(requests[n])
+            to.batcher.arrive(requests[n])
+            if to.serving is None:
+                to.due, station = requests[n].arrival, to
+            n += 1
+        now = station.due
+        if now == inf:
+            return
+        if station.serving is not None:
+            yield station, station.complete()
+        station.ask(now)
+
+
+_due = attrgetter("due")
+
+
 def simulate(
     batcher: Batcher, requests: Sequence[Request], service_time: Callable[[Launch], float]
 ) -> Iterator[Service]:
-    """Serve `requests` (in order of arrival) and yield each batch as it completes.
-
-    Where the policy would wait for an arrival that does not come, the rest is drained greedily, as the server does
-    when it stops. Requests that expire leave without a trace here; count them by who is missing.
+    """Serve `requests` by one device and yield each batch as it completes.
 
     Args:
         batcher: empty; its policy and monitor are used as they are.
         requests: sorted by arrival, s.
         service_time: of a launch, s.
     """
-    now, n, to_come = 0.0, 0, len(requests)
-    while n < to_come or len(batcher):
-        while n < to_come and requests[n].arrival <= now:
-            batcher.arrive(requests[n])
-            n += 1
-        batcher.expire(now)
-        action = batcher.decide(now)
-        if isinstance(action, Launch):
-            start, stage, now = now, action.requests[0].stage, now + service_time(action)
-            while n < to_come and requests[n].arrival <= now:
-                batcher.arrive(requests[n])
-                n += 1
-            batcher.expire(now)
-            yield Service(start, now, action, stage, batcher.complete(action))
-            continue
-        arrival = requests[n].arrival if n < to_come else inf
-        wake = min(action.until, arrival, batcher.next_expiry())
-        if wake < inf:
-            now = wake
-        else:
-            batcher.drain()
+    station = Station(batcher, service_time, lambda _: None)
+    return (service for _, service in serve([station], requests, lambda _: station))
 
 
 @dataclass(frozen=True)
@@ -114,33 +171,58 @@ def run(
         service_time: of a launch, s.
         energy: of a service, J.
     """
-    responses: list[float] = []
-    arrivals: list[float] = []
-    waits: list[float] = []
-    finishes: list[float] = []
-    sizes: list[int] = []
-    energies: list[float | None] = []
-    last = requests[0].arrival
-    for service in simulate(batcher, requests, service_time):
-        last = service.finish
-        finishes.append(last)
-        sizes.append(len(service.launch.requests))
-        energies.append(energy(service))
+    station, book = Station(batcher, service_time, energy), Book(requests[0].arrival)
+    for _, service in serve([station], requests, lambda _: station):
+        book.add(service, energy(service))
+    return book.run(len(requests))
+
+
+class Book:
+    """What is kept of each batch for the report of a run: numbers, since so many requests would be much to keep.
+
+    Attributes:
+        end: the last completion, s.
+    """
+
+    def __init__(self, begin: float) -> None:
+        """`begin`: the first arrival, s."""
+        self.end = self._begin = begin
+        self._responses: list[float] = []
+        self._arrivals: list[float] = []
+        self._waits: list[float] = []
+        self._finishes: list[float] = []
+        self._sizes: list[int] = []
+        self._energies: list[float] = []
+
+    def add(self, service: Service, energy: float | None) -> None:
+        """The next batch to be complete, and its energy, J."""
+        self.end = end = service.finish
+        self._finishes.append(end)
+        self._sizes.append(len(service.launch.requests))
+        if energy is not None:
+            self._energies.append(energy)
         for request in service.finished:
-            responses.append(last - request.arrival)
-            arrivals.append(request.arrival)
-            waits.append(request.started - request.arrival)
-    known = [e for e in energies if e is not None]
-    return Run(
-        scheduled=len(requests),
-        responses=np.array(responses),
-        arrivals=np.array(arrivals),
-        waits=np.array(waits),
-        batch_sizes=np.array(sizes, dtype=np.int64),
-        finishes=np.array(finishes),
-        energies=np.array(known) if len(known) == len(sizes) else None,
-        elapsed=last - requests[0].arrival,
-    )
+            self._responses.append(end - request.arrival)
+            self._arrivals.append(request.arrival)
+            self._waits.append(request.started - request.arrival)
+
+    def run(self, scheduled: int | None = None, end: float | None = None) -> Run:
+        """The report.
+
+        Args:
+            scheduled: how many arrived; None: as many as were served.
+            end: of the run, s; None: the last completion.
+        """
+        return Run(
+            scheduled=len(self._responses) if scheduled is None else scheduled,
+            responses=np.array(self._responses),
+            arrivals=np.array(self._arrivals),
+            waits=np.array(self._waits),
+            batch_sizes=np.array(self._sizes, dtype=np.int64),
+            finishes=np.array(self._finishes),
+            energies=np.array(self._energies) if len(self._energies) == len(self._sizes) else None,
+            elapsed=(self.end if end is None else end) - self._begin,
+        )
 
 
 class Estimate(NamedTuple):

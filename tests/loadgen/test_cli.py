@@ -61,6 +61,16 @@ def test_a_simulated_run_prints_the_keys_of_the_contract(shell: Shell) -> None:
     assert content["slo_attainment"] is not None
 
 
+def test_two_profiles_are_two_devices(shell: Shell) -> None:
+    both = shell.report("--simulate", "googlenet-tesla-p4,googlenet-tesla-p4", "--policy", "greedy", *LOAD)
+    one = shell.report(*GREEDY, *LOAD)
+    assert both["scheduled"] == both["ok"] == one["scheduled"]
+    assert both["mean_ms"] < one["mean_ms"]
+    code, _, err = shell.run("--simulate", "googlenet-tesla-p4,nowhere", "--policy", "greedy", *LOAD)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no profile 'nowhere'" in err
+
+
 @pytest.mark.parametrize("how", [[], ["--pixels"]])
 def test_a_live_run_prints_the_keys_of_the_contract(shell: Shell, how: list[str]) -> None:
     with serving_in_a_thread(Stub([None, busy])) as url:

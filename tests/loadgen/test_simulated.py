@@ -11,6 +11,7 @@ import pytest
 from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import schedule
 from loadgen.simulated import Simulation, simulate
+from loadgen.sizes import Sizes
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
@@ -177,3 +178,35 @@ def test_drawn_service_times_are_shared_out_over_the_stages() -> None:
 def test_the_number_of_stages_may_be_said() -> None:
     assert len(Simulation(DEVICE, "catch-up:slo_ms=50").run(np.zeros(1)).batch_sizes) == 10
     assert len(Simulation(DEVICE, "catch-up:slo_ms=50", stages=3).run(np.zeros(1)).batch_sizes) == 3
+
+
+SLOWER = replace(DEVICE, name="slower", service_times=tuple(2 * t for t in DEVICE.service_times))
+
+
+@pytest.mark.parametrize("spec", ["greedy", "timeout:10", "rate-matching", "multi-bin:2", "catch-up:slo_ms=50"])
+def test_records_of_a_fleet_come_to_the_same_report(spec: str) -> None:
+    arrivals = schedule("poisson", 700.0, 3.0, 3)
+    simulation = Simulation(DEVICE, spec, "net", others=(SLOWER,))
+    from_each: dict[str, Any] = {**report(from_records(list(simulation.records(arrivals.instants))), 3.0, Objective())}
+    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 3.0, Objective())}
+    assert from_each["ok"] == len(arrivals.instants)
+    for key in ("mean_ms", "p95_ms", "max_ms", "throughput_hz", "energy_per_request_mj"):
+        assert from_each[key] == pytest.approx(from_whole[key]), key
+
+
+def test_a_second_device_halves_what_each_gets_and_each_measures_its_own_rate() -> None:
+    """The policy launches from the size whose throughput matches the rate: half the rate, smaller batches."""
+    arrivals = schedule("poisson", 600.0, 20.0, 3).instants
+    alone = Simulation(DEVICE, "rate-matching").run(arrivals[::2])
+    beside = Simulation(DEVICE, "rate-matching", others=(DEVICE,)).run(arrivals)
+    whole = Simulation(DEVICE, "rate-matching").run(arrivals)
+    assert beside.batch_sizes.mean() == pytest.approx(alone.batch_sizes.mean(), rel=0.1)
+    assert whole.batch_sizes.mean() > 1.5 * beside.batch_sizes.mean()
+
+
+def test_what_does_not_go_beside_each_other_is_refused() -> None:
+    with pytest.raises(SpecError, match="leave --sizes out"):
+        Simulation(DEVICE, "greedy", sizes=Sizes(np.ones(1)), others=(DEVICE,)).run(np.zeros(1))
+    with pytest.raises(SpecError, match="one profile has 1 stages, another 2: say with --stages"):
+        Simulation(DEVICE, "greedy", others=(BY_STAGES,)).run(np.zeros(1))
+    assert Simulation(DEVICE, "lazy:slo_ms=9", stages=2, others=(BY_STAGES,)).run(np.zeros(3)).scheduled == 3

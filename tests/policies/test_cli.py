@@ -115,6 +115,14 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "normal"], "'normal'"),
         (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "measured"], "service_time_cv"),
         (["googlenet-tesla-p4", "--load", "0.7", "--plot", "chart.doc"], "'.doc'"),
+        (["googlenet-tesla-p4", "--plan", "--arrival-rate", "5000"], "--plan keeps a promise: add --slo-p95-ms"),
+        (["googlenet-tesla-p4", "--plan", "--slo-mean-ms", "7"], "--arrival-rate"),
+        (["googlenet-tesla-p4", "--plan", "--load", "0.7", "--slo-mean-ms", "7"], "leave --load out"),
+        (["googlenet-tesla-p4", "--load", "0.7", "--device-price", "2"], "add --plan"),
+        (
+            ["googlenet-tesla-p4", "--plan", "--arrival-rate", "9", "--slo-mean-ms", "1"],
+            "the least at load 0.0001 is 1.35",
+        ),
         (["googlenet-tesla-p4", "--load", "0.7", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
     ],
 )
@@ -219,3 +227,32 @@ def test_few_requests_simulated_do_not_decide() -> None:
     assert answer["simulated"]["requests"] == 1
     assert answer["simulated"]["standard_error_ms"]["p95"] is None
     assert 5.0 < answer["mean_response_time_ms"] < 9.0
+
+
+PLAN = ("--plan", "--arrival-rate", "5000", "--slo-mean-ms", "7", "--simulate", "20000")
+
+
+def test_a_plan_tells_what_was_tried_and_what_the_fleet_does(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    answer = solve(*PLAN, "--idle-power-w", "10", "--output", str(path))
+    assert (answer["devices"], answer["cost_unit"], answer["bound"]) == (3, "W", {"slo_mean_ms": 7.0})
+    assert [(row["devices"], row["bound_kept"]) for row in answer["candidates"]] == [(2, False), (3, True)]
+    best = answer["candidates"][1]
+    assert answer["cost"] == best["cost"] == best["mean_power_w"]
+    assert answer["beyond"]["least_cost"] >= answer["cost"]
+    assert set(answer["simulated"]) == {"random", "least expected"}
+    drawn = answer["simulated"]["random"]
+    assert abs(drawn["mean_ms"] - 7.0) < 5 * drawn["standard_error_ms"]["mean"]
+    assert drawn["mean_power_w"] == pytest.approx(best["mean_power_w"], rel=0.02)  # of 20,000 arrivals: 0.7 per cent
+    row = json.loads(path.read_text())["rows"][0]
+    assert row["batch_size"] == best["batch_size"]
+    assert row["arrival_rate_hz"] == pytest.approx(5000 / 3)
+
+
+def test_a_plan_is_printed_with_a_mark_at_the_best() -> None:
+    done = call("googlenet-tesla-p4", *PLAN, "--device-price", "0.25")
+    assert done.returncode == 0, done.stderr
+    (marked,) = [line for line in done.stdout.splitlines() if line.strip().startswith(">")]
+    assert marked.split()[1:4] == ["3", "0.563", "yes"]
+    assert "4 devices or more: at least 1 an hour" in done.stdout
+    assert "least expected" in done.stdout
