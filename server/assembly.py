@@ -61,10 +61,12 @@ class Assembled:
     Attributes:
         app: answers HTTP; its lifespan runs the dispatcher.
         dispatcher: in front of the device.
+        metrics: of both.
     """
 
     app: ASGIApp
     dispatcher: Dispatcher
+    metrics: Metrics
 
 
 def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
@@ -83,7 +85,7 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
     dispatcher.on_staged = controller.staged
     dispatcher.delivery.tracing = tracing
     gateway = create_app(inference, version("batchwright"))
-    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), dispatcher)
+    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), dispatcher, metrics)
 
 
 def keys_of(settings: Settings) -> Keys | None:

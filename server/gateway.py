@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from policies.catalog import Chosen, by_stages, choose, names_file
+from policies.catalog import Chosen, choose, names_file
 from policies.types import SpecError
 from server.api_document import api_document
 from server.errors import BadInputError, ServerError
@@ -24,6 +24,7 @@ from server.live import Live
 from server.open_inference import Documents, Infer, open_inference_routes
 from server.page import PAGE_HEADERS, page_routes, render_page
 from server.predict import Predict, predict_routes
+from server.swapping import swap
 
 _MAX_CHANGE = 2**16  # bytes of a policy change
 
@@ -141,18 +142,13 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
 
     swapping = asyncio.Lock()  # in the order in which they came
 
-    async def swap(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
+    async def set_to(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
         name = inference.model(model).name
         async with swapping:
-            now = dispatcher.chosen[name]
-            if by_stages(spec(now)) and now.profile.stages == 1 and now.profile.lengths is None:
-                raise BadInputError(f"policy {spec(now)!r} decides between stages; start the server with --stages K")
-            chosen = await asyncio.to_thread(choose, spec(now), now.profile, now.defaults)
-            while (then := dispatcher.chosen[name]).profile is not now.profile:  # refitted, or shrunk, meanwhile
-                chosen, now = await asyncio.to_thread(choose, spec(now), then.profile, now.defaults), then
-            dispatcher.use(name, chosen)
-        inference.metrics.policy(name, chosen.name, chosen.spec)
-        return describe_policy(chosen, dispatcher.arrival_rate(name))
+            swapped = await swap(
+                dispatcher, inference.metrics, {name: lambda now: choose(spec(now), now.profile, now.defaults)}
+            )
+        return describe_policy(swapped[name], dispatcher.arrival_rate(name))
 
     @app.get("/admin/models/{model}/policy")
     async def read_policy(model: str) -> dict[str, Any]:
@@ -162,11 +158,11 @@ def _add_admin(app: FastAPI, inference: Inference) -> None:
     @app.put("/admin/models/{model}/policy")
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
         change = _policy_change(await read_body(headers_of(request.scope), request.receive, _MAX_CHANGE))
-        return await swap(model, lambda _: change.policy)
+        return await set_to(model, lambda _: change.policy)
 
     @app.post("/admin/models/{model}/solve")
     async def solve(model: str) -> dict[str, Any]:
-        return await swap(model, lambda now: now.spec)
+        return await set_to(model, lambda now: now.spec)
 
 
 def _policy_change(body: bytes) -> PolicyChange:

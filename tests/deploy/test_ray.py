@@ -1,0 +1,219 @@
+"""Ray Serve: what a replica does when Ray calls it, how many there should be, and what the file for Ray says."""
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
+
+from deploy.expressions import DEPLOY
+from deploy.ray.autoscaling import ByBacklog
+from deploy.ray.replica import Replica, merged
+from policies.types import SpecError
+from server.config import load_settings
+
+CONFIG: dict[str, Any] = yaml.safe_load((DEPLOY / "ray" / "serve.yaml").read_text())
+APPLICATION = CONFIG["applications"][0]
+(DEPLOYED,) = APPLICATION["deployments"]
+SETTINGS = {"models": ["cat", "dog"], "device": "emulated:googlenet-tesla-p4-x10", "policy": ["static:4"]}
+
+
+def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> None:
+    """Run a scenario with a replica that is built, and not served yet."""
+
+    async def whole() -> None:
+        replica = Replica(SETTINGS | settings)
+        replica.app = await replica.__serve_build_asgi_app__()  # type: ignore[attr-defined]
+        with replica._logs:
+            await scenario(replica)
+
+    asyncio.run(whole())
+
+
+async def ask(replica: Replica, method: str, path: str) -> tuple[int, str]:
+    """A call as Ray's proxy hands it on: its scope has no state."""
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": ""}
+    scope |= {"headers": [(b"host", b"localhost")], "query_string": b"", "server": ("localhost", 80), "scheme": "http"}
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await replica.app(scope, receive, send)  # type: ignore[attr-defined]
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
+
+
+def specs(replica: Replica) -> dict[str, str]:
+    return {model: chosen.spec for model, chosen in replica._server.dispatcher.chosen.items()}
+
+
+def test_another_objective_decides_at_once_and_what_args_say_is_the_rest() -> None:
+    async def scenario(replica: Replica) -> None:
+        await replica.reconfigure({"slo_p95_ms": 200})
+        assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
+        await replica.reconfigure({"policy": ["cat=smdp", "dog=static:4"], "slo_p95_ms": 300})
+        assert specs(replica) == {"cat": "smdp", "dog": "static:4"}
+        assert '"slo_p95_ms":"300.0"' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        await replica.reconfigure({"policy": ["cat=smdp", "dog=greedy"], "w2": 2})
+        assert '"max_wait_ms":"1000","w2":"2.0"}' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert 'model="dog",policy="greedy"' in await replica.render_metrics()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"policy": ["cat=greedy", "dog=clever"]}, "unknown policy 'clever'"),
+        ({"policy": ["cat=greedy", "dog=lazy:slo_ms=50"]}, "--stages"),
+        ({"policy": "auto:w2=1", "w2": 2}, "the flag 2.0"),
+        ({"slo_p95_ms": -1}, "greater than 0"),
+        ({"device": "cpu"}, "'device' cannot change while it serves"),
+    ],
+)
+def test_what_cannot_be_used_keeps_a_replica_from_starting_and_changes_nothing_later(
+    config: Mapping[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(replica: Replica) -> None:
+        with pytest.raises(SpecError, match=says):
+            await replica.reconfigure(config)
+        assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
+        replica.check_health()
+        with caplog.at_level(logging.ERROR):
+            await replica.reconfigure(config)
+        assert says in caplog.text
+        assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
+
+    play(scenario)
+
+
+def test_settings_are_checked_as_those_of_serve_model() -> None:
+    with pytest.raises(SpecError, match=r"queue_capacity.*; unknown policy 'clever'"):
+        play(_nothing, policy=["clever"], queue_capacity=0)
+
+
+async def _nothing(_: Replica) -> None:
+    raise AssertionError("it was built")
+
+
+def test_a_change_for_one_replica_alone_is_refused() -> None:
+    async def scenario(replica: Replica) -> None:
+        for method, path in (("PUT", "/admin/models/cat/policy"), ("POST", "/admin/models/cat/solve")):
+            status, body = await ask(replica, method, path)
+            assert status == 405
+            assert "user_config" in body
+
+    play(scenario)
+
+
+def test_a_call_without_state_is_answered() -> None:
+    async def scenario(replica: Replica) -> None:
+        assert (await ask(replica, "GET", "/v2/health/ready"))[0] == 200
+        assert (await ask(replica, "GET", "/nowhere"))[0] == 404
+
+    play(scenario)
+
+
+def test_a_replica_is_healthy_until_its_dispatcher_is_broken() -> None:
+    async def scenario(replica: Replica) -> None:
+        replica.check_health()
+        replica._server.dispatcher.broken.set()
+        with pytest.raises(RuntimeError, match="dispatcher"):
+            replica.check_health()
+
+    play(scenario)
+
+
+def test_a_replica_says_how_long_its_backlog_takes() -> None:
+    async def scenario(replica: Replica) -> None:
+        assert replica.record_autoscaling_stats() == {"backlog_s": 0.0, "load": 0.0}
+        profile = replica._server.dispatcher.chosen["cat"].profile
+        calls = [replica._server.dispatcher.submit("cat", [n]) for n in range(64)]
+        said = replica.record_autoscaling_stats()
+        assert said["backlog_s"] == pytest.approx(2 * profile.service_time(32))
+        assert said["load"] > 0
+        for call in calls:
+            call.cancel()
+
+    play(scenario)
+
+
+@dataclass(frozen=True)
+class Said:
+    """See deploy.ray.autoscaling.Context."""
+
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
+    target_num_replicas: int = 2
+
+
+@pytest.mark.parametrize(
+    ("backlogs", "loads", "replicas"),
+    [
+        ((0.0, 0.0), (0.0, 0.0), 0.0),  # Ray keeps to its least
+        ((0.1, 0.1), (0.4, 0.4), 1.0),
+        ((0.2, 0.2), (0.9, 0.9), 2.25),  # soon too few
+        ((1.5, 0.5), (0.5, 0.5), 4.0),  # too few already
+    ],
+)
+def test_backlog_and_load_are_shared_out(
+    backlogs: tuple[float, ...], loads: tuple[float, ...], replicas: float
+) -> None:
+    said = {"backlog_s": dict(enumerate(backlogs)), "load": dict(enumerate(loads))}
+    assert ByBacklog(0.5, 0.8)(Said(said))[0] == pytest.approx(replicas)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"backlog_s": {}, "load": {}}, {"backlog_s": {"a": 9.0}}])
+def test_while_nothing_is_known_nothing_changes(said: Mapping[str, Mapping[Any, float]] | None) -> None:
+    assert ByBacklog()(Said(said, 3)) == (3, {})
+
+
+def test_metrics_of_all_replicas_are_one_text_whose_sums_are_right() -> None:
+    async def scenario(replica: Replica) -> None:
+        texts = {}
+        for name in ("a", "b"):
+            replica._server.metrics.outcome("cat", "ok", 3)
+            texts[name] = await replica.render_metrics()
+        families = {family.name: family for family in text_string_to_metric_families(merged(texts))}
+        asked = families["batchwright_requests"].samples
+        counted = {
+            s.labels["replica"]: s.value for s in asked if s.labels["outcome"] == "ok" and s.labels["model"] == "cat"
+        }
+        assert counted == {"a": 3.0, "b": 6.0}
+        assert families.keys() == {f.name for f in text_string_to_metric_families(texts["a"])}
+        assert {s.labels["replica"] for f in families.values() for s in f.samples} == {"a", "b"}
+        assert 'replica=""' in (await ask(replica, "GET", "/metrics"))[1]
+        assert (await ask(replica, "POST", "/metrics"))[0] == 405
+
+    play(scenario)
+
+
+def test_the_file_for_ray_says_what_a_replica_understands() -> None:
+    args, config = APPLICATION["args"], DEPLOYED["user_config"]
+    load_settings({**args, **config}, None)
+
+    async def scenario(replica: Replica) -> None:
+        await replica.reconfigure(config)
+
+    play(scenario, **args)
+    policy = DEPLOYED["autoscaling_config"]["policy"]
+    module, _, name = policy["policy_function"].partition(":")
+    assert getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])(Said(None)) == (2, {})
+
+
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field")  # serve.yaml says why it is there
+def test_ray_understands_the_file() -> None:
+    pytest.importorskip("ray.serve", reason="needs pip install 'batchwright[ray]'")
+    schema = importlib.import_module("ray.serve.schema").ServeDeploySchema.model_validate(CONFIG)
+    (application,) = schema.applications
+    module, _, name = application.import_path.partition(":")
+    built = getattr(importlib.import_module(module), name)(application.args)
+    assert [deployment.name for deployment in application.deployments] == [built._bound_deployment.name]
