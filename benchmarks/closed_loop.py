@@ -20,6 +20,7 @@ from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter
 from server.executor import Batch, Logits, ThreadExecutor
+from server.fleet import Fleet
 from server.gateway import create_app
 from server.inference import Inference
 from server.intake import Intake
@@ -63,14 +64,15 @@ def serve_jumping(port: int, believed: Profile, played: tuple[Profile, Profile],
     meter = CountingMeter()
     device = JumpingDevice(*played, BEFORE, meter)
     chosen = {"demo": choose(f"smdp:w2={W2}", believed)}
-    metrics, pool = Metrics({"demo": "modelled"}), ThreadPoolExecutor()
+    metrics, pool = Metrics(), ThreadPoolExecutor()
     dispatcher = Dispatcher(ThreadExecutor(device, "jumping"), chosen, metrics, time.monotonic)
     metrics.watch_meter("jumping", meter)
     if adapt:
-        dispatcher.on_served = Controller(dispatcher, metrics, meter, pool).served
-    inference = Inference({"demo": emulated_model("demo", 32)}, dispatcher, metrics, pool, 1024, Intake(2**30))
+        dispatcher.delivery.on_served = Controller(dispatcher, metrics, meter, pool).served
+    fleet = Fleet([dispatcher])
+    inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, Intake(2**30))
     with bind("127.0.0.1", port) as bound:
-        serve(create_app(inference, "benchmark"), dispatcher, bound)
+        serve(create_app(inference, "benchmark"), fleet, bound)
 
 
 def measured(server: Server, rate: float) -> dict[str, Any]:

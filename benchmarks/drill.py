@@ -1,6 +1,7 @@
 """serve-model with an emulated device that fails on command, for drills: `python -m benchmarks.drill ARGUMENTS`.
 
-Environment variable DRILL_FILE names a file; before each batch the device reads what stands there if it changed:
+Environment variable DRILL_FILE names a file; before each batch the device reads what stands there if it changed. Of
+several devices the second one reads DRILL_FILE.1, the third DRILL_FILE.2, and so on.
 
     none       as ever
     error:N    the next N batches raise
@@ -16,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,13 @@ _POISON, _NOT_A_NUMBER = b"POISON", b"NOTNUM"
 class FaultyDevice:
     """An emulated device under orders."""
 
+    _made = count()
+
     def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter) -> None:
         """As EmulatedDevice."""
         self._device = EmulatedDevice(profiles, meter)
-        self._file = Path(os.environ["DRILL_FILE"])
+        index = next(self._made)
+        self._file = Path(os.environ["DRILL_FILE"] + (f".{index}" if index else ""))
         self._changed = 0
         self._order, self._left = "none", 0.0
 

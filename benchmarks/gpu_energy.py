@@ -99,7 +99,7 @@ async def joules(served: Served, spec: str, rate: float, seed: int = 1) -> dict[
     """
     profile = served.profile
     chosen = await asyncio.to_thread(choose, spec, profile)
-    metrics = Metrics({profile.model: profile.energy_source})
+    metrics = Metrics()
     dispatcher = Dispatcher(served.executor, {profile.model: chosen}, metrics, served.clock, Limits(_CAPACITY))
     tally = _Tally([], [], Progress(0, served.clock()))
     loop, offer = (

@@ -113,13 +113,16 @@ def _good_calls(operation: Any) -> list[st.SearchStrategy[Any]]:
     if operation.path.endswith("/policy") and operation.method == "put":
         bodies = [{"policy": policy} for policy in _POLICIES]
         return [operation.as_strategy(body=body, media_type="application/json") for body in bodies]
+    if operation.path.endswith("/{index}"):
+        good = {"path_parameters": {"index": 0}, "media_type": "application/json"}
+        return [operation.as_strategy(body={"serving": True}, **good)]
     return []
 
 
 def _check_methods(url: str, document: dict[str, Any], tally: Tally, session: requests.Session) -> None:
     """A method that the document does not list is 405, in the one form that errors have."""
     for path, operations in document["paths"].items():
-        target = path.replace("{model}", "googlenet").replace("{version}", "1")
+        target = path.replace("{model}", "googlenet").replace("{version}", "1").replace("{index}", "0")
         for method in {"get", "post", "put", "delete", "patch"} - operations.keys():
             response = session.request(method, url + target, timeout=30)
             tally.statuses[f"{method.upper()} {path}: {response.status_code}"] += 1

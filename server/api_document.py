@@ -15,7 +15,7 @@ _ERRORS: Mapping[int, str] = {
     400: "The bytes that came cannot be used; the message says why and what to send",
     401: "A key is needed: Authorization: Bearer KEY",
     403: "The key is for something else",
-    404: "There is no such model or version",
+    404: "There is no such model, version or device",
     408: "The request did not come within the time limit",
     413: "The body is over the limit",
     415: "A content encoding that is not spoken here",
@@ -119,12 +119,20 @@ def _admin(model: _Json) -> _Json:
     path = "/admin/models/{model}"
     answers = _answers("The policy that decides now, and what it expects", _json("Policy"), _OF_MODEL)
     changed = _answers("The policy that decides from now on", _json("Policy"), (*_OF_MODEL, 413))
+    index = _parameter("path", "index", {"type": "integer", "minimum": 0}, "Which device, counted from 0")
+    serving = _body({"application/json": {"schema": reference("DeviceChange")}})
+    device = _answers("The device as it is now", _json("Device"), (*_OF_MODEL, 413, 503))
+    devices = {"application/json": {"schema": array_of("Device")}}
     return {
         f"{path}/policy": {
             "get": _operation("What decides now, and what it expects", answers, [model], keyed=True),
             "put": _operation("Decide by another policy from now on", changed, [model], body, keyed=True),
         },
         f"{path}/solve": {"post": _operation("Solve again for the profile at hand", changed, [model], keyed=True)},
+        "/admin/devices": _get("The devices, and what each of them does", devices, _KEYED),
+        "/admin/devices/{index}": {
+            "put": _operation("Take a device away, or bring it back", device, [index], serving, keyed=True)
+        },
     }
 
 

@@ -71,8 +71,20 @@ SCHEMAS: Mapping[str, _Json] = {
     },
     "Generation": _object(model=_TEXT, text=_TEXT, new_tokens=_COUNT, **_SERVED),
     "PolicyChange": _object(policy=_TEXT | {"examples": ["greedy", "smdp:w2=1.6", "timeout:20"]}),
+    "DeviceChange": _object(serving=_FLAG),
+    "DeviceModel": _object(
+        policy=_TEXT, profile=_TEXT, queue_length=_COUNT, arrival_rate_hz=_NUMBER, capacity_hz=_NUMBER
+    ),
+    "Device": _object(
+        device=_TEXT,
+        serving=_FLAG,
+        up=_FLAG,
+        open_calls=_COUNT,
+        models={"type": "object", "additionalProperties": reference("DeviceModel")},
+    ),
     "PolicyRow": _object(arrival_rate_hz=_NUMBER, load=_NUMBER, batch_size={"type": "array", "items": _COUNT}),
     "Policy": _object(
+        {"devices": {"type": "object", "additionalProperties": reference("Policy")}},
         name=_TEXT,
         spec=_TEXT,
         parameters=_FREE,

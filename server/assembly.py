@@ -1,6 +1,7 @@
 """The server put together: from a plan to an application and what turns behind it."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
 from server.energy import CountingMeter, EnergyMeter, meter_for
 from server.executor import ThreadExecutor
+from server.fleet import Fleet
 from server.front import Front
 from server.gateway import create_app
 from server.inference import Inference
@@ -28,7 +30,7 @@ from server.intake import Intake
 from server.keys import Keys, load_keys
 from server.metrics import Metrics
 from server.models import AnyModel, emulated_model
-from server.plan import Plan
+from server.plan import DevicePlan, Plan
 from server.text import TextCodec
 from server.text_sizes import sizes_of
 
@@ -59,33 +61,48 @@ class Assembled:
     """A server that is ready to run.
 
     Attributes:
-        app: answers HTTP; its lifespan runs the dispatcher.
-        dispatcher: in front of the device.
-        metrics: of both.
+        app: answers HTTP; its lifespan runs the dispatchers.
+        fleet: its devices, each with its dispatcher.
+        metrics: of all of it.
     """
 
     app: ASGIApp
-    dispatcher: Dispatcher
+    fleet: Fleet
     metrics: Metrics
 
 
 def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
     """Load, profile where no profile is known, solve, and put the server together."""
-    settings = plan.settings
-    backend = _real(plan, profiling) if plan.played is None else _emulated(plan, plan.played)
-    chosen = _choose(plan, backend.profiles)
-    metrics = Metrics({model: profile.energy_source for model, profile in backend.profiles.items()})
-    limits = Limits(settings.queue_capacity, settings.hung_after_s)
-    dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits)
-    intake = Intake(settings.queue_bytes, lambda: max(1, ceil(dispatcher.backlog())))
-    inference = Inference(backend.served, dispatcher, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake)
-    _watch(metrics, dispatcher, backend)
-    controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
-    dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
-    dispatcher.on_staged = controller.staged
-    dispatcher.delivery.tracing = tracing
+    settings, metrics = plan.settings, Metrics()
+    backends = _backends(plan, profiling)
+    dispatchers = [
+        _dispatcher(device, backend, metrics, tracing) for device, backend in zip(plan.devices, backends, strict=True)
+    ]
+    fleet = Fleet(dispatchers, settings.queue_capacity)
+    intake = Intake(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
+    served = backends[0].served  # which are alike on all of them
+    inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake)
+    for model in served:
+        readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
+        metrics.watch(model, *(partial(read, model) for read in readings))
+    metrics.watch_backlog(fleet.backlog)
     gateway = create_app(inference, version("batchwright"))
-    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), dispatcher, metrics)
+    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), fleet, metrics)
+
+
+def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
+    """In front of one device, with the controller that watches it."""
+    settings, name = device.settings, backend.executor.name
+    limits = Limits(settings.queue_capacity, settings.hung_after_s)
+    dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
+    controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
+    delivery, dispatcher.on_shrunk = dispatcher.delivery, controller.shrunk
+    delivery.on_served, delivery.on_staged, delivery.tracing = controller.served, controller.staged, tracing
+    for model, choice in dispatcher.chosen.items():
+        metrics.policy(model, name, choice.name, choice.spec)
+    metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
+    metrics.watch_meter(name, backend.meter)
+    return dispatcher
 
 
 def keys_of(settings: Settings) -> Keys | None:
@@ -114,14 +131,28 @@ class _Backend:
     profiles: Mapping[str, Profile]
 
 
-def _emulated(plan: Plan, played: Profile) -> _Backend:
+def _backends(plan: Plan, profiling: Profiling) -> list[_Backend]:
+    """One for each device, of names that differ."""
+    backends: list[_Backend] = []
+    names = Counter[str]()
+    for device in plan.devices:
+        backend = _real(device, profiling) if device.played is None else _emulated(device, device.played)
+        executor = backend.executor
+        names[executor.name] += 1
+        if names[executor.name] > 1:
+            executor.name += f" #{names[executor.name]}"
+        backends.append(backend)
+    return backends
+
+
+def _emulated(plan: DevicePlan, played: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
     device = EmulatedDevice(dict.fromkeys(settings.specs, played), meter)
     served = {model: emulated_model(model, played.max_batch_size) for model in settings.specs}
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
-def _real(plan: Plan, profiling: Profiling) -> _Backend:
+def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
     # torch takes seconds to import, which an emulated device should not cost
     from server import loading, torch_device
 
@@ -143,7 +174,7 @@ def _real(plan: Plan, profiling: Profiling) -> _Backend:
     return _Backend(served, executor, meter, profiles)
 
 
-def _choose(plan: Plan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
+def _choose(plan: DevicePlan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:
     chosen = {model: plan.choose(model, profile) for model, profile in profiles.items()}
     for model, choice in chosen.items():
         flags = "".join(f", {key}={value}" for key, value in choice.defaults.items() if key in choice.parameters)
@@ -159,12 +190,3 @@ def _warn(model: str, choice: Chosen) -> None:
         _log.warning("%s: policy file for profile %s, served on %s", model, choice.table.profile, profile.name)
     if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
         _log.warning("%s: no energies are known, so no bound saves any; it is served as fast as can be", model)
-
-
-def _watch(metrics: Metrics, dispatcher: Dispatcher, backend: _Backend) -> None:
-    for model, choice in dispatcher.chosen.items():
-        metrics.policy(model, choice.name, choice.spec)
-        readings = (dispatcher.queue_length, dispatcher.arrival_rate, lambda m: dispatcher.chosen[m].profile.capacity)
-        metrics.watch(model, *(partial(read, model) for read in readings))
-    metrics.watch_backlog(dispatcher.backlog)
-    metrics.watch_meter(backend.executor.name, backend.meter)

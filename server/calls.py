@@ -1,14 +1,16 @@
 """The samples of one HTTP call inside the house: separate requests, answered together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
+from policies.catalog import Chosen
 from policies.types import Launch, Request
 from server.errors import ServerError
 from server.executor import Batch, Completion, Onward
-from server.text import Generated
+from server.text import Generated, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Answer:
         waiting: arrival to launch, s.
         service: time of its batch on the device, s; by stages, from its launch to the end of its last stage.
         energy: its share of the batch's energy by the profile, J; None where unknown.
+        device: name of the one that served it.
     """
 
     output: Any
@@ -28,26 +31,67 @@ class Answer:
     waiting: float
     service: float
     energy: float | None
+    device: str
+
+
+class Asked(NamedTuple):
+    """What a call wants.
+
+    Attributes:
+        model: that is asked.
+        inputs: decoded samples, uint8 [H, W, 3] or `Text` each.
+        sizes: predicted service time of each when served alone, s; none where requests do not differ.
+        arrival: instant of its arrival, s.
+        expires: the instant after which the client no longer wants the answer, s.
+    """
+
+    model: str
+    inputs: Sequence[Any]
+    sizes: Sequence[float]
+    arrival: float
+    expires: float
 
 
 class Call:
     """One call: its requests, and the future of their answers.
 
     Attributes:
+        asked: what it wants.
         earliest: the least instant at which it could be answered when it came, s; 0 where nobody asked.
+        losses: how many devices were lost while they served it.
         span: its span, where it is traced.
     """
 
-    __slots__ = ("answers", "earliest", "future", "missing", "requests", "span")
+    __slots__ = ("answers", "asked", "earliest", "future", "losses", "missing", "requests", "span")
 
-    def __init__(self, future: "asyncio.Future[list[Answer]]", n: int, earliest: float, span: Any = None) -> None:
-        """`n` samples are to be answered."""
+    def __init__(self, future: "asyncio.Future[list[Answer]]", asked: Asked, earliest: float, span: Any = None) -> None:
+        """Nothing is answered yet."""
         self.future = future
+        self.asked = asked
         self.requests: list[Request] = []
-        self.answers: list[Any] = [None] * n
-        self.missing = n
+        self.missing = len(asked.inputs)
+        self.answers: list[Any] = [None] * self.missing
         self.earliest = earliest
+        self.losses = 0
         self.span = span
+
+    def ask(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
+        """A request for each sample that has no answer yet, as `chosen` has them, with the next of the `ids`."""
+        model, inputs, sizes, arrival, expires = self.asked
+        for index, sample in enumerate(inputs):
+            if self.answers[index] is None:
+                size = sizes[index] if sizes else 0.0
+                kind = chosen.arriving(model, size)
+                request = Request(next(ids), arrival, kind, arrival + chosen.slo, expires, size)
+                request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
+                request.payload = Sample(sample, self, index)
+                self.requests.append(request)
+        return self.requests
+
+    def lose(self) -> None:
+        """Its device is lost; it counts where it was being served, and may have been the cause."""
+        self.losses += any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)
+        self.earliest = 0.0  # what comes of it now tells nothing about how late answers are
 
     def answer(self, index: int, answer: Answer) -> None:
         """The sample of this index is served; the last one's answer ends the call."""
@@ -60,6 +104,12 @@ class Call:
         """The whole call ends with this error, unless it has ended."""
         if not self.future.done():
             self.future.set_exception(error)
+
+
+def fail_all(calls: Iterable[Call], error: ServerError) -> None:
+    """All of them end with this error."""
+    for call in calls:
+        call.fail(error)
 
 
 @dataclass(slots=True)
@@ -107,6 +157,7 @@ class Served:
         completion: what the device made of it, and when, s.
         finished: those of the launch who have passed all stages, and who are still here.
         energy: of the batch by the profile, J; None where unknown.
+        energy_source: how the profile knows it.
     """
 
     policy: str
@@ -115,6 +166,7 @@ class Served:
     completion: Completion
     finished: Sequence[Request]
     energy: float | None
+    energy_source: str
 
     @property
     def service(self) -> float:

@@ -43,7 +43,9 @@ def serve_model(
     ] = None,
     policy: Annotated[list[str] | None, typer.Option(help="[MODEL=]SPEC; auto if left out")] = None,
     profile: Annotated[list[str] | None, typer.Option(help="[MODEL=]PROFILE, a shipped name or a file")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda:N or emulated:PROFILE; several with commas between")
+    ] = None,
     max_batch_size: Annotated[int | None, typer.Option(help="largest batch")] = None,
     weights: Annotated[str | None, typer.Option(help="auto, random or a FILE")] = None,
     guess: Annotated[
@@ -90,7 +92,7 @@ def _run(plan: Plan, began: float) -> int:
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        return serve(server.app, server.dispatcher, bound, settings.drain_delay_s, _listening(settings))
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listening(settings))
 
 
 def _is_loopback(host: str) -> bool:

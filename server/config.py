@@ -48,14 +48,14 @@ class Settings(BaseSettings):
         models: names of torchvision classification models, or NAME=SPEC.
         policy: [MODEL=]SPEC entries.
         profile: [MODEL=]PROFILE entries.
-        device: auto, cpu, cuda:N or emulated:PROFILE.
+        device: auto, cpu, cuda:N or emulated:PROFILE; several real or several emulated ones, with commas between.
         max_batch_size: largest batch; None: the profile's, 32 when measuring.
         weights: auto, random or a file.
         guess: how many tokens a text will be is guessed so, where it is not known: limit, online or learned.
         stages: into how many each network is cut; None: not at all, and an emulated device has its profile's.
         w2: weight of power in the objective, where the policy spec leaves it open.
         slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
-        queue_capacity: requests that may wait.
+        queue_capacity: requests that may wait, on all devices together.
         queue_bytes: bytes that all calls may hold: bodies, pictures while they are decoded, samples until answered.
         hung_after_s: a batch that takes longer, and 20 times its expected time, ends the server for its supervisor.
         host: address to bind.

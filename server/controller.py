@@ -105,7 +105,7 @@ class Controller:
         weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
         objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
-            self._metrics.objective(model, 0)
+            self._metrics.objective(model, self._dispatcher.device, 0)
         return _Watched(chosen, chosen, evidence, objective)
 
     def _judge(self, model: str, watched: _Watched, objective: Objective, responses: Sequence[float]) -> None:
@@ -119,7 +119,7 @@ class Controller:
             return
         watched.served = Answers(0, 0, 0)
         watched.objective = after
-        self._metrics.objective(model, after.level)
+        self._metrics.objective(model, self._dispatcher.device, after.level)
         if after.level != objective.level:
             late = 1.0 - answers.within / answers.served
             reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
@@ -145,7 +145,7 @@ class Controller:
             return  # somebody set another policy meanwhile
         watched.deciding = self._dispatcher.use(model, chosen)
         watched.served = Answers(0, 0, 0)
-        self._metrics.policy(model, chosen.name, chosen.spec)
+        self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)
         self._metrics.adapted(model, why[0])
         _log.info("%s: %s; policy %s follows", model, why[1], chosen.spec)
 

@@ -1,14 +1,18 @@
 """The way out of the house: what came of a batch goes to its calls, the metrics, the log and the trace."""
 
 import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from server.calls import Answer, Call, Served
+from server.calls import Answer, Asked, Call, Served
 from server.logs import log_batch
 from server.metrics import Metrics
 
 if TYPE_CHECKING:
     from server.tracing import Tracing
+
+_log = logging.getLogger("batchwright.dispatcher")
 
 
 class Delivery:
@@ -16,19 +20,23 @@ class Delivery:
 
     Attributes:
         tracing: ties calls to their batches; None: nothing is traced.
+        on_served: told of each whole batch that is answered: model, size, service time and response times, s.
+        on_staged: told of a model of which some stages were run.
     """
 
     tracing: "Tracing | None" = None
+    on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
+    on_staged: Callable[[str], None] | None = None
 
     def __init__(self, device: str, metrics: Metrics) -> None:
         """`device` is its name in metrics and logs."""
         self._device = device
         self._metrics = metrics
 
-    def call(self, n: int, earliest: float) -> Call:
-        """A call of `n` samples that has just come, and that could be answered at `earliest`, s, at the least."""
+    def call(self, asked: Asked, earliest: float) -> Call:
+        """A call that has just come, and that could be answered at `earliest`, s, at the least."""
         span = None if self.tracing is None else self.tracing.current()
-        return Call(asyncio.get_running_loop().create_future(), n, earliest, span)
+        return Call(asyncio.get_running_loop().create_future(), asked, earliest, span)
 
     def answer(self, served: Served, now: float, queue_length: int) -> list[Call]:
         """Answer who waits for this batch; `now` in s, `queue_length` are those who still wait.
@@ -57,8 +65,22 @@ class Delivery:
         for request in served.finished:
             sample, ended = request.payload, served.completion.finished
             on_device = service if served.whole else ended - request.started
-            answer = Answer(sample.input, size, request.started - request.arrival, on_device, sample.energy)
+            waiting = request.started - request.arrival
+            answer = Answer(sample.input, size, waiting, on_device, sample.energy, self._device)
             sample.call.answer(sample.index, answer)
             if not sample.call.missing:
                 complete.append(sample.call)
         return complete
+
+    def tell(self, served: Served, now: float) -> None:
+        """Tell who watches of an answered batch, at `now`, s."""
+        model = served.batch.model
+        try:
+            if not served.whole and self.on_staged is not None:
+                self.on_staged(model)
+            if served.whole and self.on_served is not None:
+                responses = [now - request.arrival for request in served.finished]
+                self.on_served(model, len(served.batch.inputs), served.service, responses)
+        except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
+            _log.exception("watching the batches failed; the policy stays as it is from now on")
+            self.on_served = self.on_staged = None

@@ -20,7 +20,7 @@ from policies.types import Action, Launch, Request, Wait
 from server.admission import DEFAULT_LIMITS, Admission, Limits
 from server.ahead import Ahead
 from server.alarm import Alarm
-from server.calls import Answer, Call, InService, Sample, Served, batch_of, end_early
+from server.calls import Answer, Asked, Call, InService, Served, batch_of, end_early, fail_all
 from server.delivery import Delivery
 from server.errors import DrainingError, ExecutionError, ServerError, UnavailableError
 from server.executor import Batch, Completion, DeviceLostError, Executor
@@ -28,7 +28,6 @@ from server.expiry import Expiry
 from server.forecast import Forecast
 from server.metrics import Metrics
 from server.rescue import Part, complete, rescue, watched
-from server.text import Text
 
 _log = logging.getLogger("batchwright.dispatcher")
 _HUNG_AFTER = 20.0  # times the most that it should take, a batch is held for hung
@@ -41,17 +40,14 @@ class Dispatcher:
     Attributes:
         chosen: by model, the policy that decides now, its profile, and where they came from.
         delivery: gives the answers out.
-        leaving: told to stop soon: not ready, though calls are still admitted.
-        on_served: told of each whole batch that is answered: model, size, service time and response times, s.
-        on_staged: told of a model of which some stages were run.
         on_shrunk: told of a model whose batches have to be smaller from now on, and what decided before.
+        on_broken: given the calls without an answer when nothing can be served any more, and the error they get if
+            nobody else takes them.
         broken: set when nothing can be served any more: the device is lost, or the loop itself broke.
     """
 
-    leaving = False
-    on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
-    on_staged: Callable[[str], None] | None = None
     on_shrunk: Callable[[str, Chosen], None] | None = None
+    on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
 
     def __init__(
         self,
@@ -78,7 +74,7 @@ class Dispatcher:
         self._ids = count()
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
-        self._calls: set[Call] = set()
+        self._calls: dict[Call, None] = {}  # in the order in which they came
         self._draining = False
         self._ahead = Ahead(self._batcher, self._forecast, clock)
         self._undelivered: Served | None = None
@@ -103,24 +99,25 @@ class Dispatcher:
             QueueFullError: there is no room for all of them, or no time.
             DrainingError: the server is stopping.
         """
-        earliest = self.check_room(model, len(inputs), timeout)
-        now, chosen = self._clock(), self.chosen[model]
-        call = self.delivery.call(len(inputs), earliest)
-        for index, sample in enumerate(inputs):
-            size = sizes[index] if sizes else 0.0
-            request = Request(next(self._ids), now, chosen.arriving(model, size), now + chosen.slo, now + timeout, size)
-            request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
-            request.payload = Sample(sample, call, index)
-            call.requests.append(request)
-            self._batcher.arrive(request)
-        call.future.add_done_callback(lambda _: self._leave(call))
-        self._calls.add(call)
+        earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
+        call = self.delivery.call(Asked(model, inputs, sizes, now, now + timeout), earliest)
         self._metrics.history.arrived(model, len(inputs))
+        self.take(call)
+        return call.future
+
+    def take(self, call: Call) -> None:
+        """Queue the samples of a call that have no answer: all, or what another device has left. Nobody is refused."""
+        now = self._clock()
+        for request in call.ask(self.chosen[call.asked.model], self._ids):
+            arrived, request.arrival = request.arrival, now  # the rate is of what comes to this device, when it comes
+            self._batcher.arrive(request)
+            request.arrival = arrived
+        call.future.add_done_callback(lambda _: self._leave(call))
+        self._calls[call] = None
         if not self._batcher.busy:
             self._turns_by = now
         self._changed()
         self._alarm.set(self._batcher.next_expiry())
-        return call.future
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
         """Whether `n` more samples of `model` would be admitted now; a gateway may ask before it reads the body.
@@ -143,9 +140,9 @@ class Dispatcher:
         self._admission.refuse_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 
-    def backlog(self) -> float:
-        """The least time in which the device serves everybody who is here, s."""
-        return self._forecast.to_serve({})
+    def backlog(self, more: Mapping[str, int] | None = None) -> float:
+        """The least time in which the device serves everybody who is here, and `more` by model, s."""
+        return self._forecast.to_serve(more or {})
 
     def use(self, model: str, chosen: Chosen) -> Chosen:
         """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
@@ -154,11 +151,14 @@ class Dispatcher:
             What decides from now on: the policy, with a monitor that counts as it wants and knows the rate.
         """
         self.chosen[model] = replace(chosen, monitor=successor(self.chosen[model].monitor, chosen.monitor))
+        self._decide_by_chosen()
+        return self.chosen[model]
+
+    def _decide_by_chosen(self) -> None:
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
             self._batcher.rekind(lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size))
         self._changed()
-        return self.chosen[model]
 
     @property
     def device(self) -> str:
@@ -185,19 +185,28 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether new calls should be sent here; one that is `leaving` still admits them until it drains."""
-        return not (self.leaving or self._draining or self.broken.is_set())
+        """Whether it admits calls."""
+        return not (self._draining or self.broken.is_set())
 
     @property
     def alive(self) -> bool:
         """Whether the loop turns: it is not broken, and not overdue."""
         return not self.broken.is_set() and self._clock() <= self._turns_by + _GRACE
 
-    async def drain(self) -> None:
-        """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
+    def retire(self) -> None:
+        """Refuse new calls, and serve what was accepted without waiting for more."""
         self._draining = True
         self._batcher.drain()
         self._changed()
+
+    def resume(self) -> None:
+        """Admit calls again, and decide by the policy."""
+        self._draining = False
+        self._decide_by_chosen()
+
+    async def drain(self) -> None:
+        """Retire, and return when all is answered."""
+        self.retire()
         while self._calls:
             self._all_answered.clear()
             await self._all_answered.wait()
@@ -205,30 +214,33 @@ class Dispatcher:
     def abandon(self) -> None:
         """Refuse new calls, and those accepted as well: whoever stops the server has lost patience."""
         self._draining = True
-        for call in list(self._calls):
-            call.fail(DrainingError("the server stopped before the answer; send the request to another one", 1))
+        error = DrainingError("the server stopped before the answer; send the request to another one", 1)
+        fail_all(self._calls, error)
 
     # the loop
 
     async def run(self) -> None:
         """Decide and serve until cancelled, or until nothing can be served any more: then `broken` is set.
 
-        Everybody gets an error then, and nobody new is admitted.
+        Everybody gets an error then, or goes to whom `on_broken` gives them, and nobody new is admitted.
         """
         try:
             while True:
                 await self._turn()
         except DeviceLostError as error:
-            _log.critical("the device is lost (%s); the server has to be restarted", error)
+            _log.critical("%s is lost (%s); the server has to be restarted to have it back", self.device, error)
             self._end(UnavailableError("the device is lost; send the request to another server", 1))
         except Exception as error:  # noqa: BLE001  (a bug here must not leave anybody without an answer)
-            _log.exception("the dispatcher broke; the server has to be restarted")
+            _log.exception("the dispatcher of %s broke; the server has to be restarted to have it back", self.device)
             self._end(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
 
     def _end(self, error: ServerError) -> None:
         self.broken.set()
-        for call in list(self._calls):
-            call.fail(error)
+        calls = [call for call in self._calls if not call.future.done()]
+        for call in calls:
+            call.lose()
+            self._leave(call)
+        self.on_broken(calls, error)
 
     async def _turn(self) -> None:
         self._wake.clear()
@@ -335,7 +347,7 @@ class Dispatcher:
 
     def _serve_greedily(self, model: str, profile: Profile) -> None:
         self.use(model, choose("greedy", profile, self.chosen[model].defaults))
-        self._metrics.policy(model, "greedy", "greedy")
+        self._metrics.policy(model, self.device, "greedy", "greedy")
 
     async def _sleep(self, until: float) -> None:
         if until == inf:
@@ -348,8 +360,8 @@ class Dispatcher:
     # the ways out of the house
 
     def _served(self, now: InService, completion: Completion, finished: Sequence[Request]) -> Served:
-        energy = self._forecast.energy(now.batch)
-        served = Served(now.policy, now.launch, now.batch, completion, finished, energy)
+        energy, source = self._forecast.energy(now.batch), self.chosen[now.batch.model].profile.energy_source
+        served = Served(now.policy, now.launch, now.batch, completion, finished, energy, source)
         served.hand_on()
         return served
 
@@ -357,33 +369,23 @@ class Dispatcher:
         served, self._undelivered = self._undelivered, None
         if served is not None:
             self._answer(served)
-            self._tell(served)
+            self.delivery.tell(served, self._clock())
 
     def _answer(self, served: Served) -> None:
         now = self._clock()
         for call in self.delivery.answer(served, now, self._batcher.queue_length):
             self._admission.seen(call.earliest, now)
 
-    def _tell(self, served: Served) -> None:
-        model, now = served.batch.model, self._clock()
-        try:
-            if not served.whole and self.on_staged is not None:
-                self.on_staged(model)
-            if served.whole and self.on_served is not None:
-                responses = [now - request.arrival for request in served.finished]
-                self.on_served(model, len(served.batch.inputs), served.service, responses)
-        except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
-            _log.exception("watching the batches failed; the policy stays as it is from now on")
-            self.on_served = self.on_staged = None
-
     def _leave(self, call: Call) -> None:
-        """The call is answered, failed or cancelled: whoever of it is still here goes."""
+        """The call is answered, failed, cancelled or another device's: whoever of it is still here goes."""
+        if call not in self._calls:
+            return
         if call.missing:
             self._changed()
             for request in call.requests:
                 self._batcher.cancel(request)
         call.requests.clear()
-        self._calls.discard(call)
+        del self._calls[call]
         if not self._calls:
             self._all_answered.set()
 

@@ -15,9 +15,9 @@ from starlette.types import Scope, Send
 
 from server.admission import refuse_if_full
 from server.calls import Answer
-from server.dispatcher import Dispatcher
 from server.encoding import decompressing
 from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
+from server.fleet import Fleet
 from server.http import Caller, ClientGoneError, disconnected, read_body, respond_error
 from server.intake import Intake, Share
 from server.metrics import Metrics
@@ -38,7 +38,7 @@ class Inference:
 
     Attributes:
         models: by name.
-        dispatcher: in front of the device.
+        fleet: the devices, each with its dispatcher.
         metrics: counts what came of each request.
         decoders: threads that decode pictures.
         capacity: samples that can wait; one call cannot bring more.
@@ -48,7 +48,7 @@ class Inference:
     """
 
     models: Mapping[str, AnyModel]
-    dispatcher: Dispatcher
+    fleet: Fleet
     metrics: Metrics
     decoders: Pool
     capacity: int
@@ -104,7 +104,7 @@ class Inference:
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
-        self.dispatcher.check_room(model.name, 1, caller.left())
+        self.fleet.check_room(model.name, 1, caller.left())
         body = await read_body(headers, caller.receive, MAX_BODY_BYTES, share.reach)
         share.settle(len(body))
         encoding = headers.get(b"content-encoding")
@@ -135,9 +135,9 @@ class Inference:
         """
         share.arrive()
         left, coming = caller.left(), self.intake.coming
-        taken = sum(map(self.dispatcher.queue_length, self.models)) + coming.total()
-        refuse_if_full(n, taken, self.capacity, self.dispatcher.backlog)
-        self.dispatcher.check_room(model, n + coming[model], left)
+        taken = sum(map(self.fleet.queue_length, self.models)) + coming.total()
+        refuse_if_full(n, taken, self.capacity, self.fleet.backlog)
+        self.fleet.check_room(model, n + coming[model], left)
         share.come(model, n)
 
     async def decode(self, model: AnyModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
@@ -197,7 +197,7 @@ class Inference:
         """
         caller.asked, caller.samples = monotonic(), len(inputs)
         sizes = () if model.sizes is None else [model.sizes.of(text) for text in inputs]
-        submitted = self.dispatcher.submit(model.name, inputs, caller.left(), sizes)
+        submitted = self.fleet.submit(model.name, inputs, caller.left(), sizes)
         caller.answers = await _watched(submitted, caller)
         if model.sizes is not None:
             for text, answer in zip(inputs, caller.answers, strict=True):
@@ -227,18 +227,19 @@ class Inference:
         waiting = max(answer.waiting for answer in caller.answers)
         service = max(answer.service for answer in caller.answers)
         self.metrics.outcome(model, "ok", caller.samples)
-        self.metrics.responded(model, self.dispatcher.device, response, caller.samples)
+        self.metrics.responded(model, caller.answers[-1].device, response, caller.samples)
         self.metrics.statistics.answered(model, caller.asked - caller.began, waiting, service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """What happened to a call: the largest batch, the longest times, the energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
+        profile = self.fleet.on(answers[-1].device).chosen[model].profile
         return {
             "batch_size": max(answer.batch_size for answer in answers),
             "waiting_ms": round(1e3 * max(answer.waiting for answer in answers), 3),
             "service_ms": round(1e3 * max(answer.service for answer in answers), 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
-            "energy_source": self.dispatcher.chosen[model].profile.energy_source if energies else "none",
+            "energy_source": profile.energy_source if energies else "none",
         }
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import SpecError
 from server.connection import Connection, TimeLimits
-from server.dispatcher import Dispatcher
+from server.fleet import Fleet
 from server.memory import heap
 
 _log = logging.getLogger("batchwright")
@@ -85,7 +85,7 @@ def exit_on_sigterm() -> None:
 
 def serve(
     app: ASGIApp,
-    dispatcher: Dispatcher,
+    fleet: Fleet,
     bound: socket.socket,
     drain_delay: float = 0.0,
     listening: Listening = Listening(),
@@ -102,17 +102,17 @@ def serve(
     _allow_many_connections()
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need walk through it again
-    server = _Server(_config(_parting(app, dispatcher), listening))
+    server = _Server(_config(_parting(app, fleet), listening))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(server, dispatcher, bound, drain_delay))
+        return runner.run(_serve(server, fleet, bound, drain_delay))
 
 
-def _parting(app: ASGIApp, dispatcher: Dispatcher) -> ASGIApp:
+def _parting(app: ASGIApp, fleet: Fleet) -> ASGIApp:
     """Every answer closes its connection once the server is leaving: a client's next call then goes elsewhere."""
 
     async def parting(scope: Scope, receive: Receive, send: Send) -> None:
         def sent(message: Message) -> Awaitable[None]:
-            if dispatcher.leaving and message["type"] == "http.response.start":
+            if fleet.leaving and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             return send(message)
 
@@ -128,45 +128,45 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(server: _Server, dispatcher: Dispatcher, bound: socket.socket, drain_delay: float) -> int:
+async def _serve(server: _Server, fleet: Fleet, bound: socket.socket, drain_delay: float) -> int:
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
 
     def on_signal(name: str) -> None:
         if drains:
             _log.warning("%s again: stopping without waiting for answers", name)
-            dispatcher.abandon()
+            fleet.abandon()
             server.stop.set()
             loop.call_later(_LAST_WORDS, setattr, server, "force_exit", True)
             return
-        dispatcher.leaving = True
+        fleet.leaving = True
         delay = drain_delay if name == "SIGTERM" else 0.0  # whoever presses Ctrl-C is no balancer
-        drains.append(asyncio.create_task(_drain(server, dispatcher, name, delay)))
+        drains.append(asyncio.create_task(_drain(server, fleet, name, delay)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
-    ending = asyncio.create_task(_end_when_broken(server, dispatcher))
+    ending = asyncio.create_task(_end_when_broken(server, fleet))
     trimming = asyncio.create_task(heap.keep_trimmed(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
     for task in (*drains, ending, trimming):
         task.cancel()
-    return LOST if dispatcher.broken.is_set() else 0
+    return LOST if fleet.broken.is_set() else 0
 
 
-async def _end_when_broken(server: _Server, dispatcher: Dispatcher) -> None:
-    await dispatcher.broken.wait()
-    dispatcher.leaving = True
+async def _end_when_broken(server: _Server, fleet: Fleet) -> None:
+    await fleet.broken.wait()
+    fleet.leaving = True
     server.stop.set()
     await asyncio.sleep(_LAST_WORDS)
     server.force_exit = True
 
 
-async def _drain(server: _Server, dispatcher: Dispatcher, name: str, delay: float) -> None:
+async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None:
     if delay:
         _log.info("%s: not ready any more, still admitting calls for %g s", name, delay)
         await asyncio.sleep(delay)
-    _log.info("%s: refusing new calls, answering %d accepted", name, dispatcher.open_calls)
-    await dispatcher.drain()
+    _log.info("%s: refusing new calls, answering %d accepted", name, fleet.open_calls)
+    await fleet.drain()
     end = monotonic() + _LINGER
     while server.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.05)

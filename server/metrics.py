@@ -1,6 +1,6 @@
 """Prometheus instruments, in base units, on a registry of their own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,9 +32,8 @@ class Metrics:
         history: of the last minutes, for the page.
     """
 
-    def __init__(self, energy_sources: Mapping[str, str]) -> None:
-        """`energy_sources` by model: how its profile knows the energy of a batch."""
-        self._energy_sources = energy_sources
+    def __init__(self) -> None:
+        """Nothing has happened."""
         self.statistics, self.history = Statistics(), History()
         self._readings: list[LastReading] = []
         self._registry = registry = CollectorRegistry()
@@ -51,7 +50,7 @@ class Metrics:
         served = ("model", "device")
         # kept by `cache`: finding a child costs more than counting, and these two are once a call
         self._outcome = cache(counter("requests", "Requests by what came of them", "model", "outcome").labels)
-        self._policies: dict[str, tuple[str, str]] = {}
+        self._policies: dict[tuple[str, str], tuple[str, str]] = {}
         self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
         self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
@@ -70,14 +69,15 @@ class Metrics:
             "idle_gap_seconds", "Device idle between two batches while requests waited", _GAP_SECONDS, "device"
         )
         self._queue_length = gauge("queue_length", "Requests waiting", "model")
-        self._backlog = gauge("backlog_seconds", "Least time in which the device serves everybody who is here")
+        self._backlog = gauge("backlog_seconds", "Least time in which a device serves everybody who is on it")
+        self._device_up = gauge("device_up", "1 while the device serves, 0 once it is lost", "device")
         self._capacity = gauge("capacity_hertz", "Largest service rate by the profile, max over b of b/l(b)", "model")
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
         self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
         self._refusals = counter("refusals", "Calls refused before a model was asked, by status", "status")
         self._faults = counter("device_faults", "Batches that the device failed on, by exception", "model", "error")
-        self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", "model")
-        self._policy_info = gauge("policy_info", "1 for the policy that decides", "model", "policy", "spec")
+        self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", *served)
+        self._policy_info = gauge("policy_info", "1 for the policy that decides", *served, "policy", "spec")
 
     def watch(self, model: str, queue_length: _Read, arrival_rate: _Read, capacity: _Read) -> None:
         """Read these when somebody scrapes: number waiting, arrival rate and largest service rate, 1/s.
@@ -99,6 +99,10 @@ class Metrics:
         """Read this when somebody scrapes, s."""
         self._backlog.set_function(backlog)
 
+    def watch_device(self, device: str, alive: Callable[[], bool]) -> None:
+        """Ask whether the device can serve yet when somebody scrapes."""
+        self._device_up.labels(device).set_function(alive)
+
     def watch_meter(self, device: str, meter: EnergyMeter) -> None:
         """Export the device's own energy counter, as `read_meters` has seen it last."""
         reading = LastReading(meter)
@@ -110,20 +114,21 @@ class Metrics:
         for reading in self._readings:
             await reading.refresh()
 
-    def policy(self, model: str, policy: str, spec: str) -> None:
-        """Another policy decides for `model`."""
-        if model in self._policies:
-            self._policy_info.remove(model, *self._policies[model])
-        self._policies[model] = policy, spec
-        self._policy_info.labels(model, policy, spec).set(1)
+    def policy(self, model: str, device: str, policy: str, spec: str) -> None:
+        """Another policy decides for `model` on a device."""
+        place = model, device
+        if place in self._policies:
+            self._policy_info.remove(*place, *self._policies[place])
+        self._policies[place] = policy, spec
+        self._policy_info.labels(*place, policy, spec).set(1)
 
     def adapted(self, model: str, reason: str) -> None:
         """The controller set another policy: drift or objective."""
         self._adapted.labels(model, reason).inc()
 
-    def objective(self, model: str, level: int) -> None:
-        """How many steps the objective has moved towards faster."""
-        self._objective.labels(model).set(level)
+    def objective(self, model: str, device: str, level: int) -> None:
+        """How many steps the objective has moved towards faster on a device."""
+        self._objective.labels(model, device).set(level)
 
     def batch(self, device: str, served: Served) -> None:
         """A batch is done, or some stages of one: a request is counted with its last stage, a batch with theirs."""
@@ -142,7 +147,7 @@ class Metrics:
         self._batches.labels(model, device, served.policy, launch.reason).inc()
         self._service.labels(model, device).observe(service)
         if energy is not None:
-            self._energy.labels(model, device, self._energy_sources[model]).inc(energy)
+            self._energy.labels(model, device, served.energy_source).inc(energy)
 
     def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
         """Requests of one model are served; `now` is the instant of their answers, s."""

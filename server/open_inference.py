@@ -175,7 +175,7 @@ class Documents:
     async def ready(self, request: Request) -> Response:
         """GET /v2/models/{m}/ready."""
         model = self._model(request)
-        ready = self._inference.dispatcher.ready
+        ready = self._inference.fleet.ready
         return JSONResponse({"name": model.name, "ready": ready}, 200 if ready else 503)
 
     async def model_statistics(self, request: Request) -> Response:
@@ -191,7 +191,7 @@ class Documents:
         """POST /v2/repository/index: a bare array."""
         body = await read_body(headers_of(request.scope), request.receive, MAX_BODY_BYTES)
         ready_only = wants_ready_only(body)
-        state = "READY" if self._inference.dispatcher.ready else "UNAVAILABLE"
+        state = "READY" if self._inference.fleet.ready else "UNAVAILABLE"
         entries = repository_index([(name, state) for name in self._inference.models], ready_only)
         return Response(orjson.dumps(entries), media_type="application/json")
 

@@ -112,8 +112,8 @@ def _html() -> Template:
 
 
 def _row(inference: Inference, name: str) -> str:
-    dispatcher, weights = inference.dispatcher, inference.models[name].weights
+    fleet, weights = inference.fleet, inference.models[name].weights
     return (
-        f"<tr><td>{escape(name)}<td>{escape(weights)}<td>{escape(dispatcher.chosen[name].spec)}"
-        f"<td>{dispatcher.queue_length(name)}<td>{dispatcher.arrival_rate(name):.1f}</tr>"
+        f"<tr><td>{escape(name)}<td>{escape(weights)}<td>{escape(fleet.first.chosen[name].spec)}"
+        f"<td>{fleet.queue_length(name)}<td>{fleet.arrival_rate(name):.1f}</tr>"
     )

@@ -22,19 +22,17 @@ Kept = Callable[[Settings, str, int], Profile | None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Settings without a mistake, and what followed from them already.
+class DevicePlan:
+    """What one device is going to do.
 
     Attributes:
-        settings: as given.
-        bound: socket at the address to serve.
+        settings: as given, with this device alone.
         played: what an emulated device plays; None for a real one.
         profiles: by model, those known without measuring.
         chosen: by model, the policy of each of those.
     """
 
     settings: Settings
-    bound: socket.socket
     played: Profile | None
     profiles: Mapping[str, Profile]
     chosen: Mapping[str, Chosen]
@@ -48,12 +46,36 @@ class Plan:
         known = self.chosen.get(model)
         if known is not None and known.profile is profile:
             return known
-        return choose(_spec(self.settings, model), profile, _defaults(self.settings))
+        return policy_of(self.settings, model, profile)
 
     def largest(self, model: str) -> int:
         """The largest batch of a model."""
         known = self.profiles.get(model)
         return known.max_batch_size if known else self.settings.max_batch_size or MEASURED_UP_TO
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings without a mistake, and what followed from them already.
+
+    Attributes:
+        settings: as given.
+        bound: socket at the address to serve.
+        devices: at least one.
+    """
+
+    settings: Settings
+    bound: socket.socket
+    devices: Sequence[DevicePlan]
+
+
+def policy_of(settings: Settings, model: str, profile: Profile) -> Chosen:
+    """What the settings want a model to be served by, on a device with this profile.
+
+    Raises:
+        SpecError: it cannot be had with that profile.
+    """
+    return choose(_spec(settings, model), profile, _defaults(settings))
 
 
 class _Mistakes:
@@ -86,18 +108,27 @@ def make_plan(reading: Reading, kept: Kept, checks: Sequence[Callable[[Settings]
     settings = reading.settings
     if settings is None:
         raise SpecError("; ".join(mistakes.told))
-    for check in (_device, *checks):
+    for check in (_devices, *checks):
         mistakes.of(partial(check, settings))
-    played = mistakes.of(partial(_played, settings))
-    mistakes.of(partial(_stages, settings))
-    profiles = _profiles(settings, played, kept, mistakes)
-    chosen = _choices(settings, profiles, mistakes)
+    devices = [_device_plan(one, kept, mistakes) for one in _each(settings)]
     bound = mistakes.of(partial(bind, settings.host, settings.port))
     if bound is None or mistakes.told:
         if bound is not None:
             bound.close()
         raise SpecError("; ".join(dict.fromkeys(mistakes.told)))
-    return Plan(settings, bound, played, profiles, chosen)
+    return Plan(settings, bound, devices)
+
+
+def _each(settings: Settings) -> list[Settings]:
+    """The settings for each device alone."""
+    return [settings.model_copy(update={"device": device.strip()}) for device in settings.device.split(",")]
+
+
+def _device_plan(settings: Settings, kept: Kept, mistakes: _Mistakes) -> DevicePlan:
+    played = mistakes.of(partial(_played, settings))
+    mistakes.of(partial(_stages, settings))
+    profiles = _profiles(settings, played, kept, mistakes)
+    return DevicePlan(settings, played, profiles, _choices(settings, profiles, mistakes))
 
 
 def is_emulated(settings: Settings) -> bool:
@@ -105,8 +136,33 @@ def is_emulated(settings: Settings) -> bool:
     return settings.device.startswith(_EMULATED)
 
 
+def _devices(settings: Settings) -> None:
+    """The devices, and the models and weights that only a real one needs."""
+    each = _each(settings)
+    emulated = [is_emulated(one) for one in each]
+    if any(emulated) and not all(emulated):
+        raise SpecError(
+            f"device {settings.device!r} mixes emulated and real ones, whose answers would differ; give one kind"
+        )
+    mistakes = _Mistakes(())
+    for one in each:
+        mistakes.of(partial(_device, one))
+    if not mistakes.told and not all(emulated):
+        mistakes.of(partial(_distinct, each))
+    if mistakes.told:
+        raise SpecError("; ".join(dict.fromkeys(mistakes.told)))
+
+
+def _distinct(each: Sequence[Settings]) -> None:
+    from server import torch_device
+
+    places = [torch_device.resolve_device(one.device)[0] for one in each]
+    if len(set(places)) < len(places):
+        raise SpecError(f"a device is named twice: {','.join(map(str, places))}; name each once")
+
+
 def _device(settings: Settings) -> None:
-    """The device, and the models and weights that only a real one needs."""
+    """One device, and the models and weights that only a real one needs."""
     texts = {name: spec for name, spec in settings.specs.items() if is_text(spec)}
     if is_emulated(settings):
         if texts:
@@ -198,10 +254,9 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], mistakes: _Mis
 
 
 def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
-    spec, defaults = _spec(settings, model), _defaults(settings)
     if profile is not None:
-        return choose(spec, profile, defaults)
-    check_spec(spec, settings.max_batch_size or MEASURED_UP_TO, defaults)
+        return policy_of(settings, model, profile)
+    check_spec(_spec(settings, model), settings.max_batch_size or MEASURED_UP_TO, _defaults(settings))
     return None
 
 

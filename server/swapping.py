@@ -2,38 +2,34 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from policies.catalog import Chosen, by_stages
 from policies.types import SpecError
 from server.dispatcher import Dispatcher
+from server.fleet import Fleet
 from server.metrics import Metrics
 
 
-async def swap(
-    dispatcher: Dispatcher, metrics: Metrics, choosing: Mapping[str, Callable[[Chosen], Chosen]]
-) -> Mapping[str, Chosen]:
-    """Let other policies decide from now on.
+async def swap(fleet: Fleet, metrics: Metrics, choosing: Mapping[str, Callable[[Chosen], Chosen]]) -> None:
+    """Let other policies decide from now on, on all devices.
 
     Args:
-        dispatcher: whose.
+        fleet: whose.
         metrics: hear of it.
-        choosing: by model, what makes its policy, on the profile of the one that decides now.
-
-    Returns:
-        What decides now.
+        choosing: by model, what makes its policy from the one that decides now, on that one's profile.
 
     Raises:
         SpecError: a policy cannot be had; nothing has changed then.
     """
-    while True:
-        before = {model: dispatcher.chosen[model] for model in choosing}
-        chosen = {model: await asyncio.to_thread(choose, before[model]) for model, choose in choosing.items()}
-        if all(dispatcher.chosen[model].profile is now.profile for model, now in before.items()):
-            break  # else one was refitted, or shrunk, meanwhile
-    for choice in chosen.values():
-        if by_stages(choice.spec) and choice.profile.stages == 1 and choice.profile.lengths is None:
-            raise SpecError(f"policy {choice.spec!r} decides between stages; start the server with --stages K")
-    for model, choice in chosen.items():
-        dispatcher.use(model, choice)
-        metrics.policy(model, choice.name, choice.spec)
-    return chosen
+    before = {(d, model): d.chosen[model] for d in fleet.dispatchers for model in choosing}
+    found: dict[tuple[Dispatcher, str], Chosen] = {}
+    while left := [p for p in before if p not in found or found[p].profile is not p[0].chosen[p[1]].profile]:
+        for dispatcher, model in left:  # not solved yet; or refitted, or shrunk, meanwhile
+            now = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
+            found[dispatcher, model] = chosen = await asyncio.to_thread(choosing[model], now)
+            if by_stages(chosen.spec) and now.profile.stages == 1 and now.profile.lengths is None:
+                raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
+    for (dispatcher, model), chosen in found.items():
+        dispatcher.use(model, chosen)
+        metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)

@@ -16,7 +16,7 @@ class TextDevice:
 
     def __init__(self, nets: Mapping[str, TextNet], device: torch.device) -> None:
         """`nets` by model name; they are moved to the device, and compute in float32."""
-        self._nets = nets
+        self._nets, self._device = nets, device
         for net in nets.values():
             (net.net if isinstance(net, Generator) else net).to(device)
 
@@ -26,7 +26,7 @@ class TextDevice:
         A generator's stage is an iteration: who is not done after those that are asked for gives `Unfinished`.
         """
         net = self._nets[batch.model]
-        with torch.inference_mode(), named_faults():
+        with torch.inference_mode(), named_faults(self._device):
             return (
                 generate(net, batch.inputs, batch.stages) if isinstance(net, Generator) else classify(net, batch.inputs)
             )

@@ -66,10 +66,11 @@ class _Place:
 class TorchDevice:
     """A Device for one or several models; make it with `torch_device`, then leave it to one thread."""
 
-    def __init__(self, places: Mapping[str, _Place], run: _Run) -> None:
+    def __init__(self, places: Mapping[str, _Place], run: _Run, device: torch.device) -> None:
         """`places` by model name; `run` gathers and works on the device, and returns when that is done."""
         self._places = places
         self._run = run
+        self._device = device
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Logits, float32 [classes], for each input, uint8 [H, W, 3]; each row owns its memory.
@@ -77,7 +78,7 @@ class TorchDevice:
         A batch that ends before the last stage gives rows, which are the inputs of their next stage.
         """
         place = self._places[batch.model]
-        with torch.inference_mode(), named_faults():
+        with torch.inference_mode(), named_faults(self._device):
             outputs = self._run(place.work(batch), partial(place.gathered, batch))
         if not place.is_last(batch):
             return [Row(outputs, index) for index in range(len(batch.inputs))]
@@ -88,7 +89,7 @@ class TorchDevice:
 
 
 @contextmanager
-def named_faults() -> Iterator[None]:
+def named_faults(device: torch.device) -> Iterator[None]:
     """Tell apart, by type, what a smaller batch may mend and what only a new process may.
 
     After an error of the accelerator every later call fails too if its context is gone; then so does the next one.
@@ -101,14 +102,14 @@ def named_faults() -> Iterator[None]:
     except RuntimeError as error:
         if "can't allocate memory" in str(error):  # the CPU's allocator has no type of its own for it
             raise OutOfMemoryError(str(error)) from error
-        if isinstance(error, torch.AcceleratorError) and not _context_lives():
+        if isinstance(error, torch.AcceleratorError) and not _context_lives(device):
             raise DeviceLostError(str(error)) from error
         raise
 
 
-def _context_lives() -> bool:
+def _context_lives(device: torch.device) -> bool:
     try:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     except Exception:  # noqa: BLE001  (whatever it is: a context that lives answers)
         return False
     return True
@@ -155,10 +156,10 @@ def torch_device(
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
         heap.keep_freed()
-        return TorchDevice(places, _run_on_cpu)
+        return TorchDevice(places, _run_on_cpu, device)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # the weights came on another stream than the batches will
-    return TorchDevice(places, _CudaRun(device))
+    return TorchDevice(places, _CudaRun(device), device)
 
 
 def settings(device: torch.device, precision: Precision = "auto", stages: int | None = None) -> str:

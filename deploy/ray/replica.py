@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +18,11 @@ from policies.catalog import Chosen
 from policies.types import SpecError
 from profiler.first import FirstProfiles
 from server.assembly import Assembled, assemble, keys_of
-from server.config import load_settings, read_settings
+from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.http import respond, respond_error
 from server.logs import logging_to
-from server.plan import Plan, make_plan
+from server.plan import make_plan, policy_of
 from server.swapping import swap
 
 _log = logging.getLogger("batchwright")
@@ -47,7 +46,6 @@ class Replica:
         self._logs = ExitStack()
         self._changing = asyncio.Lock()  # in the order in which they came
         self._serving = False
-        self._plan: Plan
         self._server: Assembled
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -59,9 +57,9 @@ class Replica:
         reading = read_settings(self._settings, None)
         self._logs.enter_context(logging_to(*reading.voice))
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._plan = await asyncio.to_thread(make_plan, reading, FirstProfiles().kept, (keys_of,))
-        self._plan.bound.close()
-        self._server = await asyncio.to_thread(assemble, self._plan, FirstProfiles())
+        plan = await asyncio.to_thread(make_plan, reading, FirstProfiles().kept, (keys_of,))
+        plan.bound.close()
+        self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._answer(scope, receive, send)
@@ -112,11 +110,9 @@ class Replica:
                 f"{strange[0]!r} cannot change while it serves, only {', '.join(_CHANGES)}; give it in args"
             )
         settings = load_settings({**self._settings, **user_config}, None)
-        plan = replace(self._plan, settings=settings, chosen={})
-        server = self._server
         async with self._changing:
-            choosing = {model: partial(_chosen, plan, model) for model in server.dispatcher.chosen}
-            await swap(server.dispatcher, server.metrics, choosing)
+            choosing = {model: partial(_chosen, settings, model) for model in settings.specs}
+            await swap(self._server.fleet, self._server.metrics, choosing)
 
     def check_health(self) -> None:
         """Whether batches are launched and come back; Ray starts another replica in the place of one that fails.
@@ -125,18 +121,18 @@ class Replica:
             RuntimeError: the dispatcher is broken, or overdue.
         """
         self._serving = True  # Ray asks for the first time when it has configured the replica
-        if not self._server.dispatcher.alive:
+        if not self._server.fleet.alive:
             raise RuntimeError("the dispatcher is broken or a batch never came back; the log of the replica says which")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the number of replicas is decided by: backlog_s, the least time to serve everybody here, and load."""
-        dispatcher = self._server.dispatcher
-        load = sum(dispatcher.arrival_rate(model) / now.profile.capacity for model, now in dispatcher.chosen.items())
-        return {"backlog_s": dispatcher.backlog(), "load": load}
+        fleet = self._server.fleet
+        load = sum(fleet.arrival_rate(model) / fleet.capacity(model) for model in fleet.first.chosen)
+        return {"backlog_s": fleet.backlog(), "load": load}
 
 
-def _chosen(plan: Plan, model: str, now: Chosen) -> Chosen:
-    return plan.choose(model, now.profile)
+def _chosen(settings: Settings, model: str, now: Chosen) -> Chosen:
+    return policy_of(settings, model, now.profile)
 
 
 def merged(texts: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 // Asks the server how it stands and shows it. Nothing but /live*, /predict and /admin is asked.
 const find = (id) => document.getElementById(id);
 const KEPT = 600, TRAIL = 16, PERIOD = 500, PATIENCE = 5000, REDRAW = 5000; // points, states; ms
-const page = { model: find("model").value, run: "", points: [], trail: [], view: null, asked: 0, last: null, lost: false };
+const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, asked: 0, last: null, lost: false };
 
 function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
@@ -26,9 +26,9 @@ function forget() {
 // one look at the server
 
 async function look() {
-  const model = page.model, since = page.points.at(-1)?.seq ?? 0;
-  const state = await get("live", { model, since });
-  if (model !== page.model) return; // another one was chosen meanwhile
+  const { model, device } = page, since = page.points.at(-1)?.seq ?? 0;
+  const state = await get("live", { model, device, since });
+  if (model !== page.model || device !== page.device) return; // another one was chosen meanwhile
   if (page.run && page.run !== state.run) { // another server answers now
     page.run = state.run;
     forget();
@@ -38,7 +38,8 @@ async function look() {
   page.last = state;
   const more = state.points.filter((p) => p.seq > since);
   page.points = page.points.concat(more).slice(-KEPT);
-  page.trail = [...page.trail, { n: state.queue_length, rate: state.arrival_rate_hz }].slice(-TRAIL);
+  state.here = state.devices[device].models[model]; // what the device shown decides about
+  page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
   await lookAtPolicy(state);
   show(state, more.length > 0);
 }
@@ -48,8 +49,8 @@ async function lookAtPolicy(state) {
   const { chart, version } = state.policy, stale = page.view?.chart !== chart;
   if (!stale || (page.view?.version === version && performance.now() - page.asked < REDRAW)) return;
   page.asked = performance.now();
-  const view = await get("live/policy", { model: state.model });
-  if (state.model === page.model) page.view = { ...view, version };
+  const view = await get("live/policy", { model: state.model, device: state.device });
+  if (state.model === page.model && state.device === page.device) page.view = { ...view, version };
 }
 
 async function poll() {
@@ -82,6 +83,7 @@ function show(state, more) {
   const status = { ready: "ready", draining: "draining: no new calls, please", broken: "broken: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
+  showDevices(state.devices);
   showFigures(state);
   showBatches(state.batches);
   if (document.hidden || !page.view) return;
@@ -95,6 +97,15 @@ function showWeights(weights) {
   text(find("origin"), `Weights: ${weights}.`);
   find("weights").hidden = !(weights in words);
   text(find("weights"), words[weights] ?? "");
+}
+
+function showDevices(devices) {
+  const select = find("device");
+  if (select.options.length !== devices.length) {
+    select.replaceChildren(...devices.map((_, index) => new Option("", index, index === page.device, index === page.device)));
+    select.parentElement.hidden = devices.length === 1;
+  }
+  devices.forEach(({ device, up, serving }, index) => text(select.options[index], up ? serving ? device : `${device} (taken away)` : `${device} (lost)`));
 }
 
 function showFigures(state) {
@@ -134,7 +145,7 @@ function showPolicy(state) {
   text(find("how"), view.how);
   text(find("key-high"), String(view.profile.max_batch_size));
   text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals a second`);
-  text(find("present"), present(view, state));
+  text(find("present"), present(view, state.here));
   drawPolicy(find("chart-policy"), view, trail);
 }
 
@@ -266,6 +277,7 @@ function onDrag(event) {
 
 function choose() {
   page.model = find("model").value;
+  page.device = Math.max(find("device").selectedIndex, 0);
   const several = find("model").options.length > 1;
   text(find("of-model"), several ? `/${page.model}` : "");
   forget();
@@ -274,7 +286,7 @@ function choose() {
 find("swap").addEventListener("submit", swap);
 find("file").addEventListener("change", (event) => { take(event.target.files[0]); event.target.value = ""; });
 find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (picture) predict(); });
-find("model").addEventListener("change", choose);
+for (const id of ["model", "device"]) find(id).addEventListener("change", choose);
 find("span").addEventListener("change", showAll);
 for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, onDrag);
 document.addEventListener("visibilitychange", showAll);

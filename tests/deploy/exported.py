@@ -51,17 +51,18 @@ def exported_buckets(histogram: str) -> set[str]:
 
 
 def _samples() -> Iterator[Sample]:
-    metrics = Metrics({"m": "nvml"})
+    metrics = Metrics()
     request = Request(0, 0.0, Kind("m"), 0.5, 9.0, payload=None)
     request.started = 0.1
     metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
     metrics.watch_backlog(lambda: 0.0)
+    metrics.watch_device("d", lambda: True)
     metrics.watch_meter("d", CountingMeter())
     asyncio.run(metrics.read_meters())
-    metrics.policy("m", "greedy", "greedy")
+    metrics.policy("m", "d", "greedy", "greedy")
     metrics.adapted("m", "drift")
-    metrics.objective("m", 0)
-    served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1)
+    metrics.objective("m", "d", 0)
+    served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1, "nvml")
     metrics.batch("d", served)
     metrics.answered("d", [request], 1.0)
     metrics.responded("m", "d", 1.0, 1)

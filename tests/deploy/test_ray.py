@@ -53,7 +53,7 @@ async def ask(replica: Replica, method: str, path: str) -> tuple[int, str]:
 
 
 def specs(replica: Replica) -> dict[str, str]:
-    return {model: chosen.spec for model, chosen in replica._server.dispatcher.chosen.items()}
+    return {model: chosen.spec for model, chosen in replica._server.fleet.first.chosen.items()}
 
 
 def test_another_objective_decides_at_once_and_what_args_say_is_the_rest() -> None:
@@ -126,7 +126,7 @@ def test_a_call_without_state_is_answered() -> None:
 def test_a_replica_is_healthy_until_its_dispatcher_is_broken() -> None:
     async def scenario(replica: Replica) -> None:
         replica.check_health()
-        replica._server.dispatcher.broken.set()
+        replica._server.fleet.broken.set()
         with pytest.raises(RuntimeError, match="dispatcher"):
             replica.check_health()
 
@@ -136,8 +136,8 @@ def test_a_replica_is_healthy_until_its_dispatcher_is_broken() -> None:
 def test_a_replica_says_how_long_its_backlog_takes() -> None:
     async def scenario(replica: Replica) -> None:
         assert replica.record_autoscaling_stats() == {"backlog_s": 0.0, "load": 0.0}
-        profile = replica._server.dispatcher.chosen["cat"].profile
-        calls = [replica._server.dispatcher.submit("cat", [n]) for n in range(64)]
+        profile = replica._server.fleet.first.chosen["cat"].profile
+        calls = [replica._server.fleet.submit("cat", [n]) for n in range(64)]
         said = replica.record_autoscaling_stats()
         assert said["backlog_s"] == pytest.approx(2 * profile.service_time(32))
         assert said["load"] > 0

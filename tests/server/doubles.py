@@ -83,7 +83,7 @@ def play(
     executor = executor or FakeExecutor()
 
     async def main() -> Any:
-        metrics = Metrics(dict.fromkeys(by_model, "modelled"))
+        metrics = Metrics()
         dispatcher = Dispatcher(executor, by_model, metrics, loop.time, limits)
         task = asyncio.ensure_future(dispatcher.run())
         try:

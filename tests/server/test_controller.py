@@ -77,10 +77,10 @@ def serve(
     instants = poisson(rate, 30.0, np.random.default_rng(3)).tolist()
 
     async def main() -> Seen:
-        metrics = Metrics({"m": "modelled"})
+        metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
         task = asyncio.ensure_future(dispatcher.run())
         answers = []
         for instant in instants:
@@ -160,15 +160,15 @@ def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> 
     seen = serve(executor, "static:16", 0.3 * P4.capacity)
     assert seen.chosen.spec == "greedy"
     assert seen.chosen.profile.max_batch_size == 8
-    assert 'batchwright_policy_info{model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
+    assert 'batchwright_policy_info{device="fake",model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
 
 
 def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_smaller_memory() -> None:
     executor = ChangingExecutor(P4, P4, inf)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        controller = Controller(dispatcher, Metrics({"m": "none"}), executor.meter, Inline())
-        dispatcher.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
         await dispatcher.submit("m", [0.0])
         dispatcher.use("m", choose("timeout:1", P4))
         executor.fault = does_not_fit

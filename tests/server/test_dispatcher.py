@@ -260,7 +260,7 @@ def test_models_of_one_device_are_decided_for_apart() -> None:
 
 def test_deadlines_are_missed_and_counted_not_enforced() -> None:
     loop = virtual_loop()
-    metrics = Metrics({"m": "none"})
+    metrics = Metrics()
 
     async def main() -> None:
         by_model = chosen(serial(), slo=0.012)
@@ -276,7 +276,7 @@ def test_deadlines_are_missed_and_counted_not_enforced() -> None:
 
 def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
     loop = virtual_loop()
-    metrics = Metrics({"m": "none"})
+    metrics = Metrics()
 
     async def main() -> None:
         dispatcher = Dispatcher(FakeExecutor(), chosen(timeout(2, 0.1)), metrics, loop.time)
@@ -311,7 +311,7 @@ def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(capl
         raise RuntimeError("a bug")
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Answer]]:
-        dispatcher.on_served = broken
+        dispatcher.delivery.on_served = broken
         first = await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         return [first, await dispatcher.submit("m", [2.0])]

@@ -22,6 +22,7 @@ from policies.types import Policy
 from server.admission import Limits
 from server.dispatcher import Dispatcher
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
+from server.fleet import Fleet
 from server.http import Caller, ClientGoneError
 from server.inference import Inference
 from server.intake import Intake, IntakeFullError
@@ -100,7 +101,7 @@ def with_inference(
 ) -> None:
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         pool = HeldPool()
-        parts_ = ({"m": MODEL}, dispatcher, Metrics({"m": "modelled"}), pool, capacity, Intake(limit, lambda: 1))
+        parts_ = ({"m": MODEL}, Fleet([dispatcher]), Metrics(), pool, capacity, Intake(limit, lambda: 1))
         await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
 
     play(build, parts(policy or greedy(8)), limits=Limits(capacity))
@@ -339,7 +340,7 @@ def test_the_response_time_that_is_exported_begins_with_the_call_and_ends_with_i
             await inference.ask(MODEL, [MODEL.codec.pixels(bytes(SAMPLE))] * 2, who)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
         text = inference.metrics.render().decode()
-        assert f'batchwright_response_seconds_count{{device="{inference.dispatcher.device}",model="m"}} 2.0' in text
+        assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
         total = next(line for line in text.splitlines() if line.startswith("batchwright_response_seconds_sum"))
         assert float(total.split()[-1]) >= 2 * 3.0
         assert 'batchwright_requests_total{model="m",outcome="ok"} 2.0' in text

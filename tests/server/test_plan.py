@@ -10,21 +10,26 @@ import pytest
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.config import Reading, Settings, read_settings
-from server.plan import Plan, make_plan
+from server.plan import DevicePlan, Plan, make_plan
 
 P4 = "emulated:googlenet-tesla-p4"
 
 
-def planned(kept: Profile | None = None, /, **flags: object) -> Plan:
+def whole(kept: Profile | None = None, /, **flags: object) -> Plan:
     given: dict[str, object] = {"models": ["googlenet"], "device": P4, "port": 0} | flags
     plan = make_plan(read_settings(given, None), lambda *_: kept)
     plan.bound.close()
     return plan
 
 
+def planned(kept: Profile | None = None, /, **flags: object) -> DevicePlan:
+    (device,) = whole(kept, **flags).devices
+    return device
+
+
 def mistakes(**flags: object) -> str:
     with pytest.raises(SpecError) as caught:
-        planned(None, **flags)
+        whole(None, **flags)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -56,6 +61,12 @@ def test_what_is_known_is_chosen_once_and_for_all() -> None:
         ({"device": "emulated:nowhere"}, "no profile 'nowhere'"),
         ({"device": "gpu"}, "no device 'gpu'"),
         ({"device": "cuda:4096"}, "no CUDA device 4096"),
+        ({"device": "cpu,cpu"}, "named twice: cpu,cpu"),
+        ({"device": "cpu,gpu"}, "no device 'gpu'"),
+        ({"device": f"{P4},"}, "mixes emulated and real ones"),
+        ({"device": f"{P4},cpu"}, "mixes emulated and real ones"),
+        ({"device": f"{P4},emulated:nowhere"}, "no profile 'nowhere'"),
+        ({"device": f"{P4},emulated:resnet50-l4-int8", "max_batch_size": 33}, "outside 1..32"),
         ({"device": "cpu", "models": ["goglenet"]}, "there is googlenet"),
         ({"device": "cpu", "weights": "nowhere.pt"}, "no weights file"),
         ({"device": "cpu", "models": ["m=nowhere/at-all"]}, "no 'nowhere/at-all/config.json'"),
@@ -95,6 +106,21 @@ def test_a_flag_that_a_given_profile_would_cap_silently_is_an_error(tmp_path: Pa
     assert planned(profile=[small(tmp_path)]).largest("googlenet") == 8
 
 
+def test_each_device_has_its_profile_and_the_policies_solved_for_it() -> None:
+    plan = whole(device=f"{P4},{P4}-x10, {P4}", policy=["smdp:w2=1"])
+    assert [device.settings.device for device in plan.devices] == [P4, f"{P4}-x10", P4]
+    chosen = [device.chosen["googlenet"] for device in plan.devices]
+    played = ["googlenet-tesla-p4", "googlenet-tesla-p4-x10", "googlenet-tesla-p4"]
+    assert [choice.profile.name for choice in chosen] == played
+    assert chosen[0].monitor is not chosen[2].monitor, "each measures its own share"
+    given = whole(device=f"{P4},{P4}-x10", profile=["googlenet-tesla-p4"]).devices
+    assert [device.profiles["googlenet"].name for device in given] == ["googlenet-tesla-p4"] * 2
+
+
+def test_a_mistake_that_all_devices_share_is_told_once() -> None:
+    assert mistakes(device=f"{P4},{P4}-x10", policy=["clever"]).count("clever") == 1
+
+
 def test_a_kept_profile_is_known_and_the_policy_solved_before_the_model_is_loaded() -> None:
     kept = load_profile("googlenet-tesla-p4").truncated(4)
     plan = planned(kept, device="cpu", policy=["smdp:w2=1"])
@@ -111,7 +137,7 @@ def test_a_taken_port_is_a_mistake_among_others_and_a_free_one_is_given_back() -
         assert "cannot listen" in told
         assert "clever" in told
     assert "clever" in mistakes(port=port, policy=["clever"])
-    assert planned(port=port).bound.fileno() == -1
+    assert whole(port=port).bound.fileno() == -1
 
 
 def test_other_parts_have_their_own_checks() -> None:

@@ -147,7 +147,7 @@ def test_a_loop_that_does_not_turn_is_not_alive() -> None:
     loop = virtual_loop()
 
     async def main() -> list[bool]:
-        dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(2)), Metrics({"m": "none"}), loop.time)
+        dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(2)), Metrics(), loop.time)
         await asyncio.sleep(100)
         seen = [dispatcher.alive]  # nobody came: there was nothing to do
         waiting = dispatcher.submit("m", [1.0])  # and nobody runs the loop

@@ -44,8 +44,8 @@ def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
     heard: list[Any] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.on_served = lambda *batch: heard.append(batch[1])
-        dispatcher.on_staged = heard.append
+        dispatcher.delivery.on_served = lambda *batch: heard.append(batch[1])
+        dispatcher.delivery.on_staged = heard.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         dispatcher.use("m", choose("greedy", STAGED))

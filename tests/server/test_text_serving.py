@@ -18,6 +18,7 @@ from server.admission import Limits
 from server.dispatcher import Dispatcher
 from server.errors import ServerError, TooLateError, UnavailableError
 from server.executor import Batch, Completion
+from server.fleet import Fleet
 from server.inference import Inference
 from server.intake import Intake
 from server.metrics import Metrics
@@ -262,7 +263,7 @@ def asking(
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         labels = () if codec.generates else ("bad", "good")
         model: AnyModel = ServedModel("m", codec, labels, "random", 4, sizes_of(codec, PROFILE, "online"))
-        parts = (dispatcher, Metrics({"m": "modelled"}), Inline(), 100, Intake(2**30, lambda: 1))
+        parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, Intake(2**30, lambda: 1))
         await scenario(Asker(Inference({"m": model}, *parts), model))
 
     play(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())

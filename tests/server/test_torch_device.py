@@ -82,7 +82,7 @@ def failing(device: TorchDevice, error: Exception | None) -> TorchDevice:
             raise error
         return torch.full((len(gather()), 1000), float("nan"))
 
-    return TorchDevice(device._places, run)
+    return TorchDevice(device._places, run, device._device)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The OpenAPI document tells the truth about the running server; the long run is benchmarks/fuzz.py."""
 
+import inspect
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 from starlette.routing import Route
 
+import server.admin
 import server.gateway
 from benchmarks.routes import check_routes
 from benchmarks.serving import serving
@@ -26,7 +27,7 @@ def test_the_document_lists_the_routes_that_there_are_and_no_others() -> None:
     listed = [*open_inference_routes(Infer(nobody), Documents(nobody, "1")), *predict_routes(Predict(nobody))]
     routes = [route for route in listed if type(route) is Route]
     methods = {(method.lower(), route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
-    source = Path(server.gateway.__file__).read_text()
+    source = "".join(map(inspect.getsource, (server.gateway, server.admin)))
     assert documented() == methods | set(re.findall(r'@app\.(get|post|put|delete|patch)\("([^"]+)"', source))
 
 
