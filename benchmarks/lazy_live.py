@@ -2,7 +2,8 @@
 
 The profile is measured just before, by stage, through the executor that serves. Each cell serves the same Poisson
 arrivals under every policy. A boundary's cost is the time from the end of one launch on the device to the beginning of
-the next one, decision and hand-over to the device's thread included.
+the next one: where nothing has happened, of what was decided while the device worked; else decision and hand-over to
+the device's thread are included.
 """
 
 import argparse

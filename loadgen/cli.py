@@ -25,6 +25,7 @@ from loadgen.settings import hide_password, settings
 from loadgen.simulated import Simulation
 from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
 from loadgen.tables import comparison, table
+from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
 from policies.profile import load_profile
 from policies.types import SpecError
@@ -212,6 +213,9 @@ def _simulated(job: _Job, device: Simulation) -> None:
             done = simulation.run(instants)
         figures = report(from_run(done), job.schedule.duration, job.objective)
         results.append(Result(spec, figures, history.from_run(done, instants)))
+    if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
+        over = in_stages("lazy", device.profile, device.stages).stage_overhead
+        print(f"stage by stage: {over[0]:.3f} times l(1), {over[-1]:.3f} times l({len(over)})", file=sys.stderr)
     if job.files.output is not None:
         _write(job.files.output, runs[job.specs[0]].records(instants))
     _tell(job, results)

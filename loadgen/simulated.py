@@ -99,12 +99,14 @@ class Simulation:
         return [replace(known[profile], monitor=deepcopy(known[profile].monitor)) for profile in profiles]
 
     def _chosen(self, profile: Profile) -> Chosen:
-        chosen = choose(self.spec, in_stages(self.spec, profile, self.stages))
         if self.sizes is None:
-            return chosen
-        if chosen.profile.lengths is None:
-            name = chosen.profile.name
+            return choose(self.spec, in_stages(self.spec, profile, self.stages))
+        if profile.lengths is None:
+            name = profile.name
             raise SpecError(f"profile {name!r} knows no lengths; simulate longest, or one with length_service_time_s")
+        if self.stages is not None:
+            raise SpecError(f"--stages {self.stages} cuts what takes all alike; with --sizes a stage is an iteration")
+        chosen = choose(self.spec, profile)
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
         return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
 

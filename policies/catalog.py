@@ -31,7 +31,7 @@ from policies.smdp.table import PolicyTable, load_table, table_of
 from policies.solving import following, solved_table, table_policy, weight_of
 from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, Mix, Policy, SpecError
-from policies.unrolled import planned
+from policies.unrolled import planned, refuse_classifier
 
 MAX_WAIT = 1.0  # s
 _STAGES = 10  # in simulations, where neither the profile nor anybody else says
@@ -101,9 +101,11 @@ def _lazy(spec: Spec, profile: Profile) -> Policy:
 
 
 def _joining(spec: Spec, profile: Profile) -> Policy:
+    refuse_classifier(spec, profile)
     if profile.lengths is None:
         raise SpecError(
-            f"policy {spec.text!r}: profile {profile.name!r} knows no lengths; it is for models that generate tokens"
+            f"policy {spec.text!r} is for models that generate tokens, with --sizes where it is simulated; profile "
+            f"{profile.name!r} knows no lengths, or its requests have none"
         )
     return Joining(profile.max_batch_size if spec.arg is None else spec.whole("ARG", 1, profile.max_batch_size))
 
@@ -215,8 +217,8 @@ def choose(
     )
 
 
-def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None) -> None:
-    """Whether a spec can be used, as far as that can be told before the profile is measured.
+def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None, texts: bool = False) -> None:
+    """Whether a spec can be used, for texts or for pictures, as far as that can be told before it is profiled.
 
     Raises:
         SpecError: it cannot.
@@ -228,11 +230,12 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
         spec.number("max_wait_ms")
     elif rule is not None and rule.build is _multi_bin:
         division = _division(spec, max_batch_size)
-        check_spec(division.inner, division.batch_size, defaults)
+        check_spec(division.inner, division.batch_size, defaults, texts)
     else:
         any_times = tuple(float(b) for b in range(1, max_batch_size + 1))
-        by_length = tuple((t,) for t in any_times)
-        choose(text, Profile("unmeasured", any_times, lengths=(1,), length_service_times=by_length), defaults)
+        profile = Profile("unmeasured", any_times)
+        by_length = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in any_times))
+        choose(text, by_length if texts else profile, defaults)
 
 
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
@@ -288,17 +291,17 @@ def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
 
 
 def in_stages(text: str, profile: Profile, stages: int | None = None) -> Profile:
-    """The profile to simulate a spec with: by stages, where the policy decides by them and none are known.
+    """The profile to simulate a spec with, for requests of no length: by stages, where the policy decides by them.
 
     Args:
         text: the spec.
         profile: of the device.
         stages: so many equal ones, whatever is known; None: as measured, else 10.
     """
+    profile = replace(profile, lengths=None, length_service_times=None) if profile.lengths is not None else profile
     if stages is not None:
         return profile.in_stages(stages)
-    known = profile.stage_service_times is not None or profile.lengths is not None
-    return profile.in_stages(_STAGES) if by_stages(text) and not known else profile
+    return profile.in_stages(_STAGES) if by_stages(text) and profile.stage_service_times is None else profile
 
 
 def by_stages(text: str) -> bool:

@@ -52,6 +52,7 @@ class ProfileFile(BaseModel):
     stage_service_time_s: _BySize[_Row] | None = None
     length: Annotated[list[Annotated[int, Field(ge=1, le=10**9)]], Field(min_length=1, max_length=4096)] | None = None
     length_service_time_s: _BySize[_Row] | None = None
+    generates: bool = True
 
     @model_validator(mode="after")
     def _lengths_ascend_and_each_has_its_time(self) -> Self:
@@ -99,6 +100,7 @@ class Profile:
         lengths: ascending, where the service time depends on the longest in the batch: tokens (or time steps)
             generated, or of the prompt where the model generates nothing.
         length_service_times: l where the longest has that length, s; index [b - 1][index of the length].
+        generates: whether lengths are of what is generated, a token an iteration.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Profile:
     stage_service_times: tuple[tuple[float, ...], ...] | None = None
     lengths: tuple[int, ...] | None = None
     length_service_times: tuple[tuple[float, ...], ...] | None = None
+    generates: bool = True
 
     @property
     def max_batch_size(self) -> int:
@@ -154,7 +157,7 @@ class Profile:
         assert self.length_service_times is not None
         lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
         first = min(1, len(lengths) - 2)  # with a single length known, from nothing on
-        return (times[-1] - times[first]) / (lengths[-1] - lengths[first])
+        return max(0.0, times[-1] - times[first]) / (lengths[-1] - lengths[first])
 
     @property
     def power_unit(self) -> str:
@@ -271,6 +274,7 @@ class Profile:
             "stage_service_time_s": self.stage_service_times,
             "length": self.lengths,
             "length_service_time_s": self.length_service_times,
+            "generates": None if self.generates else False,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
 
@@ -329,6 +333,7 @@ def _dense(file: ProfileFile) -> Profile:
         stage_service_times=_dense_rows(file.batch_size, file.stage_service_time_s),
         lengths=None if file.length is None else tuple(file.length),
         length_service_times=_dense_rows(file.batch_size, file.length_service_time_s),
+        generates=file.generates,
     )
 
 

@@ -70,13 +70,27 @@ def planned(spec: Spec, profile: Profile) -> tuple[Profile, int | None]:
         SpecError: the spec's `timesteps` cannot be, or it names no SLO.
     """
     spec.number("slo_ms")
-    if profile.lengths is None:
+    if profile.lengths is None or not profile.generates:
+        refuse_classifier(spec, profile)
         if "timesteps" in spec.parameters:
             raise SpecError(f"policy {spec.text!r}: timesteps are of models that generate tokens; leave them out")
         return profile, None
-    longest = profile.lengths[-1]
+    longest = min(profile.lengths[-1], _MOST_STEPS)
     steps = spec.whole("timesteps", 1, _MOST_STEPS) if "timesteps" in spec.parameters else longest
     return by_iterations(profile, max(longest, steps)), steps
+
+
+def refuse_classifier(spec: Spec, profile: Profile) -> None:
+    """Complain of a policy between iterations for texts that are only read.
+
+    Raises:
+        SpecError: the model has lengths, but generates nothing.
+    """
+    if profile.lengths is not None and not profile.generates:
+        raise SpecError(
+            f"policy {spec.text!r} decides between iterations, and {profile.name!r} is of a model that reads a text in "
+            "one; name greedy, or multi-bin"
+        )
 
 
 def timesteps(lengths: Sequence[int], coverage: float) -> int:

@@ -48,6 +48,7 @@ async def with_lengths(
         note=f"{profile.note}; service_time_s is of texts of {_middle(codec)}",
         lengths=tuple(texts),
         length_service_times=tuple(zip(*columns, strict=True)),
+        generates=codec.generates,
     )
 
 

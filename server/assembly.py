@@ -167,8 +167,10 @@ def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
         tunes = torch_device.tunes(place, model)
         if model.name not in profiles:
             profiles[model.name] = profiling.first(settings, model, executor, meter)
-        profile = profiles[model.name] = torch_device.warmed_up(executor, model, profiles[model.name], tunes)
-        codec = model.codec
+        profile, codec = torch_device.warmed_up(executor, model, profiles[model.name], tunes), model.codec
+        if isinstance(codec, TextCodec) and profile.generates != codec.generates:
+            profile = replace(profile, generates=codec.generates)  # a profile that somebody wrote need not say it
+        profiles[model.name] = profile
         sizes = sizes_of(codec, profile, settings.guess) if isinstance(codec, TextCodec) else None
         served[model.name] = replace(model, sizes=sizes)
     return _Backend(served, executor, meter, profiles)

@@ -256,7 +256,8 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], mistakes: _Mis
 def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
     if profile is not None:
         return policy_of(settings, model, profile)
-    check_spec(_spec(settings, model), settings.max_batch_size or MEASURED_UP_TO, _defaults(settings))
+    largest, texts = settings.max_batch_size or MEASURED_UP_TO, is_text(settings.specs[model])
+    check_spec(_spec(settings, model), largest, _defaults(settings), texts)
     return None
 
 

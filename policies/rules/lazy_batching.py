@@ -164,10 +164,13 @@ class LazyBatching:
                 return lambda n: self.ride(stack, n)
 
     def _span(self, size: int, stage: int) -> float:
-        """Of so many from a stage on, s; in several batches where the maximum has become smaller."""
+        """Of so many from a stage on, s; in several batches where the maximum has become smaller.
+
+        Who outlasts what was predicted has one stage more at least.
+        """
         full, rest = divmod(size, self.profile.max_batch_size)
-        times = ((full, self.profile.max_batch_size), (1, rest))
-        return sum(n * self.profile.span(b, stage, self.stages) for n, b in times if n and b and stage < self.stages)
+        times, first = ((full, self.profile.max_batch_size), (1, rest)), min(stage, self.stages - 1)
+        return sum(n * self.profile.span(b, first, self.stages) for n, b in times if n and b)
 
     def _launch(self, batch: Sequence[Request]) -> Launch:
         return Launch(batch, 1, "full" if len(batch) >= self.profile.max_batch_size else "policy")

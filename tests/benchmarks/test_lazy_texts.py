@@ -35,6 +35,7 @@ def test_a_row_says_what_was_measured_and_what_was_simulated() -> None:
         "requests": 8,
         "mean_tokens": 3.0,
         "slo_ms": 40,
+        "overhead": 1.1,
         "timesteps": {"0.9": 5},
         "cells": [cell],
     }

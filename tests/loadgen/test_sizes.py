@@ -160,6 +160,7 @@ def test_longest_has_room_for_what_the_specs_ask() -> None:
             "the least that makes sense for timesteps",
         ),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
+        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "a stage is an iteration"),
         ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "are for --sizes"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),
         (

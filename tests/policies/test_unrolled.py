@@ -1,18 +1,20 @@
 """Dynamic graphs: Algorithm 1 as a profile by stage."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalog import choose
+from policies.catalog import choose, in_stages
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import simulate
 from policies.rules.catch_up import CatchUp
-from policies.rules.lazy_batching import LazyBatching
-from policies.types import Kind, Request, SpecError
+from policies.rules.co_located import CoLocated
+from policies.rules.lazy_batching import LazyBatching, Slack
+from policies.types import Kind, Launch, Request, SpecError, State
 from policies.unrolled import Node, by_iterations, timesteps, unrolled
 
 NODES = [
@@ -71,6 +73,32 @@ def test_a_spec_says_how_many_time_steps_a_text_is_taken_to_have(steps: str, alo
     assert isinstance(pays.policy, CatchUp)
     assert pays.policy.lazy == lazy.policy
     assert lazy.profile is pays.profile is TEXTS, "which the dispatcher goes by"
+
+
+@pytest.mark.parametrize("spec", ["lazy:slo_ms=100", "catch-up:slo_ms=100", "joining", "multi-bin:2,inner=joining"])
+def test_what_is_only_read_has_no_iterations(spec: str) -> None:
+    with pytest.raises(SpecError, match="name greedy, or multi-bin"):
+        choose(spec, replace(TEXTS, generates=False))
+
+
+def test_requests_without_lengths_go_through_stages_even_where_the_profile_knows_lengths() -> None:
+    staged = in_stages("lazy:slo_ms=100", TEXTS)
+    assert (staged.stages, staged.lengths) == (10, None)
+    assert in_stages("catch-up:slo_ms=100", TEXTS, 4).stage_service_times == ((0.25,) * 4, (0.5,) * 4)
+
+
+def test_a_text_that_outlasts_its_prediction_still_has_the_device_to_itself_if_the_slack_says_so() -> None:
+    """Its least is one time step more; a device with nothing to do would take everybody who waits."""
+    late = Request(0, 0.0, Kind("text"), 1.5, stages=9, stage=5, started=0.0)
+    picture = Request(1, 1.0, Kind("picture"), 99.0, stages=2)
+    slacks: tuple[Slack, ...] = ("remaining", "oracle")
+    for slack in slacks:
+        text = choose(f"lazy:slo_ms=1500,slack={slack},timesteps=2", TEXTS).policy
+        assert isinstance(text, LazyBatching)
+        both = CoLocated({"text": text, "picture": LazyBatching(Profile("picture", (1.0, 1.0)).in_stages(2), slack)})
+        action = both.decide(State(1.0, [picture], [late]))
+        assert isinstance(action, Launch)
+        assert action.requests == [late], slack
 
 
 def test_pictures_have_no_time_steps() -> None:
