@@ -55,11 +55,13 @@ class Replica:
             SpecError: the settings cannot be used.
         """
         reading = read_settings(self._settings, None)
-        self._logs.enter_context(logging_to(*reading.voice))
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        plan = await asyncio.to_thread(make_plan, reading, FirstProfiles().kept, (keys_of,))
-        plan.bound.close()
-        self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
+        with ExitStack() as logs:
+            logs.enter_context(logging_to(*reading.voice))
+            disable_created_metrics()  # type: ignore[no-untyped-call]
+            plan = await asyncio.to_thread(make_plan, reading, FirstProfiles().kept, (keys_of,))
+            plan.bound.close()
+            self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
+            self._logs = logs.pop_all()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await self._answer(scope, receive, send)

@@ -160,7 +160,7 @@ def test_ctrl_c_does_not_wait_for_the_delay() -> None:
 
 
 def test_a_second_signal_cuts_the_drain_short(slow: str) -> None:
-    arguments = ("googlenet", "--device", slow, "--policy", "greedy")
+    arguments = ("googlenet", "--device", slow, "--policy", "serial")  # one is served, the other waits
     with serving(*arguments) as server, ThreadPoolExecutor() as pool:
         waiting = [pool.submit(infer, server.url, pixels()) for _ in range(2)]
         until(lambda: queue_length(server) == 1)
