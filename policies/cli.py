@@ -324,8 +324,8 @@ def _recommend(demand: Demand, slo_mean_ms: float | None, as_json: bool) -> None
 
 def _plan(question: Question, price: pricing.Price, output: Path | None, as_json: bool) -> None:
     assert question.bound is not None  # the flags are checked
+    bound = parse_bound(*question.bound, max(question.simulate, MEASURED_OVER), question.seed)
     requests = question.simulate or MEASURED_OVER
-    bound = parse_bound(*question.bound, requests, question.seed)
     demand = planning.Demand(question.problem, bound, price, question.mixed, requests, question.seed)
     with _warnings_said():
         found = planning.plan(demand)

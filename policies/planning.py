@@ -34,6 +34,8 @@ from policies.types import Kind, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone
 _ASKED = 4_000_000  # times that a device is asked when it would answer, in a check of a fleet
+_LARGE = 100  # devices; of more, so few requests reach each that the empty queues of the beginning would show
+_LARGEST = 1000  # devices that a check can still simulate
 _MOST = 100  # numbers of devices that keep the promise and are looked at
 
 
@@ -116,7 +118,7 @@ def plan(demand: Demand) -> Plan:
     """The number of devices of least cost that keeps the promise, and their policy.
 
     Raises:
-        SpecError: no number of devices keeps the promise, or the problem is malformed.
+        SpecError: no number of devices keeps the promise, or too many would be needed, or the problem is malformed.
     """
     tried: dict[int, Candidate] = {}
 
@@ -128,6 +130,11 @@ def plan(demand: Demand) -> Plan:
     _check_reachable(demand)
     best = at(_fewest(lambda n: at(n).kept, floor(build_model(demand.problem).load) + 1))
     first = best.devices
+    if first > _LARGEST:
+        raise SpecError(
+            f"{demand.problem.arrival_rate:g} requests per second take {first} devices, plans are for up to "
+            f"{_LARGEST}: give a part of the rate; as many parts take as many times the devices"
+        )
     for n in count(first + 1):
         if demand.least_cost(n) >= best.cost:
             return Plan(best, tuple(tried[key] for key in sorted(tried)), n, demand.least_cost(n))
@@ -188,13 +195,15 @@ def _candidate(demand: Demand, devices: int) -> Candidate:
 def check(demand: Demand, candidate: Candidate) -> dict[str, Run]:
     """The fleet simulated, by how requests are sent: at random, and to the least expected response time.
 
-    The arrivals are others than those by which the policy was chosen, and fewer where devices are many. The mean power
-    is that beyond idle.
+    The arrivals are others than those by which the policy was chosen. Where devices are many, fewer are sent to the
+    least expected response time, and above 100 devices none. The mean power is that beyond idle.
     """
-    rate, n = demand.problem.arrival_rate, min(demand.requests, _ASKED // candidate.devices)
-    instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng([demand.seed, 4]))[:n].tolist()
-    runs = {}
-    for name in ("random", "least expected"):
+    counts = {"random": demand.requests}
+    if candidate.devices <= _LARGE:
+        counts["least expected"] = min(demand.requests, _ASKED // candidate.devices)
+    rate, runs = demand.problem.arrival_rate, {}
+    for name, n in counts.items():
+        instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng([demand.seed, 4]))[:n].tolist()
         stations = [_station(demand, candidate, i) for i in range(candidate.devices)]
         route = _route(name, demand, stations)
         runs[name] = run_fleet(stations, [Request(i, at) for i, at in enumerate(instants)], route).whole

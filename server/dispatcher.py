@@ -109,9 +109,7 @@ class Dispatcher:
         """Queue the samples of a call that have no answer: all, or what another device has left. Nobody is refused."""
         now = self._clock()
         for request in call.ask(self.chosen[call.asked.model], self._ids):
-            arrived, request.arrival = request.arrival, now  # the rate is of what comes to this device, when it comes
-            self._batcher.arrive(request)
-            request.arrival = arrived
+            self._batcher.arrive(request, now)
         call.future.add_done_callback(lambda _: self._leave(call))
         self._calls[call] = None
         if not self._batcher.busy:

@@ -52,8 +52,9 @@ class Fleet:
         """As `Dispatcher.submit`, on the device that should answer first."""
         return self._admitting(model, len(inputs)).submit(model, inputs, timeout, sizes)
 
-    def check_room(self, model: str, n: int, timeout: float = inf) -> None:
-        """As `Dispatcher.check_room`, on the device that should answer first."""
+    def check_room(self, model: str, n: int, timeout: float = inf, coming: int = 0) -> None:
+        """As `Dispatcher.check_room`, on the device that should answer first; it has its share of those `coming`."""
+        n += coming // len(self._serving)
         self._admitting(model, n).check_room(model, n, timeout)
 
     def backlog(self) -> float:

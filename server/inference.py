@@ -137,7 +137,7 @@ class Inference:
         left, coming = caller.left(), self.intake.coming
         taken = sum(map(self.fleet.queue_length, self.models)) + coming.total()
         refuse_if_full(n, taken, self.capacity, self.fleet.backlog)
-        self.fleet.check_room(model, n + coming[model], left)
+        self.fleet.check_room(model, n, left, coming[model])
         share.come(model, n)
 
     async def decode(self, model: AnyModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:

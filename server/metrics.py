@@ -69,9 +69,11 @@ class Metrics:
             "idle_gap_seconds", "Device idle between two batches while requests waited", _GAP_SECONDS, "device"
         )
         self._queue_length = gauge("queue_length", "Requests waiting", "model")
-        self._backlog = gauge("backlog_seconds", "Least time in which a device serves everybody who is on it")
+        self._backlog = gauge("backlog_seconds", "Least time in which one of the devices serves all who are on it")
         self._device_up = gauge("device_up", "1 while the device serves, 0 once it is lost", "device")
-        self._capacity = gauge("capacity_hertz", "Largest service rate by the profile, max over b of b/l(b)", "model")
+        self._capacity = gauge(
+            "capacity_hertz", "Largest service rate, max over b of b/l(b), of all that serve", "model"
+        )
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
         self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
         self._refusals = counter("refusals", "Calls refused before a model was asked, by status", "status")

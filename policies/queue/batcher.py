@@ -5,14 +5,18 @@ asyncio Dispatcher and the simulator; whatever both must do alike stands here.
 """
 
 import heapq
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 
 from policies.queue.monitor import Monitor
 from policies.rules.drain import Drain
 from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
+
+_arrival = attrgetter("arrival")
 
 
 class Batcher:
@@ -78,16 +82,20 @@ class Batcher:
         """From now on no batch of `model` may be larger."""
         self._max_batch_size[model] = max_batch_size
 
-    def arrive(self, request: Request) -> None:
-        """Take a request in.
+    def arrive(self, request: Request, now: float | None = None) -> None:
+        """Take a request in, behind all who arrived before it.
+
+        Args:
+            request: that nobody has begun to serve.
+            now: when it comes to this device, s, which is what the rate is of; None: at its arrival.
 
         Raises:
             PolicyError: its model is not served by this device.
         """
         if request.kind.model not in self._max_batch_size:
             raise PolicyError(f"model {request.kind.model!r} is not served here")
-        self._waiting.append(request)
-        self.monitor.arrive(request.kind, request.arrival)
+        insort(self._waiting, request, key=_arrival)
+        self.monitor.arrive(request.kind, request.arrival if now is None else now)
         if request.expires < inf:
             self._expiring[request.id] = request
             heapq.heappush(self._expiries, (request.expires, request.id))

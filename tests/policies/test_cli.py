@@ -249,6 +249,12 @@ def test_a_plan_tells_what_was_tried_and_what_the_fleet_does(tmp_path: Path) -> 
     assert row["arrival_rate_hz"] == pytest.approx(5000 / 3)
 
 
+def test_few_requests_simulated_do_not_decide_a_plan() -> None:
+    answer = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--simulate", "1")
+    assert answer["devices"] == 3
+    assert answer["simulated"]["random"]["requests"] == 1
+
+
 def test_a_plan_is_printed_with_a_mark_at_the_best() -> None:
     done = call("googlenet-tesla-p4", *PLAN, "--device-price", "0.25")
     assert done.returncode == 0, done.stderr

@@ -84,6 +84,25 @@ def test_a_device_that_costs_next_to_nothing_is_refused(monkeypatch: pytest.Monk
         plan(replace(demand(2000.0, 0.0045, Price(1e-6, 1.0, "W", 1e-6)), requests=50))
 
 
+def test_more_devices_than_can_be_checked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_LARGEST", 2)
+    assert plan(demand(2000.0, 0.0066)).best.devices <= 2
+    with pytest.raises(SpecError, match="5000 requests per second take 3 devices, plans are for up to 2: give a part"):
+        plan(demand(5000.0, 0.0066))
+
+
+def test_a_large_fleet_is_checked_at_random_by_all_requests_and_less_by_looking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = demand(5000.0, 0.0066)
+    best = plan(asked).best
+    monkeypatch.setattr(planning, "_ASKED", 30_000)
+    runs = check(asked, best)
+    assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 20_000, "least expected": 10_000}
+    monkeypatch.setattr(planning, "_LARGE", 2)
+    assert list(check(asked, best)) == ["random"]
+
+
 def test_the_plan_is_what_the_fleet_does_and_by_looking_it_is_faster() -> None:
     asked = Demand(Problem(P4, 5000.0), parse_bound("slo_p95_ms", "10", 30_000), DEVICES, True, 60_000, 0)
     found = plan(asked)

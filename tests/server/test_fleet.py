@@ -12,6 +12,7 @@ from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy, static
+from policies.rules.patient import Patient
 from policies.types import Policy
 from server.admission import Limits
 from server.calls import Answer
@@ -123,6 +124,21 @@ def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs
             fleet.serve(0, True)
 
     play(scenario, STEPS, SLOW)
+
+
+def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_wait_ends_in_time() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        lose(executors[0])
+        old = fleet.submit("m", [1.0])
+        await asyncio.sleep(0.9)
+        young = fleet.submit("m", [2.0])
+        assert [dispatcher.open_calls for dispatcher in fleet.dispatchers] == [1, 1]
+        fleet.serve(0, False)  # it launches, and is lost
+        answers = [(await call)[0] for call in (old, young)]
+        assert served(executors[1]) == [1.0, 2.0]
+        assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "max_wait of the older one"
+
+    play(scenario, STEPS, STEPS, policy=Patient(static(8), 8, 1.0))
 
 
 def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:

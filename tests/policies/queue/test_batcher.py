@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import NoMonitor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor
 from policies.rules.control_limit import greedy
 from policies.types import Action, Kind, Launch, Policy, PolicyError, Request, State, Wait
 
@@ -166,6 +166,20 @@ def test_expired_leave_on_the_instant_and_not_before() -> None:
     assert queue.expire(5.0) == [early]
     assert queue.next_expiry() == inf
     assert queue.queue_length == 1
+
+
+def test_who_comes_late_stands_where_it_arrived_and_the_rate_hears_of_it_when_it_comes() -> None:
+    queue = batcher(greedy(4))
+    queue.monitor = monitor = ForgettingMonitor(10.0)
+    young, old, alike = Request(0, 5.0, M), Request(1, 1.0, M), Request(2, 5.0, M)
+    queue.arrive(young)
+    queue.arrive(old, 6.0)
+    queue.arrive(alike, 7.0)
+    assert [request.id for request in queue.state(7.0).waiting] == [1, 0, 2]
+    expected = ForgettingMonitor(10.0)
+    for at in (5.0, 6.0, 7.0):
+        expected.arrive(M, at)
+    assert monitor.rates(7.0) == expected.rates(7.0)
 
 
 def test_whoever_left_is_not_kept_until_a_time_out_of_long_ago() -> None:
