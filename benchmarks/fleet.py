@@ -3,8 +3,8 @@
 python -m benchmarks.fleet [--requests N]: about a quarter of an hour on two quiet cores. One emulated device plays
 googlenet-tesla-p4-x10, or the same `pace` times slower, the other takes twice as long for every batch. Loads are shares
 of what both can serve together; the arrivals are the same over HTTP and on the virtual clock, raw pixels by the Open
-Inference Protocol. What HTTP and the client cost on the machine, some 5 ms, is the same at any pace, and so weighs less in
-a slower one: what is left there is what the server decides. A cell that stands in the record is not measured again.
+Inference Protocol. What HTTP and the client cost, some 5 ms here, is the same at any pace and weighs less in a slower
+one: what is left there is what the server decides. A cell that stands in the record is not measured again.
 """
 
 import argparse
