@@ -90,6 +90,16 @@ def together(server: Server, rates: list[float], seconds: float) -> list[dict[st
         return list(pool.map(one, (MODEL, BESIDE), rates))
 
 
+def cell_row(cell: dict[str, Any]) -> str:
+    """A cell as a line of a table: measured, and in brackets simulated."""
+    m, s = cell["measured"], cell["simulated"]
+    return (
+        f"| {cell['load']}, {cell['policy']} | {m['mean_ms']:.0f} ({s['mean_ms']:.0f}) | {m['p99_ms']:.0f} "
+        f"({s['p99_ms']:.0f}) | {m['mean_batch_size']:.2f} ({s['mean_batch_size']:.2f}) "
+        f"| {1 - m['slo_attainment']:.1%} ({1 - s['slo_attainment']:.1%}) |"
+    )
+
+
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
     over = record["stage_overhead"]
@@ -101,13 +111,7 @@ def table(record: dict[str, Any]) -> str:
         "| load, policy | mean, ms: measured (simulated) | p99, ms | mean size of a launch | late |",
         "|---|---|---|---|---|",
     ]
-    for cell in record["cells"]:
-        m, s = cell["measured"], cell["simulated"]
-        lines.append(
-            f"| {cell['load']}, {cell['policy']} | {m['mean_ms']:.0f} ({s['mean_ms']:.0f}) | {m['p99_ms']:.0f} "
-            f"({s['p99_ms']:.0f}) | {m['mean_batch_size']:.2f} ({s['mean_batch_size']:.2f}) "
-            f"| {1 - m['slo_attainment']:.1%} ({1 - s['slo_attainment']:.1%}) |"
-        )
+    lines += map(cell_row, record["cells"])
     lines += ["", "| two models, policy | model | mean, ms | p99, ms | answered |", "|---|---|---|---|---|"]
     for row in record["co_located"]:
         answered = f"{row['ok']} of {row['scheduled']}"

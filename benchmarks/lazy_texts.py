@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lazy_live import cell_row
 from benchmarks.serving import RECORDS, run_json, save
 from benchmarks.text_live import BATCH, NO_TIME, TRACE, Bench, Workload, poisson, served
 from policies.profile import Profile
@@ -100,13 +101,7 @@ def table(record: dict[str, Any]) -> str:
         "| load, policy | mean, ms | p99, ms | mean size of a launch | late |",
         "|---|---|---|---|---|",
     ]
-    for cell in record["cells"]:
-        m, s = cell["measured"], cell["simulated"]
-        lines.append(
-            f"| {cell['load']}, {cell['policy']} | {m['mean_ms']:.0f} ({s['mean_ms']:.0f}) | {m['p99_ms']:.0f} "
-            f"({s['p99_ms']:.0f}) | {m['mean_batch_size']:.2f} ({s['mean_batch_size']:.2f}) "
-            f"| {1 - m['slo_attainment']:.1%} ({1 - s['slo_attainment']:.1%}) |"
-        )
+    lines += map(cell_row, record["cells"])
     return "\n".join(lines) + "\n"
 
 
