@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -46,14 +48,29 @@ class Server:
 
 
 @contextmanager
-def running(*command: str, ready_within: float = 120.0) -> Iterator[Server]:
-    """Run a server's command line on a free port until it is ready; end it by SIGTERM if it is still there."""
+def running(
+    *command: str, ready_within: float = 120.0, tls: ssl.SSLContext | None = None, files: int | None = None
+) -> Iterator[Server]:
+    """Run a server's command line on a free port until it is ready; send it SIGTERM at the end.
+
+    Args:
+        command: the command line, without --port.
+        ready_within: start-up time after which the run fails, s.
+        tls: client context for a server that speaks TLS; None: plain HTTP.
+        files: limit of the server's open files; None: this process's own.
+    """
     port = free_port()
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+
+    def limit_files() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--port", str(port)], stderr=log)
+        process = subprocess.Popen([*command, "--port", str(port)], stderr=log, preexec_fn=limit_files)  # noqa: PLW1509
         try:
-            _await_ready(process, f"http://127.0.0.1:{port}", ready_within, log)
-            yield Server(f"http://127.0.0.1:{port}", process)
+            _await_ready(process, url, ready_within, log, tls)
+            yield Server(url, process)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -77,11 +94,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _await_ready(process: "subprocess.Popen[bytes]", url: str, ready_within: float, log: IO[str]) -> None:
+def _await_ready(
+    process: "subprocess.Popen[bytes]", url: str, ready_within: float, log: IO[str], tls: ssl.SSLContext | None
+) -> None:
     end = time.monotonic() + ready_within
     while time.monotonic() < end and process.poll() is None:
         try:
-            urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1)
+            urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1, context=tls)
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
         else:

@@ -1,16 +1,21 @@
-"""One connection: what a client may send, how long it may take, and what it hears when it does otherwise."""
+"""Connections: how many may be open, what a client may send, how long it may take, and the errors it gets."""
 
 import asyncio
 import logging
+import os
 import resource
-from collections.abc import Iterable
+import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, Literal, NoReturn
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -21,13 +26,17 @@ _Stage = Literal["between", "headers", "body"]  # where the parser stands; betwe
 _HELD = 2**20  # bytes of a body that wait for its end
 _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a body
 _MAX_HEADERS = 200
-_MAX_PIPELINED = 128  # requests that wait for the answer of the one before
+_MAX_PIPELINED = 64  # requests that wait for the answer of the one before; each takes some 7 KB
 _MAX_DISCARDED = 2**27  # bytes read of a body, its refusal being sent, so that the client comes to read the refusal
 _MAX_CONNECTIONS = 4096  # of 7 to 11 KB each while nothing is asked
 _OTHER_FILES = 128  # that a process needs beside its connections
-_PARTING = 64  # connections beside them that are about to end, having heard a last word; any more are cut at once
+_RESERVED = 32  # connections beside them that only health checks may use
+_HEALTH = b"/v2/health/"
 _RETRY = b"retry-after: 1\r\n"
 _LINGER = 1.0  # s; closing with bytes unread would reset the connection, and the refusal be lost
+_PEER_CHECK = 0.05  # s between two looks at whether a client that sends nothing more is still there; doubled each time
+_MAX_PEER_CHECK = 1.0  # s
+_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # states in Linux's tcp_info
 
 
 @dataclass(frozen=True)
@@ -38,36 +47,141 @@ class TimeLimits:
         headers: from connecting, or from the first byte of a later request, to the end of its headers.
         body: from the end of the headers to the end of the body.
         reading: for the client to take some of what was written, once buffers are full.
+        answer: for the client to take the whole answer, from when buffers are first full.
         keep_alive: between an answer and the next request.
     """
 
     headers: float = 20.0
     body: float = 60.0
     reading: float = 30.0
+    answer: float = 300.0
     keep_alive: float = 90.0  # longer than any client's pool keeps a connection, or it would post into a closed one
+
+
+class ConnectionLimit:
+    """Bounds the open connections of a server, TLS handshakes included.
+
+    Over the limit the connection that has been idle longest makes room: first one that is about to be closed, then one
+    that has never completed the headers of a request, then one that is kept alive. If all are in use, a few more are
+    accepted for health checks alone, so that an orchestrator does not kill a server that is only busy.
+    """
+
+    def __init__(self) -> None:
+        """No connection is open."""
+        self._open: set[Connection] = set()
+        # each in the order in which connections became idle; a dict, to take one out of the middle at no cost
+        self._closing: dict[Connection, None] = {}
+        self._unused: dict[Connection, None] = {}
+        self._kept: dict[Connection, None] = {}
+        self._warned = False
+
+    def opened(self, connection: "Connection") -> bool:
+        """Count a new connection, and make room for it; whether it is one of the few for health checks alone."""
+        room, reserved = max_connections(), False
+        if len(self._open) >= room:
+            self._warn(room)
+            victim = next((one for group in (self._closing, self._unused, self._kept) for one in group), None)
+            if victim is not None:
+                self.closed(victim)
+                victim.abort()
+            else:
+                reserved = True
+        self._open.add(connection)
+        self._unused[connection] = None
+        if len(self._open) > room + _RESERVED:
+            self.closed(connection)
+            connection.abort()
+        return reserved
+
+    def used(self, connection: "Connection") -> None:
+        """A request began on it: it is not idle."""
+        self._unused.pop(connection, None)
+        self._kept.pop(connection, None)
+
+    def idle(self, connection: "Connection") -> None:
+        """Its last request is answered; it is kept alive."""
+        if connection in self._open:
+            self._kept[connection] = None
+
+    def closing(self, connection: "Connection") -> None:
+        """It gets no more answers, and is open only until the client has read the last one."""
+        if connection in self._open:
+            self.used(connection)
+            self._closing[connection] = None
+
+    def closed(self, connection: "Connection") -> None:
+        """It is gone, or about to be."""
+        self._open.discard(connection)
+        self._closing.pop(connection, None)
+        self.used(connection)
+
+    def _warn(self, room: int) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("%d connections are open, the limit; from now on idle ones are closed to make room", room)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What all connections of a server share.
+
+    Attributes:
+        time_limits: for each connection.
+        tls: the server's TLS context; None: plain HTTP.
+        limit: of the number of connections.
+    """
+
+    time_limits: TimeLimits
+    tls: ssl.SSLContext | None
+    limit: ConnectionLimit
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control, which does not resume reading while pipelined requests wait.
+
+    A running request resumes reading in order to notice that its client leaves; what is read then would pile up.
+    """
+
+    pipelining = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests that were read already wait for their turn."""
+        if not self.pipelining:
+            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits, and an app that is woken once for a body, not once for every 64 KiB of it.
 
     A picture then comes without pausing the connection in the middle, and with two copies fewer. What is over
-    `_HELD` goes to the app piece by piece, so that its own limit holds.
+    `_HELD` goes to the app piece by piece, so that its own limit holds. Pipelined requests are read at most as far as
+    one read of the socket goes, 256 KiB.
 
-    One timer serves all limits of time. It is not moved with every request: it fires, sees what is due now, and is
-    set again, so that a request costs no timer.
+    A client may close its sending side after its last request and still get the answer. A client that is gone sends the
+    same FIN, so an interim response (100 Continue, which clients must accept, RFC 9110 section 15.2) is sent: a closed
+    socket answers it with RST.
+
+    One timer serves the limits of time for reading. It is not moved with every request: it fires, sees what is due now,
+    and is set again, so that a request costs no timer.
     """
 
     def __init__(
         self,
-        limits: TimeLimits,
+        edge: Edge,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Uvicorn gives all but `limits`, by these names."""
+        """Uvicorn gives all but `edge`, by these names."""
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits
+        self._edge = edge
+        self._limits = edge.time_limits
+        self.handshake: asyncio.Task[None] | None = None
+        self._health_only = False
+        self._half_closed = False
+        self._peer_check: asyncio.TimerHandle | None = None
+        self._too_slow: asyncio.TimerHandle | None = None
         self._stage: _Stage = "between"
         self._timed: _Stage = "between"  # the stage that `_due` is for
         self._due = self._fires = inf
@@ -82,25 +196,34 @@ class Connection(HttpToolsProtocol):
         self._last_words: bytes | None = None  # to be said after the answers that are still due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client, who has so long to send a first request, if there is room for another."""
+        """Take a client, who has so long to send a first request."""
         super().connection_made(transport)
-        room, all_of_them = _room(), self.server_state.connections
-        if len(all_of_them) > room + _PARTING:
-            self.transport.abort()
-        elif len(all_of_them) > room and _served(all_of_them) > room:
-            _log.warning("%d connections are open, the limit; another one is refused", room)
-            self._say_and_close(_error(503, f"{room} connections are open, the limit; come again later", _RETRY))
-        else:
+        self.flow = _Flow(transport)
+        if self.scheme == "http":
+            self.accepted()
+        if not transport.is_closing():
             self._limit(self._limits.headers)
+
+    def accepted(self) -> None:
+        """Count it; over the limit one that is idle makes room."""
+        self._health_only = self._edge.limit.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app, whose request need not be the last one parsed."""
-        for timer in (self._timer, self._stuck):
+        self._edge.limit.closed(self)
+        for timer in (self._timer, self._stuck, self._too_slow, self._peer_check):
             if timer is not None:
                 timer.cancel()
         if self._running is not None and not self._running.response_complete:
             _disconnect(self._running)
         super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
 
     # Reading
 
@@ -132,6 +255,35 @@ class Connection(HttpToolsProtocol):
             self._timed = self._stage
             self._limit(self._limits.headers if self._stage == "headers" else self._limits.body)
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends nothing more; it still gets the answers to what it has sent in full."""
+        unanswered = self._running is not None and not self._running.response_complete
+        if self.scheme == "https" or self._stage == "body" or not unanswered:
+            return None  # which closes the connection
+        self._deaf, self._due = True, inf
+        self._check_peer_after(_PEER_CHECK)
+        return True
+
+    def _check_peer_after(self, seconds: float) -> None:
+        if self._peer_check is None:
+            self._peer_check = self.loop.call_later(seconds, self._check_peer, seconds)
+
+    def _check_peer(self, waited: float) -> None:
+        """End the connection if the client is gone, which is not seen while nothing is read."""
+        self._peer_check = None
+        state = _tcp_state(self.transport)
+        if state is None or self.transport.is_closing() or self._running is None or self._running.response_complete:
+            return
+        if state == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        if state == _TCP_CLOSE_WAIT and not self._half_closed:
+            self._half_closed = True
+            if not self._running.response_started and self._running.scope["http_version"] == "1.1":
+                self.transport.write(STATUS_LINE[100] + b"\r\n")
+            waited = _PEER_CHECK / 2
+        self._check_peer_after(min(2 * waited, _MAX_PEER_CHECK))
+
     def on_message_begin(self) -> None:
         """A request's first byte."""
         self._stage, self._timed, self._fed, self._payload = "headers", "between", 0, 0
@@ -157,13 +309,20 @@ class Connection(HttpToolsProtocol):
             self._fail(431, f"the headers are over {_MAX_HEAD} bytes; send fewer")
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._fail(400, f"over {_MAX_PIPELINED} requests sent ahead of their answers; wait for some")
+        if self._health_only and not self.url.startswith(_HEALTH):
+            room = max_connections()
+            self._fail(503, f"{room} connections are in use, the limit; send the request again later")
         if self.parser.should_upgrade() and self.parser.get_method() not in (b"GET", b"HEAD"):
             # The parser would take the body for another protocol's bytes.
             self._fail(400, "there is no protocol to upgrade to; send the request in HTTP/1.1 without Upgrade")
         self._pieces, self._held = [], 0
+        self._edge.limit.used(self)
         super().on_headers_complete()
         self._stage = "body"
-        if self.expect_100_continue:
+        if self.pipeline:
+            self.flow.pipelining = True  # type: ignore[attr-defined]  # it is a _Flow
+            self._check_peer_after(_PEER_CHECK)  # who leaves is not noticed by reading
+        if self.expect_100_continue or self._health_only:
             self.cycle.keep_alive = False  # refused early, the body may come or not: the next request could not be told
 
     def _head_is_too_large(self) -> bool:
@@ -202,16 +361,25 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the next of several pipelined requests, or wait for one."""
         self.server_state.total_requests += 1
+        if not self.flow.write_paused:
+            self._stop_timing_answer()
         if self.transport.is_closing():
+            self._edge.limit.closing(self)
             self._watch_reading()
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
             self._say_and_close(self._last_words)
-        elif self._stage == "between":
-            self._limit(self._limits.keep_alive)
+        elif self._half_closed or self._deaf:
+            self._close()
+        else:
+            self._edge.limit.idle(self)
+            if self._stage == "between":
+                self._limit(self._limits.keep_alive)
+        if not self.pipeline:
+            self.flow.pipelining = False  # type: ignore[attr-defined]  # it is a _Flow
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         """The client does not take its answer: wait a while."""
@@ -220,14 +388,19 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """It does."""
-        if self._stuck is not None and not self.transport.is_closing():
-            self._stuck.cancel()
+        if not self.transport.is_closing():
+            if self._stuck is not None:
+                self._stuck.cancel()
+            if self._running is None or self._running.response_complete:
+                self._stop_timing_answer()
         super().resume_writing()
 
     def _watch_reading(self) -> None:
-        """See after a while whether the client has taken something: what it never reads is not kept for ever."""
+        """See after a while whether the client has taken something, and after a longer while whether it took it all."""
         if self._stuck is not None:
             self._stuck.cancel()
+        if self._too_slow is None:
+            self._too_slow = self.loop.call_later(self._limits.answer, self._on_too_slow)
         self._unread = self.transport.get_write_buffer_size()
         self._stuck = self.loop.call_later(self._limits.reading, self._on_unread)
 
@@ -237,6 +410,15 @@ class Connection(HttpToolsProtocol):
             return
         _log.debug("a client has read nothing for %g s, %d bytes are dropped", self._limits.reading, self._unread)
         self.transport.abort()
+
+    def _on_too_slow(self) -> None:
+        _log.debug("a client has not read its answer within %g s", self._limits.answer)
+        self.transport.abort()
+
+    def _stop_timing_answer(self) -> None:
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
 
     # Refusing
 
@@ -248,7 +430,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """End the connection with an error, in the place of the answer to the request at fault."""
         self._deaf, self._due = True, inf
-        words = _error(status, message)
+        words = _error(status, message, _RETRY if status == 503 else b"")
         if self._stage == "body":
             if self.pipeline:
                 self.pipeline.popleft()  # it has not begun
@@ -267,6 +449,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._deaf = True
+        self._edge.limit.closing(self)
         self.transport.write(words)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -276,6 +459,7 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._deaf = True
+        self._edge.limit.closing(self)
         self._watch_reading()
         self.transport.close()
 
@@ -312,6 +496,55 @@ class Connection(HttpToolsProtocol):
             self._refuse(408, f"the body was not complete within {self._limits.body:g} s")
 
 
+class TlsAcceptor(asyncio.Protocol):
+    """Begins the TLS handshake of a connection that has just been accepted.
+
+    The event loop's own server would report a connection only after its handshake, so that the limits on the number of
+    connections and on time would not cover it.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """As `Connection`; `edge` has a TLS context."""
+        self._edge = edge
+        self._connection = Connection(edge, config, server_state, app_state, _loop)
+        self._loop = self._connection.loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket away from the plain transport, which has read nothing yet."""
+        accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        accepted.setblocking(False)
+        transport.abort()  # type: ignore[attr-defined]  # a Transport; its copy of the socket alone is closed
+        self._connection.handshake = self._loop.create_task(self._shake_hands(accepted))
+        self._connection.accepted()
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._connection,
+                accepted,
+                ssl=self._edge.tls,
+                ssl_handshake_timeout=self._edge.time_limits.headers,
+            )
+        except OSError as error:  # of which ssl.SSLError is one
+            _log.debug("a TLS handshake failed: %s", error)
+        finally:
+            if self._connection.transport is None:
+                self._edge.limit.closed(self._connection)
+                accepted.close()
+
+
+def accept(edge: Edge) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes a protocol with for each connection."""
+    return partial(Connection if edge.tls is None else TlsAcceptor, edge)
+
+
 def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.disconnected = True
     cycle.message_event.set()
@@ -322,17 +555,20 @@ def _reason(error: httptools.HttpParserError) -> str:
     return "its address cannot be read" if isinstance(error, httptools.HttpParserCallbackError) else str(error).lower()
 
 
-def _served(connections: Iterable[object]) -> int:
-    """How many of them are not about to end."""
-    return sum(isinstance(one, Connection) and not one._deaf for one in connections)
-
-
-def _room() -> int:
-    """Connections that may be open at once: fewer where the system allows few files."""
+def max_connections() -> int:
+    """How many connections may be open at once: fewer where the system allows few files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MAX_CONNECTIONS
     return min(_MAX_CONNECTIONS, max(files // 2, files - _OTHER_FILES))
+
+
+def _tcp_state(transport: asyncio.Transport) -> int | None:
+    """The state of a connection as the kernel names it; None where it does not tell."""
+    try:
+        return int(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0])
+    except (AttributeError, OSError):  # another system than Linux, or a socket that is closed
+        return None
 
 
 def _error(status: int, message: str, more: bytes = b"") -> bytes:

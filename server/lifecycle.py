@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 
 import uvicorn
@@ -19,7 +18,7 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import SpecError
-from server.connection import Connection, TimeLimits
+from server.connection import ConnectionLimit, Edge, TimeLimits, accept
 from server.fleet import Fleet
 from server.memory import heap
 
@@ -33,8 +32,9 @@ _LINGER = 1.0  # s in which kept connections are told of the end by an answer, i
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handling, which re-raises, and without its clock, which ticks when idle."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, scheme: str) -> None:
         super().__init__(config)
+        self._scheme = scheme
         self.stop = asyncio.Event()
 
     @contextmanager
@@ -43,8 +43,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        scheme = "http" if self.config.ssl is None else "https"
-        _log.info("ready on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+        _log.info("ready on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
         await self.stop.wait()
 
 
@@ -102,7 +101,7 @@ def serve(
     _allow_many_connections()
     gc.collect()
     gc.freeze()  # what is loaded now stays: no collection need walk through it again
-    server = _Server(_config(_parting(app, fleet), listening))
+    server = _Server(_config(_parting(app, fleet), listening), "http" if listening.tls is None else "https")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(server, fleet, bound, drain_delay))
 
@@ -176,7 +175,7 @@ async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None
 def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=partial(Connection, listening.limits),  # type: ignore[arg-type]  # a factory will do
+        http=accept(Edge(listening.limits, listening.tls, ConnectionLimit())),  # type: ignore[arg-type]  # a factory
         ws="none",
         proxy_headers=False,
         lifespan="on",
@@ -188,5 +187,4 @@ def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
         timeout_graceful_shutdown=_LAST_ANSWERS,
     )
     config.load()
-    config.ssl = listening.tls  # ours, since uvicorn's own way asks for a passphrase on the terminal
     return config

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.connection import Connection, TimeLimits
+from server.connection import ConnectionLimit, Edge, TimeLimits, accept
+from server.tls import tls_context
+from tests.server.test_tls import certificate
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Coroutine[Any, Any, Client]]
@@ -42,13 +46,16 @@ async def answer(send: Send, body: bytes, status: int = 200) -> None:
 
 
 @asynccontextmanager
-async def listening(limits: TimeLimits, app: ASGIApp = echo) -> AsyncIterator[Connect]:
+async def listening(
+    limits: TimeLimits, app: ASGIApp = echo, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Connect]:
     loop, complaints = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
     config.load()
     state = ServerState()
-    create = partial(Connection, limits, config=config, server_state=state, app_state={}, _loop=loop)
+    edge = Edge(limits, tls, ConnectionLimit())
+    create = partial(accept(edge), config=config, server_state=state, app_state={}, _loop=loop)
     server = await loop.create_server(create, "127.0.0.1", 0)
     try:
         yield lambda: asyncio.open_connection(*server.sockets[0].getsockname())
@@ -247,37 +254,169 @@ def test_a_client_that_does_not_read_is_parted_from() -> None:
     run(talk())
 
 
-def test_connections_over_the_limit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+CLOSING = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers /v2/health/ at once, and never anything else."""
+    if scope["path"].startswith("/v2/health/"):
+        await answer(send, b"{}")
+    else:
+        await asyncio.Event().wait()
+
+
+def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("server.connection._MAX_CONNECTIONS", 2)
 
-    async def talk() -> None:
-        async with listening(TimeLimits()) as connect:
-            clients = [await connect() for _ in range(2)]
-            for reader, writer in clients:
-                writer.write(GET % 1)
-                assert await read_replies(reader, 1) == [(200, b"/1 0 1")]
-            reader, writer = await connect()
-            writer.write(GET % 2)
-            told = await reader.read()
-            writer.close()
-            assert told.startswith(b"HTTP/1.1 503 ")
-            assert b"\r\nretry-after: 1\r\n" in told
-            assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
-                "error": "2 connections are open, the limit; come again later"
-            }
-            clients.pop()[1].close()
-            while not (await one_more(connect)).startswith(b"HTTP/1.1 200"):
-                pass
-            clients.pop()[1].close()
-
-    async def one_more(connect: Connect) -> bytes:
+    async def ask(connect: Connect, path: bytes) -> bytes:
         reader, writer = await connect()
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(CLOSING % path)
         reply = await reader.read()
         writer.close()
         return reply
 
+    async def talk() -> None:
+        async with listening(TimeLimits(), waiting) as connect:
+            used = [await connect() for _ in range(2)]
+            for _, writer in used:
+                writer.write(GET % 1)
+            for _ in range(3):
+                assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            told = await ask(connect, b"/v2/models")
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in told
+            assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
+                "error": "2 connections are in use, the limit; send the request again later"
+            }
+            silent = [await connect() for _ in range(100)]  # which take no health check's place
+            assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            for reader, writer in used:
+                assert not reader.at_eof()
+                writer.close()
+            for _, writer in silent:
+                writer.close()
+
     run(talk())
+
+
+def test_over_the_limit_the_connection_that_never_asked_gives_way_then_the_longest_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.connection._MAX_CONNECTIONS", 3)
+
+    async def talk() -> None:
+        async with listening(TimeLimits()) as connect:
+            kept = [await connect() for _ in range(2)]
+            for reader, writer in kept:
+                writer.write(GET % 1)
+                assert await read_replies(reader, 1) == [(200, b"/1 0 1")]
+            silent = await connect()
+            fourth = await connect()
+            assert await silent[0].read() == b"", "it was closed, though it came after the others"
+            fourth[1].write(GET % 4)
+            assert await read_replies(fourth[0], 1) == [(200, b"/4 0 1")]
+            fifth = await connect()
+            fifth[1].write(GET % 5)
+            assert await read_replies(fifth[0], 1) == [(200, b"/5 0 1")]
+            assert await kept[0][0].read() == b"", "it was idle longest"
+            kept[1][1].write(GET % 6)
+            assert await read_replies(kept[1][0], 1) == [(200, b"/6 0 1")]
+            for _, writer in (*kept, silent, fourth, fifth):
+                writer.close()
+
+    run(talk())
+
+
+def test_silent_handshakes_count_as_connections_and_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("server.connection._MAX_CONNECTIONS", 2)
+    cert, key = certificate(tmp_path, "own")
+    context = ssl.create_default_context(cafile=str(cert))
+
+    async def talk() -> None:
+        async with listening(SHORT, tls=tls_context(cert, key)) as connect:
+            silent = [await connect() for _ in range(5)]
+            for reader, _ in silent[:3]:
+                assert await reader.read() == b"", "it made room"
+            reader, writer = await asyncio.open_connection(*silent[4][1].get_extra_info("peername"), ssl=context)
+            writer.write(CLOSING % b"/safe")
+            assert await read_replies(reader) == [(200, b"/safe 0 2")]
+            for reader, _ in silent[3:]:
+                assert await reader.read() == b"", "it took too long"
+            for _, one in (*silent, (reader, writer)):
+                one.close()
+
+    run(talk())
+
+
+def test_a_client_that_sends_no_more_still_gets_its_answers() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.3)
+        await echo(scope, receive, send)
+
+    assert exchange(POST % 3 + b"abc", app=slow, close=True) == [(100, b""), (200, b"/ 3 2")]
+    assert exchange(GET % 1 + GET % 2, app=slow, close=True) == [(100, b""), (200, b"/1 0 1"), (200, b"/2 0 1")]
+    assert exchange(b"GET /0 HTTP/1.0\r\n\r\n", app=slow, close=True) == [(200, b"/0 0 0")], "1.0 knows no 100"
+
+
+def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long() -> None:
+    ended = []
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(10**4):
+            if ended:
+                break
+            await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        async with listening(TimeLimits(reading=1e3, answer=0.3), much) as connect:
+            reader, writer = await connect()
+            writer.write(GET % 1)
+            began = loop.time()
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                while loop.time() < began + 3:
+                    await reader.readexactly(2**17)
+                    await asyncio.sleep(0.02)
+            ended.append(True)
+            writer.close()
+
+    run(talk())
+
+
+def test_a_pipelined_body_is_not_read_before_its_turn() -> None:
+    async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        if scope["path"] == "/1":
+            listener = asyncio.ensure_future(receive())  # as one that waits for the client to leave
+            await asyncio.sleep(0.3)
+            listener.cancel()
+        await answer(send, b"")
+
+    async def talk() -> Any:
+        async with listening(TimeLimits(), noticing) as connect:
+            reader, writer = await connect()
+            writer.transport.set_write_buffer_limits(2**25)
+            tracemalloc.start()
+            writer.write(GET % 1 + POST % 10**7)
+            body = bytes(10**7)
+            before = tracemalloc.get_traced_memory()[0]
+            writer.write(body)
+            first = await read_replies(reader, 1)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            tracemalloc.stop()
+            replies = first + await read_replies(reader, 1)
+            writer.close()
+            return replies, peak, writer.transport.get_write_buffer_size()
+
+    replies, peak, _ = run(talk())
+    assert replies == [(200, b""), (200, b"")]
+    assert peak < 10**7 + 2**20, "the client's own copy, and one read of the socket"
 
 
 async def send_for_ever(writer: asyncio.StreamWriter) -> None:
@@ -316,7 +455,7 @@ def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
             flushed = asyncio.ensure_future(writer.drain())
             await begun.wait()
             held.set()
-            replies = await read_replies(reader, 130)
+            replies = await read_replies(reader, 66)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             writer.close()
@@ -324,7 +463,7 @@ def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
             return [status for status, _ in replies], peak
 
     statuses, peak = run(talk())
-    assert statuses == [*[200] * 129, 400]
+    assert statuses == [*[200] * 65, 400]
     assert peak < 20e6, "5.6 MB of them were sent, most stand in the client's own buffer"
 
 

@@ -1,0 +1,468 @@
+"""Attack a started server on its HTTP edge, and measure what it costs the server and its honest clients.
+
+Each attack has a server of its own on an emulated device with `--queue-bytes` of 64 MiB. Before, during and after the
+attack, generate-load offers honest pictures at load 0.5, and a probe opens a connection every 50 ms and asks for
+/v2/health/live. Reported: bytes that the attacker put on the wire, the growth of the server's resident memory over
+what it held under honest load, the longest time without an answered probe, the probes' 99th percentile and failures,
+and how many honest requests were answered.
+
+Everything runs on the loopback interface, in bounded time. The script ends with exit code 1 if a bound is broken.
+"""
+
+import argparse
+import gzip
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.prefixed import PREFIX
+from benchmarks.processes import held
+from benchmarks.serving import RECORDS, Server, command_line, running, save
+from policies.profile import load_profile
+
+PROFILE = "googlenet-tesla-p4-x10"
+QUEUE_BYTES = 64 * 2**20
+LOAD = 0.5
+_CALM_S, _ATTACK_S, _HONEST_S = 4.0, 12.0, 22.0
+_PROBE_S, _GIVE_UP_S = 0.05, 5.0
+_FILES = 400  # the limit of open files under the attacks on connections
+_GROWTH_MB = 1.5 * QUEUE_BYTES / 2**20 + 64
+_LIVENESS_MS = 250.0
+_PREDICT_KEY = "p"
+_ADMIN_KEY = "a"
+_INFER = "/v2/models/googlenet/infer"
+
+
+class Attacker:
+    """What an attack has to hand: the server's address, connections that stay open, and a count of bytes sent.
+
+    Attributes:
+        port: of the server, on 127.0.0.1.
+        end: instant at which the attack is over, s of time.monotonic.
+        wire_bytes: sent so far.
+        statuses: of the answers that were read, counted.
+    """
+
+    def __init__(self, port: int, seconds: float) -> None:
+        """Attack the server at `port` for so many seconds."""
+        self.port = port
+        self.end = time.monotonic() + seconds
+        self.wire_bytes = 0
+        self.statuses: Counter[str] = Counter()
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """Open a connection that stays open until the attack is over."""
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(_GIVE_UP_S)
+        connection.connect(("127.0.0.1", self.port))
+        with self._lock:
+            self._open.append(connection)
+        return connection
+
+    def send(self, connection: socket.socket, data: bytes) -> None:
+        """Send all of it, or as much as the server takes within five seconds."""
+        sent, view = 0, memoryview(data)
+        try:
+            while sent < len(data):
+                sent += connection.send(view[sent : sent + 2**18])
+        except OSError:
+            pass  # refused or cut off by the server
+        with self._lock:
+            self.wire_bytes += sent
+
+    def read_status(self, connection: socket.socket) -> None:
+        """Read the first bytes of an answer, and count its status."""
+        try:
+            words = connection.recv(4096).split(b" ", 2)
+        except OSError:
+            words = []
+        with self._lock:
+            self.statuses[words[1].decode() if len(words) > 1 else "none"] += 1
+
+    def post(self, path: str, body: bytes, *headers: str, read: bool = True, buffer: int | None = None) -> None:
+        """Send one POST on a connection of its own; read its status, or leave the answer unread."""
+        head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+        try:
+            connection = self.connect(buffer)
+        except OSError:
+            self.statuses["not connected"] += 1
+            return
+        self.send(connection, "\r\n".join([*head, "", ""]).encode() + body)
+        if read:
+            self.read_status(connection)
+
+    def at_once(self, work: Callable[[], None], count: int) -> None:
+        """Do it so many times, in threads."""
+        with ThreadPoolExecutor(min(count, 64)) as pool:
+            for _ in range(count):
+                pool.submit(work)
+
+    def hold(self) -> None:
+        """Keep all connections as they are until the attack is over."""
+        time.sleep(max(0.0, self.end - time.monotonic()))
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._open:
+            connection.close()
+
+
+def _lists(size: int) -> bytes:
+    return b"[" + b"[]," * ((size - 4) // 3) + b"[]]"
+
+
+def nested_index(attacker: Attacker) -> None:
+    """1: POST /v2/repository/index with 60 MB of nested lists."""
+    for _ in range(2):
+        attacker.post("/v2/repository/index", _lists(60_000_000))
+
+
+def _pixels(samples: int, **more: Any) -> tuple[bytes, bytes]:
+    """A call's document and its binary tensor, all zeros."""
+    size = samples * 224 * 224 * 3
+    entry = {"name": "image", "datatype": "UINT8", "shape": [samples, 224, 224, 3]}
+    entry["parameters"] = {"binary_data_size": size}
+    return json.dumps({"inputs": [entry], **more}).encode(), bytes(size)
+
+
+def large_ids(attacker: Attacker) -> None:
+    """2a: 60 compressed calls with an `id` of 8 MB, answers left unread."""
+    entry = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    body = gzip.compress(json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode())
+    attacker.at_once(
+        lambda: attacker.post(_INFER, body, "Content-Encoding: gzip", read=False, buffer=4096), 60
+    )
+    attacker.hold()
+
+
+def large_ids_served(attacker: Attacker) -> None:
+    """2b: the same `id` with a valid picture as a binary tensor, so that the call is served and the id echoed."""
+    document, pixels = _pixels(1, id="x" * 8_000_000)
+    body = gzip.compress(document + pixels)
+    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
+    attacker.at_once(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 60)
+    attacker.hold()
+
+
+def nested_parameters(attacker: Attacker) -> None:
+    """2c: 6 compressed calls with 8 MB of nested lists in `parameters`."""
+    document, pixels = _pixels(1)
+    document = document[:-1] + b', "parameters": {"x": ' + _lists(8_000_000) + b"}}"
+    body = gzip.compress(document + pixels)
+    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
+    attacker.at_once(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 6)
+    attacker.hold()
+
+
+def unread_answers(attacker: Attacker) -> None:
+    """2d: 12 calls of 400 samples each, one after the other, answers left unread."""
+    document, pixels = _pixels(400)
+    body, header = document + pixels, f"Inference-Header-Content-Length: {len(document)}"
+    for _ in range(12):
+        if time.monotonic() < attacker.end:
+            attacker.post(_INFER, body, header, read=False, buffer=4096)
+            time.sleep(0.5)
+    attacker.hold()
+
+
+def compressed_json(attacker: Attacker) -> None:
+    """3: compressed JSON of nested lists, 8 KB and 20 KB on the wire."""
+    small = gzip.compress(b'{"inputs": ' + _lists(8_000_000) + b"}")
+    large = gzip.compress(b'{"inputs": [' + b'{"":[]},' * 1_000_000 + b"1]}")
+    for _ in range(4):
+        attacker.at_once(lambda: attacker.post(_INFER, small, "Content-Encoding: gzip"), 4)
+        attacker.at_once(lambda: attacker.post(_INFER, large, "Content-Encoding: gzip"), 4)
+
+
+def prefix_authorisation(attacker: Attacker) -> None:
+    """4: below a root_path, swap the policy with a predict key, and without any key."""
+    body = b'{"policy": "serial"}'
+    length = f"Content-Length: {len(body)}"
+    for path in (f"{PREFIX}/admin/models/googlenet/policy", "/admin/models/googlenet/policy"):
+        for header in (f"Authorization: Bearer {_PREDICT_KEY}", "X-None: x"):
+            for _ in range(50):
+                connection = attacker.connect()
+                head = [f"PUT {path} HTTP/1.1", "Host: localhost", length, header, "", ""]
+                attacker.send(connection, "\r\n".join(head).encode() + body)
+                attacker.read_status(connection)
+                connection.close()
+
+
+def pipelined(attacker: Attacker) -> None:
+    """5: 150 connections that send a picture and, before its answer, 4 MB of a second request."""
+    document, pixels = _pixels(1)
+    head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(document)}\r\n"
+    first = f"{head}Content-Length: {len(document) + len(pixels)}\r\n\r\n".encode() + document + pixels
+    second = f"{head}Content-Length: 50000000\r\n\r\n".encode() + bytes(4_000_000)
+
+    def send_two() -> None:
+        connection = attacker.connect()
+        connection.settimeout(1.0)
+        attacker.send(connection, first + second)
+
+    attacker.at_once(send_two, 150)
+    attacker.hold()
+
+
+def silent_handshakes(attacker: Attacker) -> None:
+    """6: 390 connections to a TLS server that never begin a handshake; the server may open 400 files."""
+    _silent(attacker, 390)
+
+
+def silent_connections(attacker: Attacker) -> None:
+    """7: 330 connections that never send a byte; the server may open 400 files."""
+    _silent(attacker, 330)
+
+
+def _silent(attacker: Attacker, count: int) -> None:
+    for _ in range(count):
+        try:
+            attacker.connect()
+        except OSError:
+            attacker.statuses["not connected"] += 1
+    attacker.hold()
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One of the attacks.
+
+    Attributes:
+        run: the attack; its docstring is its description.
+        tls: whether the server speaks TLS.
+        files: the server's limit of open files; None: as it is.
+        prefixed: whether the server runs below a root_path, with keys.
+    """
+
+    run: Callable[[Attacker], None]
+    tls: bool = False
+    files: int | None = None
+    prefixed: bool = False
+
+    @property
+    def name(self) -> str:
+        """The number of the attack, such as 2a."""
+        return (self.run.__doc__ or "").partition(":")[0]
+
+
+ATTACKS = (
+    Attack(nested_index),
+    Attack(large_ids),
+    Attack(large_ids_served),
+    Attack(nested_parameters),
+    Attack(unread_answers),
+    Attack(compressed_json),
+    Attack(prefix_authorisation, prefixed=True),
+    Attack(pipelined),
+    Attack(silent_handshakes, tls=True, files=_FILES),
+    Attack(silent_connections, files=_FILES),
+)
+
+
+@dataclass
+class Probes:
+    """Probes liveness every 50 ms, each on a connection of its own, in a thread.
+
+    Attributes:
+        times: how long each answered probe took, s.
+        failed: probes with another answer than 200, or none within five seconds.
+        gap: longest time from one answered probe to the next, s.
+    """
+
+    port: int
+    context: ssl.SSLContext | None
+    times: list[float] = field(default_factory=list)
+    failed: int = 0
+    gap: float = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Probe until told to stop."""
+        last = time.monotonic()
+        while not stop.is_set():
+            began = time.monotonic()
+            if self._probe():
+                now = time.monotonic()
+                self.times.append(now - began)
+                self.gap, last = max(self.gap, now - last), now
+            else:
+                self.failed += 1
+            stop.wait(max(0.0, began + _PROBE_S - time.monotonic()))
+        self.gap = max(self.gap, time.monotonic() - last)
+
+    def _probe(self) -> bool:
+        try:
+            with ExitStack() as stack:
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), _GIVE_UP_S))
+                if self.context is not None:
+                    connection = stack.enter_context(self.context.wrap_socket(connection))
+                connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return connection.recv(64).startswith(b"HTTP/1.1 200")
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack did; times in ms, memory in MB."""
+
+    attack: str
+    about: str
+    wire_bytes: int
+    rss_before_mb: float
+    rss_growth_mb: float
+    longest_liveness_gap_ms: float
+    liveness_p99_ms: float
+    failed_probes: int
+    honest_scheduled: int
+    honest_answered: int
+    answers_to_attacker: dict[str, int]
+
+    @property
+    def broken(self) -> list[str]:
+        """The bounds that do not hold."""
+        found = []
+        if self.rss_growth_mb > _GROWTH_MB:
+            found.append(f"memory grew by {self.rss_growth_mb:.0f} MB, over {_GROWTH_MB:.0f}")
+        if self.liveness_p99_ms > _LIVENESS_MS or self.failed_probes:
+            found.append(f"liveness p99 {self.liveness_p99_ms:.0f} ms, {self.failed_probes} probes failed")
+        if self.honest_answered < self.honest_scheduled:
+            found.append(f"{self.honest_scheduled - self.honest_answered} honest requests lost")
+        if self.attack == "4" and self.answers_to_attacker.get("200", 0):
+            found.append(f"{self.answers_to_attacker['200']} policies swapped without the right")
+        return found
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed pair for 127.0.0.1, made by openssl."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    command = ("openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(cert), *subject)
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def _arguments(attack: Attack, folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.prefixed"] if attack.prefixed else command_line("serve-model")
+    command += ["googlenet", "--device", f"emulated:{PROFILE}", "--policy", "greedy"]
+    command += ["--queue-bytes", str(QUEUE_BYTES), "--log-level", "warning"]
+    if attack.tls:
+        cert, key = _certificate(folder)
+        command += ["--tls-cert", str(cert), "--tls-key", str(key)]
+    if attack.prefixed:
+        keys = folder / "keys"
+        named = (("user", "predict", _PREDICT_KEY), ("root", "admin", _ADMIN_KEY))
+        keys.write_text("".join(f"{n} {s} {sha256(k.encode()).hexdigest()}\n" for n, s, k in named))
+        command += ["--api-key-file", str(keys)]
+    return command
+
+
+def run_attack(attack: Attack) -> Outcome:
+    """Start a server, load it, attack it, and return what happened."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        command = _arguments(attack, folder)
+        context = ssl.create_default_context(cafile=str(folder / "cert.pem")) if attack.tls else None
+        if context is not None:
+            context.check_hostname = False
+        server = stack.enter_context(running(*command, tls=context, files=attack.files))
+        return _measured(attack, server, context, folder)
+
+
+def _measured(attack: Attack, server: Server, context: ssl.SSLContext | None, folder: Path) -> Outcome:
+    port = urllib.parse.urlsplit(server.url).port or 0
+    rate = LOAD * load_profile(PROFILE).capacity
+    load = [*command_line("generate-load"), server.url, "--rate", str(rate), "--duration", str(_HONEST_S)]
+    environment = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", "BATCHWRIGHT_API_KEY": _PREDICT_KEY}
+    if attack.tls:
+        environment["SSL_CERT_FILE"] = str(folder / "cert.pem")
+    honest = subprocess.Popen(
+        [*load, "--pixels", "--processes", "1", "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    time.sleep(_CALM_S)
+    before, peak, stop = held(server.process.pid).rss_mb, 0.0, threading.Event()
+    probes, attacker = Probes(port, context), Attacker(port, _ATTACK_S)
+    threads = [threading.Thread(target=probes.run, args=(stop,)), threading.Thread(target=attack.run, args=(attacker,))]
+    for thread in threads:
+        thread.start()
+    while honest.poll() is None:
+        peak = max(peak, held(server.process.pid).rss_mb)
+        time.sleep(0.05)
+    threads[1].join()
+    stop.set()
+    threads[0].join()
+    attacker.close()
+    report = json.loads(honest.communicate()[0])
+    return Outcome(
+        attack=attack.name,
+        about=(attack.run.__doc__ or "").partition(": ")[2].rstrip("."),
+        wire_bytes=attacker.wire_bytes,
+        rss_before_mb=round(before, 1),
+        rss_growth_mb=round(peak - before, 1),
+        longest_liveness_gap_ms=round(1e3 * probes.gap, 1),
+        liveness_p99_ms=round(1e3 * float(np.quantile(probes.times, 0.99)), 1) if probes.times else float("inf"),
+        failed_probes=probes.failed,
+        honest_scheduled=report["scheduled"],
+        honest_answered=report["ok"],
+        answers_to_attacker=dict(attacker.statuses),
+    )
+
+
+_HEAD = "| attack | sent, MB | memory growth, MB | longest liveness gap, ms | liveness p99, ms | failed | honest answered |"
+
+
+def row(outcome: Outcome) -> str:
+    """One row of the table that is printed and recorded."""
+    cells = (
+        f"{outcome.attack}: {outcome.about}",
+        f"{outcome.wire_bytes / 1e6:.2f}",
+        f"{outcome.rss_growth_mb:.0f}",
+        f"{outcome.longest_liveness_gap_ms:.0f}",
+        f"{outcome.liveness_p99_ms:.0f}",
+        f"{outcome.failed_probes}",
+        f"{outcome.honest_answered} of {outcome.honest_scheduled}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the attacks, print the table, and record it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="ATTACK", help="the attacks' numbers, such as 1 2a; not recorded")
+    chosen = parser.parse_args(arguments)
+    lines = [_HEAD, "|---|---|---|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
+    outcomes = []
+    for attack in ATTACKS:
+        if chosen.only is None or attack.name in chosen.only:
+            outcomes.append(run_attack(attack))
+            lines.append(row(outcomes[-1]))
+            print(lines[-1], outcomes[-1].answers_to_attacker, *outcomes[-1].broken, sep="\n    ", flush=True)
+    if chosen.only is None:
+        save("attacks", [asdict(outcome) for outcome in outcomes])
+        (RECORDS / "attacks.md").write_text("\n".join(lines) + "\n")
+    sys.exit(any(outcome.broken for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
