@@ -12,6 +12,7 @@ Everything runs on the loopback interface, in bounded time. The script ends with
 import argparse
 import gzip
 import json
+import multiprocessing
 import socket
 import ssl
 import subprocess
@@ -26,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +143,8 @@ def nested_index(attacker: Attacker) -> None:
 def _pixels(samples: int, **more: Any) -> tuple[bytes, bytes]:
     """A call's document and its binary tensor, all zeros."""
     size = samples * 224 * 224 * 3
-    entry = {"name": "image", "datatype": "UINT8", "shape": [samples, 224, 224, 3]}
-    entry["parameters"] = {"binary_data_size": size}
+    parameters = {"binary_data_size": size}
+    entry = {"name": "image", "datatype": "UINT8", "shape": [samples, 224, 224, 3], "parameters": parameters}
     return json.dumps({"inputs": [entry], **more}).encode(), bytes(size)
 
 
@@ -149,9 +152,7 @@ def large_ids(attacker: Attacker) -> None:
     """2a: 60 compressed calls with an `id` of 8 MB, answers left unread."""
     entry = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]}
     body = gzip.compress(json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode())
-    attacker.at_once(
-        lambda: attacker.post(_INFER, body, "Content-Encoding: gzip", read=False, buffer=4096), 60
-    )
+    attacker.at_once(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip", read=False, buffer=4096), 60)
     attacker.hold()
 
 
@@ -176,7 +177,16 @@ def nested_parameters(attacker: Attacker) -> None:
 
 def unread_answers(attacker: Attacker) -> None:
     """2d: 12 calls of 400 samples each, one after the other, answers left unread."""
-    document, pixels = _pixels(400)
+    _leave_unread(attacker, 400)
+
+
+def unread_smaller_answers(attacker: Attacker) -> None:
+    """2e: the same with 200 samples, which one call may hold."""
+    _leave_unread(attacker, 200)
+
+
+def _leave_unread(attacker: Attacker, samples: int) -> None:
+    document, pixels = _pixels(samples)
     body, header = document + pixels, f"Inference-Header-Content-Length: {len(document)}"
     for _ in range(12):
         if time.monotonic() < attacker.end:
@@ -209,7 +219,7 @@ def prefix_authorisation(attacker: Attacker) -> None:
 
 
 def pipelined(attacker: Attacker) -> None:
-    """5: 150 connections that send a picture and, before its answer, 4 MB of a second request."""
+    """5a: 150 connections that send a picture and, before its answer, 4 MB of a second request."""
     document, pixels = _pixels(1)
     head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(document)}\r\n"
     first = f"{head}Content-Length: {len(document) + len(pixels)}\r\n\r\n".encode() + document + pixels
@@ -221,6 +231,21 @@ def pipelined(attacker: Attacker) -> None:
         attacker.send(connection, first + second)
 
     attacker.at_once(send_two, 150)
+    attacker.hold()
+
+
+def pipelined_small(attacker: Attacker) -> None:
+    """5b: 150 connections that send a picture and, before its answer, 20,000 small requests."""
+    document, pixels = _pixels(1)
+    head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(document)}\r\n"
+    first = f"{head}Content-Length: {len(document) + len(pixels)}\r\n\r\n".encode() + document + pixels
+
+    def send_many() -> None:
+        connection = attacker.connect()
+        connection.settimeout(1.0)
+        attacker.send(connection, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000)
+
+    attacker.at_once(send_many, 150)
     attacker.hold()
 
 
@@ -271,9 +296,11 @@ ATTACKS = (
     Attack(large_ids_served),
     Attack(nested_parameters),
     Attack(unread_answers),
+    Attack(unread_smaller_answers),
     Attack(compressed_json),
     Attack(prefix_authorisation, prefixed=True),
     Attack(pipelined),
+    Attack(pipelined_small),
     Attack(silent_handshakes, tls=True, files=_FILES),
     Attack(silent_connections, files=_FILES),
 )
@@ -281,7 +308,7 @@ ATTACKS = (
 
 @dataclass
 class Probes:
-    """Probes liveness every 50 ms, each on a connection of its own, in a thread.
+    """Liveness probes, one every 50 ms, each on a connection of its own.
 
     Attributes:
         times: how long each answered probe took, s.
@@ -289,32 +316,33 @@ class Probes:
         gap: longest time from one answered probe to the next, s.
     """
 
-    port: int
-    context: ssl.SSLContext | None
     times: list[float] = field(default_factory=list)
     failed: int = 0
     gap: float = 0.0
 
-    def run(self, stop: threading.Event) -> None:
-        """Probe until told to stop."""
-        last = time.monotonic()
+    @classmethod
+    def run(cls, port: int, certificate: str | None, stop: Event, result: Connection) -> None:
+        """Probe until told to stop, in a process of its own, and send what was found."""
+        probes, last = cls(), time.monotonic()
+        context = None if certificate is None else _trusting(certificate)
         while not stop.is_set():
             began = time.monotonic()
-            if self._probe():
+            if probes._probe(port, context):
                 now = time.monotonic()
-                self.times.append(now - began)
-                self.gap, last = max(self.gap, now - last), now
+                probes.times.append(now - began)
+                probes.gap, last = max(probes.gap, now - last), now
             else:
-                self.failed += 1
+                probes.failed += 1
             stop.wait(max(0.0, began + _PROBE_S - time.monotonic()))
-        self.gap = max(self.gap, time.monotonic() - last)
+        probes.gap = max(probes.gap, time.monotonic() - last)
+        result.send(probes)
 
-    def _probe(self) -> bool:
+    def _probe(self, port: int, context: ssl.SSLContext | None) -> bool:
         try:
             with ExitStack() as stack:
-                connection = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), _GIVE_UP_S))
-                if self.context is not None:
-                    connection = stack.enter_context(self.context.wrap_socket(connection))
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), _GIVE_UP_S))
+                if context is not None:
+                    connection = stack.enter_context(context.wrap_socket(connection))
                 connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 return connection.recv(64).startswith(b"HTTP/1.1 200")
         except OSError:
@@ -335,6 +363,7 @@ class Outcome:
     failed_probes: int
     honest_scheduled: int
     honest_answered: int
+    honest_errors: dict[str, int]
     answers_to_attacker: dict[str, int]
 
     @property
@@ -346,10 +375,17 @@ class Outcome:
         if self.liveness_p99_ms > _LIVENESS_MS or self.failed_probes:
             found.append(f"liveness p99 {self.liveness_p99_ms:.0f} ms, {self.failed_probes} probes failed")
         if self.honest_answered < self.honest_scheduled:
-            found.append(f"{self.honest_scheduled - self.honest_answered} honest requests lost")
+            found.append(f"{self.honest_scheduled - self.honest_answered} honest requests lost: {self.honest_errors}")
         if self.attack == "4" and self.answers_to_attacker.get("200", 0):
             found.append(f"{self.answers_to_attacker['200']} policies swapped without the right")
         return found
+
+
+def _trusting(certificate: str) -> ssl.SSLContext:
+    """A client's context for the server's own certificate, by whatever name it is called."""
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = False
+    return context
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -382,35 +418,38 @@ def run_attack(attack: Attack) -> Outcome:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         command = _arguments(attack, folder)
-        context = ssl.create_default_context(cafile=str(folder / "cert.pem")) if attack.tls else None
-        if context is not None:
-            context.check_hostname = False
+        certificate = str(folder / "cert.pem") if attack.tls else None
+        context = None if certificate is None else _trusting(certificate)
         server = stack.enter_context(running(*command, tls=context, files=attack.files))
-        return _measured(attack, server, context, folder)
+        return _measured(attack, server, certificate)
 
 
-def _measured(attack: Attack, server: Server, context: ssl.SSLContext | None, folder: Path) -> Outcome:
+def _measured(attack: Attack, server: Server, certificate: str | None) -> Outcome:
     port = urllib.parse.urlsplit(server.url).port or 0
     rate = LOAD * load_profile(PROFILE).capacity
     load = [*command_line("generate-load"), server.url, "--rate", str(rate), "--duration", str(_HONEST_S)]
     environment = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", "BATCHWRIGHT_API_KEY": _PREDICT_KEY}
-    if attack.tls:
-        environment["SSL_CERT_FILE"] = str(folder / "cert.pem")
+    if certificate is not None:
+        environment["SSL_CERT_FILE"] = certificate
     honest = subprocess.Popen(
         [*load, "--pixels", "--processes", "1", "--json"], stdout=subprocess.PIPE, text=True, env=environment
     )
     time.sleep(_CALM_S)
-    before, peak, stop = held(server.process.pid).rss_mb, 0.0, threading.Event()
-    probes, attacker = Probes(port, context), Attacker(port, _ATTACK_S)
-    threads = [threading.Thread(target=probes.run, args=(stop,)), threading.Thread(target=attack.run, args=(attacker,))]
-    for thread in threads:
-        thread.start()
+    before, peak, processes = held(server.process.pid).rss_mb, 0.0, multiprocessing.get_context("spawn")
+    stop, (receiving, sending) = processes.Event(), processes.Pipe(duplex=False)
+    prober = processes.Process(target=Probes.run, args=(port, certificate, stop, sending))
+    prober.start()
+    time.sleep(1.0)  # until it probes
+    attacker = Attacker(port, _ATTACK_S)
+    thread = threading.Thread(target=attack.run, args=(attacker,))
+    thread.start()
     while honest.poll() is None:
         peak = max(peak, held(server.process.pid).rss_mb)
         time.sleep(0.05)
-    threads[1].join()
+    thread.join()
     stop.set()
-    threads[0].join()
+    probes: Probes = receiving.recv()
+    prober.join()
     attacker.close()
     report = json.loads(honest.communicate()[0])
     return Outcome(
@@ -424,11 +463,14 @@ def _measured(attack: Attack, server: Server, context: ssl.SSLContext | None, fo
         failed_probes=probes.failed,
         honest_scheduled=report["scheduled"],
         honest_answered=report["ok"],
+        honest_errors=report["errors"],
         answers_to_attacker=dict(attacker.statuses),
     )
 
 
-_HEAD = "| attack | sent, MB | memory growth, MB | longest liveness gap, ms | liveness p99, ms | failed | honest answered |"
+_HEAD = (
+    "| attack | sent, MB | memory growth, MB | longest liveness gap, ms | liveness p99, ms | failed | honest answered |"
+)
 
 
 def row(outcome: Outcome) -> str:

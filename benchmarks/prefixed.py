@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import server.cli
+from server import cli
 
 PREFIX = "/svc"
 
@@ -23,13 +23,13 @@ def below_prefix(app: ASGIApp) -> ASGIApp:
 
 def main() -> None:
     """Serve below the prefix."""
-    serve = server.cli.serve
+    serve = cli.serve  # type: ignore[attr-defined]
 
-    def serve_prefixed(app: ASGIApp, *arguments: Any) -> int:
+    def serve_prefixed(app: ASGIApp, *arguments: Any) -> Any:
         return serve(below_prefix(app), *arguments)
 
-    server.cli.serve = serve_prefixed
-    server.cli.main()
+    cli.serve = serve_prefixed  # type: ignore[attr-defined, assignment]
+    cli.main()
 
 
 if __name__ == "__main__":

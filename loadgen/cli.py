@@ -27,6 +27,7 @@ from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
 from loadgen.tables import comparison, table
 from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
+from policies.cpus import available_cpus
 from policies.profile import load_profile
 from policies.types import SpecError
 
@@ -163,7 +164,7 @@ def generate_load(
         target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
         if report_ is not None and not compare:
             job = replace(job, told=told | describe(target.url, model, target.key))
-        _live(job, target, processes.how_many(processes_, job.schedule, processes.cores()))
+        _live(job, target, processes.how_many(processes_, job.schedule, available_cpus()))
     elif simulate is not None:
         known = None if drawn is None else Sizes(drawn if simulate == LONGEST else whole(drawn), bin_error, seed)
         first, *others = simulate.split(",")

@@ -5,9 +5,7 @@ share (time.monotonic), and hands over its records as they come. A word from the
 """
 
 import asyncio
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,11 +54,6 @@ def how_many(words: str, schedule: Schedule, cores: int) -> int:
     if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MOST:
         raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MOST}, or auto")
     return int(words)
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def load(target: Target, schedule: Schedule, progress: Progress, log: Log, count: int) -> bool:

@@ -120,12 +120,14 @@ class Evidence:
 
     Attributes:
         profile: what is believed now; `refit` replaces it.
+        disturbances: how often `disturb` was called: a reading of the counter that began before the last one is void.
     """
 
     def __init__(self, profile: Profile, idle_power: float = 0.0) -> None:
         """`idle_power`: what the counter counts while nothing runs, W; 0 for one that counts batches alone."""
         self.profile = profile
         self._idle_power = idle_power
+        self.disturbances = 0
         self._batches: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
         self._windows: deque[EnergyWindow] = deque(maxlen=_WINDOWS)
         self._times = Sentinel(clip=0.3, height=3.0, noisy=200.0)
@@ -142,6 +144,7 @@ class Evidence:
     def disturb(self) -> None:
         """Something ran that is counted as no batch, such as single stages: the window that is open says nothing."""
         self._reading = None
+        self.disturbances += 1
 
     def reading(self, at: float, joules: float) -> None:
         """The counter stood at `joules` at the instant `at`, s; a window ends where enough has happened since the last.

@@ -1,10 +1,13 @@
 """Measured profiles, kept between starts: one file for each model, device, largest batch and environment."""
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,6 +66,32 @@ def store(key: Key, profile: Profile) -> None:
         write_atomically(path, profile.to_json())
     except OSError as error:
         _log.warning("the profile is not kept: %s", error)
+
+
+@contextmanager
+def exclusive(device: str) -> Iterator[None]:
+    """Keep other processes of this user from measuring on the device while the `with` block runs; wait for them first.
+
+    Two servers that start at once on one device would otherwise measure each other's load, and keep that as a profile.
+    The lock is the kernel's: it ends with the process that holds it.
+
+    Args:
+        device: its name.
+    """
+    path = _folder().with_name("locks") / slug(device)
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("w"))
+        except OSError as error:
+            _log.warning("no lock on %s, so that another process may disturb the measurement: %s", device, error)
+        else:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _log.warning("another process measures on %s; waiting for it to finish", device)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def versions() -> dict[str, str]:

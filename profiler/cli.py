@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -166,7 +166,8 @@ def _versions() -> str:
 
 def _measure(bench: _Bench, plans: _Plans) -> tuple[Profile, Sweep | None]:
     rng = np.random.default_rng(0)
-    with _closing(bench.executor), _bar() as phase:
+    alone = nullcontext() if bench.key is None else cache.exclusive(bench.device)
+    with _closing(bench.executor), alone, _bar() as phase:
         measurement = asyncio.run(measure(bench.subject, plans.times(bench), rng, phase("service times")))
         profile = measurement.profile(bench.name, bench.subject.model, bench.device, bench.about)
         if bench.stages is not None:

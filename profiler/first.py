@@ -38,20 +38,25 @@ def first_profile(
         stages: into how many the model is cut; None: it is not, and no stage is measured.
     """
     kept = cache.load(key)
-    if kept is not None:
-        _log.info("%s: profile from %s", subject.model, key.path)
-        return kept
-    model = subject.model
-    _log.info("%s: measuring a quick profile up to %d on %s", model, max_batch_size, key.device)
-    began, plan = monotonic(), quick_plan(max_batch_size, tunes_by_size)
+    if kept is None:
+        with cache.exclusive(key.device):
+            kept = cache.load(key)  # another process may have measured it while this one waited
+            if kept is None:
+                return _measured_and_kept(subject, key, quick_plan(max_batch_size, tunes_by_size), stages)
+    _log.info("%s: profile from %s", subject.model, key.path)
+    return kept
+
+
+def _measured_and_kept(subject: Subject, key: cache.Key, plan: Plan, stages: int | None) -> Profile:
+    model, began = subject.model, monotonic()
+    _log.info("%s: measuring a quick profile up to %d on %s", model, key.max_batch_size, key.device)
     profile = _measured(subject, plan, key)
     if stages is not None:
         staged = profile.in_stages(stages)
         profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, _Progress(f"{model}, by stage")))
     if subject.texts is not None:
-        profile = asyncio.run(
-            with_lengths(profile, subject, rungs(max_batch_size), 1, _Progress(f"{model}, by length"))
-        )
+        steps = rungs(key.max_batch_size)
+        profile = asyncio.run(with_lengths(profile, subject, steps, 1, _Progress(f"{model}, by length")))
     cache.store(key, profile)
     _log.info("%s: profiled in %.1f s, kept in %s", model, monotonic() - began, key.path)
     return profile

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from policies.cpus import available_cpus
 from server.nvml import NvmlError, PynvmlBoard, find_handle, open_board
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean more than a GPU at rest.
@@ -182,8 +183,8 @@ class SystemCpu:
         return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
     def cores(self) -> int:
-        """That this process may use."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """Return how many this process may use."""
+        return available_cpus()
 
 
 def _text(file: Path) -> str:

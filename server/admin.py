@@ -14,6 +14,7 @@ from server.errors import BadInputError
 from server.fleet import Fleet
 from server.http import headers_of, read_body
 from server.inference import Inference
+from server.intake import Intake
 from server.swapping import swap
 
 _MAX_CHANGE = 2**16  # bytes of a change
@@ -39,7 +40,7 @@ class DeviceChange(BaseModel):
 def add_admin(app: FastAPI, inference: Inference) -> None:
     """The routes below /admin."""
     _add_policies(app, inference)
-    _add_devices(app, inference.fleet)
+    _add_devices(app, inference)
 
 
 def _add_policies(app: FastAPI, inference: Inference) -> None:
@@ -63,7 +64,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
 
     @app.put("/admin/models/{model}/policy")
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
-        change = await _read_change(request, PolicyChange, '{"policy": "SPEC"}')
+        change = await _read_change(request, inference.intake, PolicyChange, '{"policy": "SPEC"}')
         if names_file(change.policy):
             raise BadInputError(
                 "a request cannot name a file of the server; start the server with it, or name a policy"
@@ -75,20 +76,23 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         return await set_to(model, lambda now: now.spec)
 
 
-def _add_devices(app: FastAPI, fleet: Fleet) -> None:
+def _add_devices(app: FastAPI, inference: Inference) -> None:
+    fleet = inference.fleet
+
     @app.get("/admin/devices")
     async def read_devices() -> list[dict[str, Any]]:
         return describe_devices(fleet)
 
     @app.put("/admin/devices/{index}")
     async def set_device(index: int, request: Request) -> dict[str, Any]:
-        change = await _read_change(request, DeviceChange, '{"serving": true}, or false')
+        change = await _read_change(request, inference.intake, DeviceChange, '{"serving": true}, or false')
         fleet.serve(index, change.serving)
         return describe_devices(fleet)[index]
 
 
-async def _read_change(request: Request, kind: type[_Change], wanted: str) -> _Change:
-    body = await read_body(headers_of(request.scope), request.receive, _MAX_CHANGE)
+async def _read_change(request: Request, intake: Intake, kind: type[_Change], wanted: str) -> _Change:
+    with intake.share() as share:
+        body = await read_body(headers_of(request.scope), request.receive, _MAX_CHANGE, share.reach, f"send {wanted}")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -64,11 +64,13 @@ class Assembled:
         app: answers HTTP; its lifespan runs the dispatchers.
         fleet: its devices, each with its dispatcher.
         metrics: of all of it.
+        keys: that calls have to show; None where none are needed.
     """
 
     app: ASGIApp
     fleet: Fleet
     metrics: Metrics
+    keys: Keys | None = None
 
 
 def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
@@ -86,8 +88,8 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
         metrics.watch(model, *(partial(read, model) for read in readings))
     metrics.watch_backlog(fleet.backlog)
-    gateway = create_app(inference, version("batchwright"))
-    return Assembled(Front(gateway, keys_of(settings), tracing, settings.host, metrics.refused), fleet, metrics)
+    gateway, keys = create_app(inference, version("batchwright")), keys_of(settings)
+    return Assembled(Front(gateway, keys, tracing, settings.host, metrics.refused), fleet, metrics, keys)
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
@@ -97,7 +99,7 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
     delivery, dispatcher.on_shrunk = dispatcher.delivery, controller.shrunk
-    delivery.on_served, delivery.on_staged, delivery.tracing = controller.served, controller.staged, tracing
+    delivery.on_served, delivery.on_disturbed, delivery.tracing = controller.served, controller.disturbed, tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,10 +20,11 @@ from profiler.first import FirstProfiles
 from server.assembly import assemble, keys_of
 from server.config import Settings, read_settings
 from server.connection import TimeLimits
+from server.keys import Keys
 from server.lifecycle import Listening, exit_on_sigterm, serve
 from server.logs import logging_to
 from server.plan import Plan, make_plan
-from server.tls import tls_context
+from server.tls import load_certificate, tls_context
 
 if TYPE_CHECKING:
     from server.tracing import Tracing
@@ -67,6 +69,7 @@ def serve_model(
     header_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send its headers")] = None,
     body_timeout_s: Annotated[float | None, typer.Option(help="s for a client to send a body")] = None,
     read_timeout_s: Annotated[float | None, typer.Option(help="s for a client to take an answer")] = None,
+    answer_timeout_s: Annotated[float | None, typer.Option(help="s for a client to take the whole answer")] = None,
     drain_delay_s: Annotated[float | None, typer.Option(help="s after SIGTERM in which calls are admitted yet")] = None,
     otlp_endpoint: Annotated[str | None, typer.Option(help="URL of a collector for traces; extra otel")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
@@ -92,7 +95,7 @@ def _run(plan: Plan, began: float) -> int:
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listening(settings))
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listening(settings, server.keys))
 
 
 def _is_loopback(host: str) -> bool:
@@ -102,9 +105,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listening(settings: Settings) -> Listening:
-    limits = TimeLimits(settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s)
-    return Listening(limits, tls_context(settings.tls_cert, settings.tls_key))
+def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
+    limits = TimeLimits(
+        settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
+    )
+    tls, certificate, key = tls_context(settings.tls_cert, settings.tls_key), settings.tls_cert, settings.tls_key
+    files: dict[str, Callable[[], None]] = {} if keys is None else {"API key file": keys.reload}
+    if tls is not None and certificate is not None and key is not None:
+        files["TLS certificate"] = partial(load_certificate, tls, certificate, key)
+    return Listening(limits, tls, files)
 
 
 @contextmanager

@@ -56,7 +56,8 @@ class Settings(BaseSettings):
         w2: weight of power in the objective, where the policy spec leaves it open.
         slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
         queue_capacity: requests that may wait, on all devices together.
-        queue_bytes: bytes that all calls may hold: bodies, pictures while they are decoded, samples until answered.
+        queue_bytes: memory budget of all calls, bytes: bodies, documents while they are parsed, pictures while they are
+            decoded, samples until they are served, answers until they are sent. One call may hold half of it.
         hung_after_s: a batch that takes longer, and 20 times its expected time, ends the server for its supervisor.
         host: address to bind.
         port: to bind; 0 takes a free one.
@@ -65,7 +66,8 @@ class Settings(BaseSettings):
         tls_key: PEM file of its key.
         header_timeout_s: how long a client may take to send the headers of a request, s.
         body_timeout_s: and then its body, s.
-        read_timeout_s: and to read an answer that fills the buffers, s.
+        read_timeout_s: and to read some of an answer that fills the buffers, s.
+        answer_timeout_s: and to read the whole of it, s.
         drain_delay_s: how long calls are still admitted after SIGTERM, s, for balancers to notice that it is not ready.
         otlp_endpoint: URL of the OpenTelemetry collector that gets the traces; None: nothing is traced.
         log_level: the least that is logged.
@@ -96,6 +98,7 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(20.0, gt=0, le=86400, allow_inf_nan=False)
     body_timeout_s: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
     read_timeout_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
+    answer_timeout_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
     drain_delay_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
     otlp_endpoint: _Url | None = None
     log_level: Level = "info"

@@ -23,7 +23,7 @@ from server.protocol import render_error
 
 _log = logging.getLogger("batchwright.connection")
 _Stage = Literal["between", "headers", "body"]  # where the parser stands; between: requests
-_HELD = 2**20  # bytes of a body that wait for its end
+_HELD = 2**18  # bytes of a body that wait for its end
 _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a body
 _MAX_HEADERS = 200
 _MAX_PIPELINED = 64  # requests that wait for the answer of the one before; each takes some 7 KB
@@ -177,6 +177,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._edge = edge
         self._limits = edge.time_limits
+        self.connected = False  # it is not before the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
         self._half_closed = False
@@ -198,6 +199,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a client, who has so long to send a first request."""
         super().connection_made(transport)
+        self.connected = True
         self.flow = _Flow(transport)
         if self.scheme == "http":
             self.accepted()
@@ -220,7 +222,7 @@ class Connection(HttpToolsProtocol):
 
     def abort(self) -> None:
         """Close it at once."""
-        if self.transport is not None:
+        if self.connected:
             self.transport.abort()
         elif self.handshake is not None:
             self.handshake.cancel()
@@ -535,7 +537,7 @@ class TlsAcceptor(asyncio.Protocol):
         except OSError as error:  # of which ssl.SSLError is one
             _log.debug("a TLS handshake failed: %s", error)
         finally:
-            if self._connection.transport is None:
+            if not self._connection.connected:
                 self._edge.limit.closed(self._connection)
                 accepted.close()
 

@@ -25,6 +25,7 @@ _log = logging.getLogger("batchwright.controller")
 _READINGS = 0.25  # s between readings of the energy counter, at least
 _STEPS = 10.0  # of the counter between two readings, at least
 _SHARE = 0.95  # what slo_p95_ms promises
+_FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from a lack of memory to a larger batch; doubled each time it is lacking
 _T = TypeVar("_T")
 
 
@@ -49,6 +50,21 @@ class _Watched:
     solving: "asyncio.Task[None] | None" = None
 
 
+@dataclass(slots=True)
+class _Shrunk:
+    """A model whose batches did not fit the memory.
+
+    Attributes:
+        full: the profile with all sizes.
+        wait: time until a larger batch is tried, s.
+        retry: the timer for that.
+    """
+
+    full: Profile
+    wait: float
+    retry: asyncio.TimerHandle
+
+
 class Controller:
     """Watches one dispatcher; everything but the solving happens on its event loop."""
 
@@ -61,14 +77,13 @@ class Controller:
         self._counts_idle = meter.scope != "batches"
         self._between = max(_READINGS, _STEPS * meter.resolution)
         self._watched = {model: self._watch(model, chosen) for model, chosen in dispatcher.chosen.items()}
+        self._shrunk: dict[str, _Shrunk] = {}
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
 
     def served(self, model: str, batch_size: int, service_time: float, responses: Sequence[float]) -> None:
         """A batch was answered: its service time and the response times of its requests, s."""
-        watched = self._watched[model]
-        if self._dispatcher.chosen[model] is not watched.deciding:
-            watched = self._watched[model] = self._watch(model, self._dispatcher.chosen[model], watched)
+        watched = self._current(model)
         if watched.deciding.profile.lengths is None:
             watched.evidence.batch(batch_size, service_time)
         else:  # whose service times vary with what is asked for
@@ -83,8 +98,8 @@ class Controller:
         elif watched.objective is not None:
             self._judge(model, watched, watched.objective, responses)
 
-    def staged(self, model: str) -> None:
-        """Some stages of a batch were run, whose time and energy no size of the profile speaks of."""
+    def disturbed(self, model: str) -> None:
+        """The device was busy with stages or failed attempts, whose energy the profile does not predict."""
         self._watched[model].evidence.disturb()
 
     def shrunk(self, model: str, before: Chosen) -> None:
@@ -96,6 +111,38 @@ class Controller:
         watched = self._watched[model] = self._watch(model, stand_in, last)
         watched.asked_for = last.asked_for if before is last.deciding else before
         self._solve(model, stand_in.profile, "memory", f"batches of at most {stand_in.profile.max_batch_size} fit")
+        shrunk = self._shrunk.get(model)
+        if shrunk is None:
+            full, wait = before.profile, _FIRST_RETRY
+        else:
+            shrunk.retry.cancel()
+            full, wait = shrunk.full, min(2 * shrunk.wait, _LAST_RETRY)
+        self._shrunk[model] = _Shrunk(full, wait, self._retry_after(wait, model))
+
+    def _retry_after(self, wait: float, model: str) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(wait, self._grow, model)
+
+    def _grow(self, model: str) -> None:
+        """Allow batches of twice the size, as the lack of memory may have passed.
+
+        The larger sizes are as the profile had them before; if they have drifted since, that is noticed as always. If
+        the memory is still lacking, the batch is recovered by halves, and the next try comes after twice the time.
+        """
+        shrunk, watched = self._shrunk[model], self._current(model)
+        profile, full = watched.deciding.profile, shrunk.full
+        if profile.max_batch_size >= full.max_batch_size:
+            return
+        if watched.solving is None:
+            larger = full.truncated(min(2 * profile.max_batch_size, full.max_batch_size))
+            self._solve(model, larger, "memory", f"batches of up to {larger.max_batch_size} are tried again")
+        shrunk.retry = self._retry_after(shrunk.wait, model)
+
+    def _current(self, model: str) -> _Watched:
+        """The state of a model; a new one if somebody has swapped its policy."""
+        watched, chosen = self._watched[model], self._dispatcher.chosen[model]
+        if chosen is not watched.deciding:
+            watched = self._watched[model] = self._watch(model, chosen, watched)
+        return watched
 
     def _watch(self, model: str, chosen: Chosen, before: _Watched | None = None) -> _Watched:
         if before is not None and before.evidence.profile is chosen.profile:
@@ -162,16 +209,16 @@ class Controller:
         if busy or now < self._read_at + self._between or not (alone and known):
             return
         self._read_at = now
-        self._reading = asyncio.get_running_loop().create_task(self._note(watched))
+        self._reading = asyncio.get_running_loop().create_task(self._note(watched, watched.evidence.disturbances))
 
-    async def _note(self, watched: _Watched) -> None:
+    async def _note(self, watched: _Watched, disturbances: int) -> None:
         try:
             joules = await self._off_the_loop(self._meter.read)
         except Exception:  # noqa: BLE001  (a broken sensor must not end the watching)
             _log.exception("the energy counter cannot be read; it is not asked again")
             self._between = inf
             return
-        if joules is not None:
+        if joules is not None and watched.evidence.disturbances == disturbances:
             watched.evidence.reading(self._dispatcher.now(), joules)
 
     def _off_the_loop(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":

@@ -21,12 +21,13 @@ class Delivery:
     Attributes:
         tracing: ties calls to their batches; None: nothing is traced.
         on_served: told of each whole batch that is answered: model, size, service time and response times, s.
-        on_staged: told of a model of which some stages were run.
+        on_disturbed: told of a model that kept the device busy with something else than whole batches: single stages,
+            or attempts that failed.
     """
 
     tracing: "Tracing | None" = None
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
-    on_staged: Callable[[str], None] | None = None
+    on_disturbed: Callable[[str], None] | None = None
 
     def __init__(self, device: str, metrics: Metrics) -> None:
         """`device` is its name in metrics and logs."""
@@ -73,14 +74,21 @@ class Delivery:
         return complete
 
     def tell(self, served: Served, now: float) -> None:
-        """Tell who watches of an answered batch, at `now`, s."""
-        model = served.batch.model
+        """Report an answered batch, at `now`, s, to the controller."""
+        if not served.whole:
+            self.disturb(served.batch.model)
+        elif (on_served := self.on_served) is not None:
+            responses = [now - request.arrival for request in served.finished]
+            self._report(lambda: on_served(served.batch.model, len(served.batch.inputs), served.service, responses))
+
+    def disturb(self, model: str) -> None:
+        """Report that the device was busy with something else than a whole batch of `model`."""
+        if (on_disturbed := self.on_disturbed) is not None:
+            self._report(lambda: on_disturbed(model))
+
+    def _report(self, report: Callable[[], None]) -> None:
         try:
-            if not served.whole and self.on_staged is not None:
-                self.on_staged(model)
-            if served.whole and self.on_served is not None:
-                responses = [now - request.arrival for request in served.finished]
-                self.on_served(model, len(served.batch.inputs), served.service, responses)
-        except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
-            _log.exception("watching the batches failed; the policy stays as it is from now on")
-            self.on_served = self.on_staged = None
+            report()
+        except Exception:  # noqa: BLE001  (a bug in the controller must not end the dispatcher)
+            _log.exception("the controller failed; the policy stays as it is from now on")
+            self.on_served = self.on_disturbed = None

@@ -143,12 +143,15 @@ class Dispatcher:
         return self._forecast.to_serve(more or {})
 
     def use(self, model: str, chosen: Chosen) -> Chosen:
-        """From the next decision on, decide for `model` by this policy. Nobody who waits is lost, nor is the rate.
+        """From the next decision on, decide for `model` by this policy, with batches of up to its profile's largest.
+
+        Queued requests and the rate estimate survive the swap.
 
         Returns:
             What decides from now on: the policy, with a monitor that counts as it wants and knows the rate.
         """
         self.chosen[model] = replace(chosen, monitor=successor(self.chosen[model].monitor, chosen.monitor))
+        self._batcher.limit(model, chosen.profile.max_batch_size)
         self._decide_by_chosen()
         return self.chosen[model]
 
@@ -166,6 +169,11 @@ class Dispatcher:
     def now(self) -> float:
         """The instant on the clock that all of this goes by, s."""
         return self._clock()
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests, of all models."""
+        return self._batcher.queue_length
 
     def queue_length(self, model: str) -> int:
         """How many requests of `model` wait."""
@@ -315,9 +323,12 @@ class Dispatcher:
             mine = replace(launch, requests=part.of(launch.requests))
             if isinstance(part.result, Completion):
                 tried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in mine.requests if r in finished]
-                self._answer(self._served(replace(now, launch=mine, batch=tried), part.result, here))
+                served = self._served(replace(now, launch=mine, batch=tried), part.result, here)
+                self._answer(served)
+                self.delivery.tell(served, self._clock())
             else:
                 self._fail_alone(mine.requests, part)
+        self.delivery.disturb(batch.model)  # the attempts that failed took energy, too
         if rescued.largest is not None:
             self._shrink(batch.model, rescued.largest)
 
@@ -335,7 +346,6 @@ class Dispatcher:
         if largest >= before.profile.max_batch_size:
             return
         _log.error("%s: out of memory; batches are of at most %d from now on", model, largest)
-        self._batcher.limit(model, largest)
         self._serve_greedily(model, before.profile.truncated(largest))
         if self.on_shrunk is not None:
             try:

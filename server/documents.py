@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from server.errors import BadInputError
+from server.json_documents import parse_object
 from server.tensors import TensorSpec
 
 VERSION = "1"
@@ -144,12 +143,9 @@ def wants_ready_only(body: bytes) -> bool:
     """
     if not body.strip():
         return False
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadInputError(f"the body is not valid JSON: {error}; send none or {{'ready': true}}") from error
-    if type(document) is not dict or type(document.get("ready", False)) is not bool:
-        raise BadInputError("the body is no object with a boolean `ready`; send none or {'ready': true}")
+    document = parse_object(body, "body", 'none or {"ready": true}')
+    if type(document.get("ready", False)) is not bool:
+        raise BadInputError('the body is no object with a boolean `ready`; send none or {"ready": true}')
     return bool(document.get("ready", False))
 
 

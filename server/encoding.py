@@ -21,14 +21,16 @@ def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> byt
     return b"".join(decompressing(body, content_encoding, max_bytes))
 
 
-def decompressing(body: bytes, content_encoding: str | None, max_bytes: int) -> Iterator[bytes]:
-    """The same in pieces of at most 1 MiB, so that somebody may count them as they come; raises as `decompress`."""
+def decompressing(
+    body: bytes, content_encoding: str | None, max_bytes: int, remedy: str = "send fewer samples per call"
+) -> Iterator[bytes]:
+    """The same in pieces of at most 1 MiB, so that memory is reserved as they come; raises as `decompress`."""
     encoding = (content_encoding or "identity").strip().lower().replace("x-gzip", "gzip") or "identity"
     size = 0
     for piece in _pieces(body, encoding, min(_PIECE, max_bytes + 1)):
         size += len(piece)
         if size > max_bytes:
-            raise TooLargeError(f"the body is over {max_bytes} bytes when decompressed; send fewer samples per call")
+            raise TooLargeError(f"the body is over {max_bytes} bytes when decompressed; {remedy}")
         yield piece
 
 

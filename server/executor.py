@@ -156,17 +156,25 @@ class ThreadExecutor:
         self._thread.join()
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            then: _Work | None = work
-            onward, results = work[0].onward, []
-            while then is not None:
-                result = self._result(then[0])
-                results.append((then[1], result))
-                then = None
-                if onward is not None and isinstance(result, Completion):
-                    then = onward.take(result.outputs)
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
-                work[1].get_loop().call_soon_threadsafe(_resolve, results)
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """Run one batch and what it goes on with; a function of its own, so that waiting keeps nothing of the last."""
+        work = self._work.get()
+        if work is None:
+            return False
+        then: _Work | None = work
+        onward, results = work[0].onward, []
+        while then is not None:
+            result = self._result(then[0])
+            results.append((then[1], result))
+            then = None
+            if onward is not None and isinstance(result, Completion):
+                then = onward.take(result.outputs)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            work[1].get_loop().call_soon_threadsafe(_resolve, results)
+        return True
 
     def _result(self, batch: Batch) -> Completion | Exception:
         started = time.monotonic()

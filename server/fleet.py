@@ -24,7 +24,8 @@ class Fleet:
     """One dispatcher, or several.
 
     A device that is lost leaves its calls to the others. An operator may take one away: it serves what it has accepted,
-    at once and without waiting for more, and gets no new calls until it is brought back.
+    at once and without waiting for more, and gets no new calls until it is brought back, by the operator or because it
+    is the last one that works.
 
     Attributes:
         dispatchers: all of them, in the order in which the devices were named.
@@ -60,6 +61,11 @@ class Fleet:
     def backlog(self) -> float:
         """The least time in which one of the devices serves everybody who is on it, s: nobody new is sooner."""
         return min(dispatcher.backlog() for dispatcher in self._serving)
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests, of all models on all devices."""
+        return sum(dispatcher.waiting for dispatcher in self.dispatchers)
 
     def queue_length(self, model: str) -> int:
         """How many requests of `model` wait."""
@@ -156,8 +162,7 @@ class Fleet:
         """
         if len(self._serving) == 1:  # which checks its own room
             return self._serving[0]
-        waiting = sum(map(self.queue_length, self._serving[0].chosen))
-        refuse_if_full(n, waiting, self._capacity, self.backlog)
+        refuse_if_full(n, self.waiting, self._capacity, self.backlog)
         return self._soonest(model, n)
 
     def _soonest(self, model: str, n: int) -> Dispatcher:
@@ -165,8 +170,17 @@ class Fleet:
         return self._serving[soonest([dispatcher.backlog({model: n}) for dispatcher in self._serving])]
 
     def _inherit(self, calls: Sequence[Call], error: ServerError) -> None:
-        """Give what a broken dispatcher has not answered to the others; nobody has seen anything of it yet."""
+        """Give the calls that a broken dispatcher has not answered to the others.
+
+        If no other device is serving, those that an operator has taken away are brought back.
+        """
         left = tuple(dispatcher for dispatcher in self._serving if not dispatcher.broken.is_set())
+        if not left:
+            left = tuple(dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set())
+            for dispatcher in left:
+                _log.critical("%s is brought back: no other device is left", dispatcher.device)
+                if not self.leaving:
+                    dispatcher.resume()
         if not left:
             _log.critical("no device is left that serves; the server ends, for its supervisor to start it again")
             self.broken.set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ForbiddenError, ServerError, UnauthorizedError
-from server.http import Headers, headers_of, respond_error
+from server.http import Headers, below_root, headers_of, respond_error
 from server.keys import Keys
 
 if TYPE_CHECKING:
@@ -35,9 +35,12 @@ _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 class Front:
     """Stands before the app.
 
-    Who may come in is decided by the decoded path, the one that routes are chosen by, and before a byte of the body
-    is read. Admin routes answer pages of this server alone; without keys, under names alone that no stranger can give
-    it: a page of evil.example, whose name suddenly means 127.0.0.1, is of the same origin for its browser.
+    Authorisation goes by the decoded path below the ASGI `root_path`, the one that routes are chosen by, and before a
+    byte of the body is read. The app gets that path without the prefix, so that the two cannot differ.
+
+    Against cross-site requests, admin routes answer pages of this server alone. Against DNS rebinding, without keys,
+    they answer only under names that nobody else can make mean this server: to a browser, a page of evil.example whose
+    name is made to mean 127.0.0.1 is of the same origin.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = below_root(scope)
         headers = headers_of(scope)
         call = _Call(headers.get(b"x-request-id"), headers.get(b"traceparent"), send)
         if call.id is None:

@@ -1,18 +1,18 @@
 """The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
 from starlette.types import Receive, Scope, Send
 
-from server.calls import Answer
 from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError
 from server.protocol import render_error
 
 Headers = list[tuple[bytes, bytes]]
-_UNSEEN = 2**20  # bytes of a body that the connection may hold before any of them is seen here
+_UNSEEN = 2**19  # bytes of a body that the connection may hold before any of them is seen here
+_REMEDY = "send fewer samples per call"
 
 
 class ClientGoneError(Exception):
@@ -29,7 +29,9 @@ class Caller:
         timeout: the client's, s from the beginning; inf where it has none.
         samples: how many the call brings, as far as is known.
         asked: when its samples were put into the queue, s of time.monotonic.
-        answers: what came of them.
+        waiting: the longest waiting time of its samples, s.
+        service: the longest service time of their batches, s.
+        device: the device that served it.
     """
 
     receive: Receive
@@ -37,7 +39,9 @@ class Caller:
     timeout: float = inf
     samples: int = 1
     asked: float = inf
-    answers: list[Answer] = field(default_factory=list)
+    waiting: float = 0.0
+    service: float = 0.0
+    device: str = ""
 
     def left(self) -> float:
         """What is left of the time-out, s.
@@ -62,18 +66,40 @@ def caller_of(scope: Scope, receive: Receive) -> Caller:
     return Caller(receive, scope["state"].get("began", monotonic()))
 
 
+def below_root(scope: Scope) -> Scope:
+    """The scope as it would be without the ASGI `root_path`, below which a proxy or another app mounts this one.
+
+    The prefix is kept as `app_root_path`, from which Starlette makes the server's own URLs.
+    """
+    root, path = scope.get("root_path", ""), scope["path"]
+    if not root:
+        return scope
+    inside = path == root or path.startswith(f"{root.rstrip('/')}/")
+    below = path[len(root.rstrip("/")) :] or "/" if inside else path
+    return {**scope, "path": below, "root_path": "", "app_root_path": root}
+
+
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """The request's headers by lower-case name; the last of equal ones counts."""
     return dict(scope["headers"])
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, hold: Callable[[int], None] | None = None
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    max_bytes: int,
+    hold: Callable[[int], None],
+    remedy: str = _REMEDY,
 ) -> bytes:
-    """The whole request body.
+    """Read the whole request body.
 
-    `hold` hears how many bytes there may be so far, first of all of those that come unseen; it may raise, which ends
-    the reading.
+    Args:
+        headers: of the request.
+        receive: of the connection.
+        max_bytes: the largest body.
+        hold: reserves memory; given the number of bytes that there may be so far, first of all of those that the
+            connection reads ahead. What it raises ends the reading.
+        remedy: what a client should do whose body is too large.
 
     Raises:
         TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
@@ -81,11 +107,8 @@ async def read_body(
     """
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and int(announced) > max_bytes:
-        raise TooLargeError(
-            f"the body has {int(announced)} bytes, the limit is {max_bytes}; send fewer samples per call"
-        )
-    if hold is not None:
-        hold(min(int(announced), _UNSEEN) if announced.isdigit() else _UNSEEN)
+        raise TooLargeError(f"the body has {int(announced)} bytes, the limit is {max_bytes}; {remedy}")
+    hold(min(int(announced), _UNSEEN) if announced.isdigit() else _UNSEEN)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -94,10 +117,9 @@ async def read_body(
             raise ClientGoneError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
-        if hold is not None:
-            hold(size)
+        hold(size)
         if size > max_bytes:
-            raise TooLargeError(f"the body is over {max_bytes} bytes; send fewer samples per call")
+            raise TooLargeError(f"the body is over {max_bytes} bytes; {remedy}")
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -1,18 +1,18 @@
-"""The way of one call through the house, whatever its protocol: decode, queue, wait for answers, watch the client."""
+"""One inference call, whatever its protocol: read, decode, submit, wait for the answers, watch the client."""
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf, prod
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Scope, Send
 
+from policies.cpus import available_cpus
 from server.admission import refuse_if_full
 from server.calls import Answer
 from server.encoding import decompressing
@@ -20,16 +20,34 @@ from server.errors import BadInputError, NotFoundError, QueueFullError, ServerEr
 from server.fleet import Fleet
 from server.http import Caller, ClientGoneError, disconnected, read_body, respond_error
 from server.intake import Intake, Share
+from server.json_documents import MAX_JSON_BYTES, JsonSize, check_json
 from server.metrics import Metrics
-from server.models import AnyModel, ImageCodec
+from server.models import AnyModel, ImageCodec, Measure
 
 _T = TypeVar("_T")
 _log = logging.getLogger("batchwright.gateway")
 MAX_BODY_BYTES = 64 * 2**20
-MAX_CALL_PIXELS = 250_000_000  # of all pictures of a call: a few seconds of decoding
+MAX_CALL_WORK = 250_000_000  # of all pictures of a call, as `Measure` has it: a few seconds of decoding
+_HEAVY = 16_000_000  # of a picture that takes long to decode
 _SHORT = 2**18  # bytes of a picture whose header is found sooner than a thread
 _LANES = 8  # pictures of one call that are decoded at once
-_PART = 8  # a call's pictures take one part in so many of the intake, or are decoded one by one
+_PART = 8  # a call's pictures take one part in so many of the memory budget, or are decoded one by one
+
+
+_LONG_JSON = 65536  # bytes; parsing more takes milliseconds
+_VALUES_OF_JSON = 4  # bytes of tensors from a byte of JSON, at most: `1,` may become an INT64
+JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
+
+
+class Bound(NamedTuple):
+    """How large a body may be, in bytes, and what a client should do whose body is larger."""
+
+    max_bytes: int
+    remedy: str = "send fewer samples per call"
+
+
+ANY_BODY = Bound(MAX_BODY_BYTES)
+JSON_BODY = Bound(MAX_JSON_BYTES, JSON_REMEDY)
 
 
 @dataclass(frozen=True)
@@ -42,9 +60,12 @@ class Inference:
         metrics: counts what came of each request.
         decoders: threads that decode pictures.
         capacity: samples that can wait; one call cannot bring more.
-        intake: bounds the bytes of all calls.
+        intake: the memory budget of all calls.
         decoding: how many pictures are decoded at once. No more than there are processors, so that a picture that
             waits takes no memory, and the pool has threads left for what is short.
+        heavy: how many of them may be such that take long, so that other pictures are decoded meanwhile.
+        inflating: how many bodies are decompressed at once.
+        parsing: how many long JSON documents are parsed at once: the interpreter can do no more.
     """
 
     models: Mapping[str, AnyModel]
@@ -53,25 +74,35 @@ class Inference:
     decoders: Pool
     capacity: int
     intake: Intake
-    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, os.cpu_count() or 1)))
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, available_cpus())))
+    heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, min(28, available_cpus()) // 2)))
+    inflating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, available_cpus())))
+    parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     @asynccontextmanager
-    async def answering(self, name: str | None, scope: Scope, send: Send, caller: Caller) -> AsyncIterator[None]:
-        """Answer one call for the model of that name: an error inside is answered, and counted."""
-        try:
-            yield
-            self._answered(self.model(name).name, caller)
-        except ServerError as error:
-            self._refused(name, error, caller)
-            await respond_error(send, error)
-        except ClientGoneError:
-            self._ended(name, "cancelled", caller)
-        except asyncio.CancelledError:
-            self._ended(name, "cancelled", caller)
-            raise
-        except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
-            _log.exception("a bug answered request %s", scope["state"].get("request_id"))
-            await respond_error(send, ServerError("internal error; the server's log has the details"))
+    async def answering(self, name: str | None, scope: Scope, send: Send, caller: Caller) -> AsyncIterator[Share]:
+        """Answer one call for the model of that name: an error inside is answered, and counted.
+
+        The call's reservation in the memory budget, which this yields, ends when the answer has been handed to the
+        connection.
+        """
+        with self.intake.share() as share:
+            try:
+                yield share
+                self._answered(self.model(name).name, caller)
+            except ServerError as error:
+                self._refused(name, error, caller)
+                await respond_error(send, error)
+            except ClientGoneError:
+                self._ended(name, "cancelled", caller)
+            except asyncio.CancelledError:
+                self._ended(name, "cancelled", caller)
+                raise
+            except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
+                _log.exception("request %s met a bug", scope["state"].get("request_id"))
+                bug = ServerError("internal error; the server's log has the details")
+                self._refused(name, bug, caller)
+                await respond_error(send, bug)
 
     def model(self, name: str | None) -> AnyModel:
         """The model of that name; None stands for the only one.
@@ -92,52 +123,78 @@ class Inference:
         """Run a pure function in the decoders' threads."""
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
-    async def read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
-        """The body of a call, without its Content-Encoding.
+    async def read(
+        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller, bound: Bound = ANY_BODY
+    ) -> bytes:
+        """Read the body of a call, and undo its Content-Encoding.
 
-        A call that would be refused anyway is refused before its body is read: work for nobody costs others theirs.
+        A call that would be refused anyway is refused before its body is read, so that an overloaded server does no
+        useless work.
 
         Raises:
             BadInputError: it cannot be decompressed.
-            TooLargeError: it is over MAX_BODY_BYTES.
+            TooLargeError: it is over the bound.
             QueueFullError: there is no room for another request, or for these bytes.
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
         self.fleet.check_room(model.name, 1, caller.left())
-        body = await read_body(headers, caller.receive, MAX_BODY_BYTES, share.reach)
+        body = await read_body(headers, caller.receive, bound.max_bytes, share.reach, bound.remedy)
         share.settle(len(body))
         encoding = headers.get(b"content-encoding")
         if encoding is not None:
             self._let_in(model.name, 1, share, caller)
-            body = await self._decompressed(body, encoding.decode("latin-1"), share)
+            body = await self._decompressed(body, encoding.decode("latin-1"), share, bound)
         return body
 
-    async def _decompressed(self, body: bytes, encoding: str, share: Share) -> bytes:
-        pieces = decompressing(body, encoding, MAX_BODY_BYTES)
-        plain: list[bytes] = []
-        size = 0
-        while (piece := await self.off_the_loop(next, pieces, None)) is not None:
-            plain.append(piece)
-            size += len(piece)
-            share.reach(len(body) + 2 * size)  # the pieces, and soon the whole
+    async def _decompressed(self, body: bytes, encoding: str, share: Share, bound: Bound) -> bytes:
+        async with self.inflating:
+            pieces = decompressing(body, encoding, bound.max_bytes, bound.remedy)
+            plain: list[bytes] = []
+            size = 0
+            while (piece := await self.off_the_loop(next, pieces, None)) is not None:
+                plain.append(piece)
+                size += len(piece)
+                share.reach(len(body) + 2 * size)  # the pieces, and soon the whole
+        whole = b"".join(plain)
+        plain.clear()
         share.settle(size)
-        return b"".join(plain)
+        return whole
+
+    async def parse(self, parse: Callable[[], _T], document: bytes, share: Share) -> _T:
+        """Parse a call whose JSON part is `document`, with a reservation for what that takes; raises as `parse`.
+
+        A long one is parsed off the event loop, one at a time.
+
+        Raises:
+            TooLargeError: it is over the bounds of JSON documents.
+            BadInputError: it is nested too deep.
+            QueueFullError: the memory budget has no room for the parsed values.
+        """
+        if len(document) <= _LONG_JSON:
+            check_json(document, JSON_REMEDY)
+            return parse()
+        async with self.parsing:
+            size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
+            with share.more(size.memory):
+                parsed: _T = await self.off_the_loop(parse)
+        share.grow(_VALUES_OF_JSON * len(document))
+        return parsed
 
     def _let_in(self, model: str, n: int, share: Share, caller: Caller) -> None:
-        """Check again before work is done for a call that has come whole: others may have been let in meanwhile.
+        """Check again before a call whose body has been read is decoded: others may have been admitted meanwhile.
 
-        Those that are being decoded count as if they were in the queue: a burst would be decoded for nobody.
+        Samples that are being decoded count as if they were in the queue, so that a burst is rejected before it is
+        decoded. Takes the same time whatever the number of models and of waiting requests.
 
         Raises:
             QueueFullError: there is no room for `n` samples, or no time.
             ExpiredError: the client's time-out has passed.
         """
         share.arrive()
-        left, coming = caller.left(), self.intake.coming
-        taken = sum(map(self.fleet.queue_length, self.models)) + coming.total()
-        refuse_if_full(n, taken, self.capacity, self.fleet.backlog)
-        self.fleet.check_room(model, n, left, coming[model])
+        left, intake = caller.left(), self.intake
+        refuse_if_full(n, self.fleet.waiting + intake.all_coming, self.capacity, self.fleet.backlog)
+        self.fleet.check_room(model, n, left, intake.coming[model])
         share.come(model, n)
 
     async def decode(self, model: AnyModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
@@ -155,15 +212,15 @@ class Inference:
         self._let_in(model.name, len(pictures), share, caller)
         share.grow(len(pictures) * prod(codec.shape))
         short = len(pictures) == 1 and len(pictures[0]) <= _SHORT
-        costs = _costs(codec, pictures) if short else await self.off_the_loop(_costs, codec, pictures)
+        measures = measured(codec, pictures) if short else await self.off_the_loop(measured, codec, pictures)
         samples: list[Any] = [None] * len(pictures)
         todo = iter(enumerate(pictures))
 
         async def work() -> None:
             for index, picture in todo:
-                samples[index] = await self._decode_one(codec, picture, costs[index])
+                samples[index] = await self._decode_one(codec, picture, measures[index])
 
-        left, room = caller.left(), self.intake.limit // _PART // max(costs)
+        left, room = caller.left(), self.intake.limit // _PART // max(measure.held for measure in measures)
         lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(pictures), _LANES, room)))]
         try:
             await _watched(asyncio.gather(*lanes), caller, left)
@@ -172,18 +229,25 @@ class Inference:
                 lane.cancel()
         return samples
 
-    async def _decode_one(self, codec: ImageCodec, picture: bytes, cost: int) -> Any:
-        await self.decoding.acquire()
-        try:
-            self.intake.take(cost)
-        except ServerError:
-            self.decoding.release()
-            raise
-        running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, picture)
+    async def _decode_one(self, codec: ImageCodec, picture: bytes, measure: Measure) -> Any:
+        slots = (self.heavy, self.decoding) if measure.work > _HEAVY else (self.decoding,)
+        taken: list[asyncio.Semaphore] = []
+        share = self.intake.share()
 
         def ended(_: object) -> None:
-            self.intake.give(cost)
-            self.decoding.release()
+            share.settle(0)
+            for slot in taken:
+                slot.release()
+
+        try:
+            for slot in slots:
+                await slot.acquire()
+                taken.append(slot)
+            share.grow(measure.held)
+        except BaseException:
+            ended(None)
+            raise
+        running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, picture)
 
         running.add_done_callback(ended)
         return await asyncio.shield(running)  # a thread goes on, and holds its memory, when nobody waits any more
@@ -198,11 +262,14 @@ class Inference:
         caller.asked, caller.samples = monotonic(), len(inputs)
         sizes = () if model.sizes is None else [model.sizes.of(text) for text in inputs]
         submitted = self.fleet.submit(model.name, inputs, caller.left(), sizes)
-        caller.answers = await _watched(submitted, caller)
+        answers = await _watched(submitted, caller)
+        caller.waiting = max(answer.waiting for answer in answers)
+        caller.service = max(answer.service for answer in answers)
+        caller.device = answers[-1].device
         if model.sizes is not None:
-            for text, answer in zip(inputs, caller.answers, strict=True):
+            for text, answer in zip(inputs, answers, strict=True):
                 model.sizes.observe(text, answer.output)
-        return caller.answers
+        return answers
 
     def _refused(self, model: str | None, error: ServerError, caller: Caller) -> None:
         """Count a call that ends with an error."""
@@ -224,11 +291,10 @@ class Inference:
     def _answered(self, model: str, caller: Caller) -> None:
         """Count a call whose answer has been handed to the connection: all that was done for it is behind it."""
         response = monotonic() - caller.began
-        waiting = max(answer.waiting for answer in caller.answers)
-        service = max(answer.service for answer in caller.answers)
         self.metrics.outcome(model, "ok", caller.samples)
-        self.metrics.responded(model, caller.answers[-1].device, response, caller.samples)
-        self.metrics.statistics.answered(model, caller.asked - caller.began, waiting, service, response)
+        self.metrics.responded(model, caller.device, response, caller.samples)
+        preparing = caller.asked - caller.began
+        self.metrics.statistics.answered(model, preparing, caller.waiting, caller.service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """What happened to a call: the largest batch, the longest times, the energy of all its samples."""
@@ -243,14 +309,22 @@ class Inference:
         }
 
 
-def _costs(codec: ImageCodec, pictures: Sequence[bytes]) -> list[int]:
-    """Bytes that decoding holds, picture by picture; raises TooLargeError for more than a call may ask."""
+def measured(codec: ImageCodec, pictures: Sequence[bytes]) -> list[Measure]:
+    """What it takes to decode the pictures of a call, by their headers.
+
+    Raises:
+        BadInputError: one of them cannot be read.
+        TooLargeError: they take more work together than a call may ask for.
+    """
     measures = [codec.measure(picture) for picture in pictures]
-    pixels = sum(measure.pixels for measure in measures)
-    if pixels > MAX_CALL_PIXELS:
-        size, bound = f"{pixels / 1e6:.0f} megapixels", MAX_CALL_PIXELS // 1_000_000
-        raise TooLargeError(f"the call's pictures have {size}, over the bound of {bound}; send them in several calls")
-    return [measure.held for measure in measures]
+    work = sum(measure.work for measure in measures)
+    if work > MAX_CALL_WORK:
+        size, bound = f"{work / 1e6:.0f} megapixels", MAX_CALL_WORK // 1_000_000
+        raise TooLargeError(
+            f"decoding the call's pictures takes as long as {size}, over the bound of {bound}; send them in several "
+            "calls, and not progressive"
+        )
+    return measures
 
 
 async def _watched(future: "asyncio.Future[_T]", caller: Caller, left: float = inf) -> _T:

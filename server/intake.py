@@ -1,60 +1,78 @@
-"""The calls between the door and the queue: how many, and how many bytes until they are answered."""
+"""The memory budget: how many bytes all calls may hold until they are answered, and how many are being decoded."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from server.errors import QueueFullError, TooLargeError
 
+_LARGE = 256  # a call that holds more than one part in so many of the budget is large
+_PART_OF_LARGE = 2  # large calls together may hold one part in so many of the budget, so that small ones find room
+
 
 class IntakeFullError(QueueFullError):
-    """The bytes of this call find no place beside those of the others."""
+    """The memory budget has no room for the bytes of this call."""
 
     reason = "bytes"
 
 
 class Intake:
-    """The bound on all calls together; one call's share is a `Share`.
+    """The memory budget of all calls together; the reservation of one call is a `Share`.
+
+    Large calls share half of the budget, so that no number of them keeps small ones out.
 
     Attributes:
-        coming: samples by model that have come whole and are being decoded, on their way to the queue.
+        coming: samples by model whose bodies have been read and which are being decoded; not yet in the queue.
+        all_coming: the same of all models together.
         limit: bytes that all calls may hold.
         held: bytes that they hold.
+        held_by_large: bytes that large calls hold.
     """
 
     def __init__(self, limit: int, seconds: Callable[[], int] = lambda: 1) -> None:
         """`seconds` says after how long a refused client should come again."""
         self.coming: Counter[str] = Counter()
+        self.all_coming = 0
         self.limit = limit
         self.held = 0
+        self.held_by_large = 0
         self._seconds = seconds
 
     def share(self) -> "Share":
         """For one call, as a context manager: it gives everything back at the call's end, however that comes."""
         return Share(self)
 
-    def take(self, count: int) -> None:
-        """Hold so many bytes more.
+    def change(self, old: int, new: int) -> None:
+        """A call that holds `old` bytes is to hold `new`.
 
         Raises:
-            TooLargeError: there never is room for them.
-            IntakeFullError: there is none now.
+            TooLargeError: one call may never hold so many.
+            IntakeFullError: there is no room for the additional ones now.
         """
-        if count > self.limit:
-            raise TooLargeError(f"the call takes {count} bytes, all calls together may hold {self.limit}; send less")
-        if self.held + count > self.limit:
+        large = (new if self._is_large(new) else 0) - (old if self._is_large(old) else 0)
+        if new > old:
+            self._check(old, new, large)
+        self.held += new - old
+        self.held_by_large += large
+
+    def _is_large(self, count: int) -> bool:
+        return count > self.limit // _LARGE
+
+    def _check(self, old: int, new: int, large: int) -> None:
+        most = self.limit // _PART_OF_LARGE
+        if new > most:
+            raise TooLargeError(f"the call takes {new} bytes, over the limit of {most} for one call; send less at once")
+        if self.held + new - old > self.limit or (large > 0 and self.held_by_large + large > most):
             wait = self._seconds()
             raise IntakeFullError(
-                f"no room for {count} bytes: calls hold {self.held} of {self.limit}; come again in {wait} s", wait
+                f"no room for {new - old} bytes: calls hold {self.held} of {self.limit}, large ones "
+                f"{self.held_by_large} of {most}; send the call again in {wait} s",
+                wait,
             )
-        self.held += count
-
-    def give(self, count: int) -> None:
-        """Hold so many bytes fewer."""
-        self.held -= count
 
 
 class Share:
-    """What one call holds."""
+    """The reservation of one call: the bytes that it holds in the memory budget."""
 
     __slots__ = ("_coming", "_held", "_intake")
 
@@ -73,36 +91,43 @@ class Share:
         self.settle(0)
 
     def come(self, model: str, n: int) -> None:
-        """The call has come whole, with `n` samples that will be in the queue."""
+        """The call's body was read; it has `n` samples that will be in the queue."""
         self._coming = (model, n)
         self._intake.coming[model] += n
+        self._intake.all_coming += n
 
     def arrive(self) -> None:
-        """They are on their way no longer: in the queue, or nowhere."""
+        """Its samples are in the queue, or have been dropped."""
         model, n = self._coming
         if n:
             self._intake.coming[model] -= n
+            self._intake.all_coming -= n
             self._coming = ("", 0)
 
     def grow(self, count: int) -> None:
         """Hold so many bytes more.
 
         Raises:
+            TooLargeError: one call may never hold so many.
             IntakeFullError: there is no room for them; what is held already stays so.
         """
-        self._intake.take(count)
+        self._intake.change(self._held, self._held + count)
         self._held += count
 
     def reach(self, count: int) -> None:
-        """Hold at least so many bytes.
-
-        Raises:
-            IntakeFullError: there is no room for them.
-        """
+        """Hold at least so many bytes; raises as `grow`."""
         if count > self._held:
             self.grow(count - self._held)
 
+    @contextmanager
+    def more(self, count: int) -> Iterator[None]:
+        """Hold so many bytes more while the `with` block runs; raises as `grow`."""
+        self.grow(count)
+        try:
+            yield
+        finally:
+            self.grow(-count)
+
     def settle(self, count: int) -> None:
-        """Hold so many bytes and no more, of those that are held."""
-        self._intake.give(self._held - count)
-        self._held = count
+        """Hold so many bytes, which may be fewer or more; raises as `grow`."""
+        self.grow(count - self._held)

@@ -18,7 +18,7 @@ _MAX_KEY = 512  # bytes of a presented key that are worth hashing
 
 
 class _Bucket:
-    """Tokens that come at a rate, 1/s, up to one second's worth and at least one; a call takes one."""
+    """Token bucket: tokens come at a rate, 1/s, up to one second's worth and at least one; a call takes one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -63,9 +63,21 @@ class Key:
 class Keys:
     """All keys of a server."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        """`keys` are those of the file."""
+    def __init__(self, keys: Sequence[Key], origin: Path | None = None) -> None:
+        """`keys` are those of the file `origin`."""
         self._keys = tuple(keys)
+        self._origin = origin
+
+    def reload(self) -> None:
+        """Read the file again: keys that are gone are revoked. A key whose line is the same keeps its rate limit.
+
+        Raises:
+            SpecError: the file cannot be used; the keys stay as they are.
+        """
+        if self._origin is None:
+            return
+        before = {key: key for key in self._keys}
+        self._keys = tuple(before.get(key, key) for key in load_keys(self._origin)._keys)
 
     def admit(self, authorization: bytes | None, scope: Scope, now: float) -> str:
         """The name of the key in an Authorization header, which must be good for `scope`.
@@ -112,7 +124,7 @@ def load_keys(path: Path) -> Keys:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}") from error
-    return parse_keys(text, str(path))
+    return Keys(parse_keys(text, str(path))._keys, path)
 
 
 def parse_keys(text: str, origin: str) -> Keys:

@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -54,10 +54,12 @@ class Listening:
     Attributes:
         limits: of time.
         tls: what is needed to speak TLS; None: plain HTTP.
+        reload: by what is read, how to read it again: done on SIGHUP.
     """
 
     limits: TimeLimits = field(default_factory=TimeLimits)
     tls: ssl.SSLContext | None = None
+    reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -103,7 +105,7 @@ def serve(
     gc.freeze()  # what is loaded now stays: no collection need walk through it again
     server = _Server(_config(_parting(app, fleet), listening), "http" if listening.tls is None else "https")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(server, fleet, bound, drain_delay))
+        return runner.run(_serve(server, fleet, bound, drain_delay, listening.reload))
 
 
 def _parting(app: ASGIApp, fleet: Fleet) -> ASGIApp:
@@ -127,7 +129,24 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(server: _Server, fleet: Fleet, bound: socket.socket, drain_delay: float) -> int:
+def _reload(files: Mapping[str, Callable[[], None]]) -> None:
+    """Read each of the files again; one that cannot be used changes nothing."""
+    for name, reload in files.items():
+        try:
+            reload()
+        except SpecError as error:
+            _log.error("SIGHUP: the %s stays as it was: %s", name, error)
+        else:
+            _log.info("SIGHUP: the %s was read again", name)
+
+
+async def _serve(
+    server: _Server,
+    fleet: Fleet,
+    bound: socket.socket,
+    drain_delay: float,
+    files: Mapping[str, Callable[[], None]],
+) -> int:
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
 
@@ -144,6 +163,8 @@ async def _serve(server: _Server, fleet: Fleet, bound: socket.socket, drain_dela
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
+    if files:  # else a terminal that is closed ends the server, as it does any program
+        loop.add_signal_handler(signal.SIGHUP, _reload, files)
     ending = asyncio.create_task(_end_when_broken(server, fleet))
     trimming = asyncio.create_task(heap.keep_trimmed(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])

@@ -31,6 +31,7 @@ _MAX_SEGMENTS = 2**12  # of a JPEG; those of 64 KiB, as encoders write them, wou
 _MAX_SCANS = 100  # of a JPEG; encoders write about 10, and each goes over the whole picture, however short it is
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # one that begins a segment, or ends the picture
 _EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
+_SCAN = b"\xff\xda"  # begins a scan; also in a thumbnail within the metadata, which is counted too
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 _ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # all of APPn but JFIF's and Adobe's, which tell the colours; comments
@@ -43,10 +44,12 @@ class Measure:
 
     Attributes:
         pixels: width times height.
+        work: what decoding takes, in pixels of a JPEG of one scan; each of several scans adds an eighth of the picture.
         held: bytes that decoding holds beside the picture's own, at most.
     """
 
     pixels: int
+    work: int
     held: int
 
 
@@ -101,13 +104,15 @@ class ImageCodec:
             BadInputError: neither, cut off in its header, or over 50 megapixels.
         """
         if data.startswith(_JPEG):
-            width, height, decoded = self._measure_jpeg(data)
+            width, height, scans, decoded = self._measure_jpeg(data)
         elif data.startswith(_PNG):
-            width, height, decoded = _measure_png(data)
+            scans, (width, height, decoded) = 0, _measure_png(data)
         else:
             raise BadInputError(f"{len(data)} bytes that begin with {data[:4]!r} are no JPEG or PNG; {_REMEDY}")
         _check_size(width, height)
-        return Measure(width * height, decoded + len(data))  # a copy of it, without what is not needed
+        # beside the decoded picture there is a copy of the encoded one, without what is not needed
+        pixels = width * height
+        return Measure(pixels, pixels + pixels * scans // 8, decoded + len(data))
 
     def decode(self, data: bytes) -> Pixels:
         """A JPEG or PNG, scaled and cropped as torchvision's classification preset does; EXIF orientation is ignored.
@@ -135,15 +140,16 @@ class ImageCodec:
         image.load()
         return _to_rgb(image)
 
-    def _measure_jpeg(self, data: bytes) -> tuple[int, int, int]:
-        """Width, height, and bytes that decoding takes."""
+    def _measure_jpeg(self, data: bytes) -> tuple[int, int, int, int]:
+        """Width, height, the number of scans if there are several (at most), and bytes that decoding takes."""
         kind, (height, width, components), scan = _jpeg_header(data)
         scale = min(width, height) // (2 * self.resize)
         scale = next((power for power in (8, 4, 2) if scale >= power), 1)
         decoded = -(-width // scale) * -(-height // scale) * (4 if components == 3 else 8)  # and as RGB
-        if kind in _PROGRESSIVE or data[scan + 4] < components:  # libjpeg keeps all coefficients until the last scan
-            decoded += 2 * components * width * height
-        return width, height, decoded
+        if kind not in _PROGRESSIVE and data[scan + 4] >= components:
+            return width, height, 0, decoded
+        decoded += 2 * components * width * height  # libjpeg keeps all coefficients until the last scan
+        return width, height, data.count(_SCAN), decoded
 
     def _fit(self, image: Image.Image) -> Pixels:
         """Scale and crop in one step: only the crop is ever computed, whatever the picture's proportions."""

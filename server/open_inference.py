@@ -28,12 +28,18 @@ from server.documents import (
     wants_ready_only,
 )
 from server.encoding import compress
-from server.errors import NotFoundError
+from server.errors import NotFoundError, TooLargeError
 from server.http import Caller, Headers, caller_of, client_timeout, headers_of, read_body, respond
-from server.inference import MAX_BODY_BYTES, Inference
+from server.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
 from server.intake import Share
 from server.models import AnyModel
-from server.protocol import InferCall, parse_header_length, parse_infer, render_infer
+from server.protocol import (
+    InferCall,
+    document_of,
+    parse_header_length,
+    parse_infer,
+    render_infer,
+)
 from server.tensors import RAW, TensorSpec
 from server.text import TextCodec
 from server.text_calls import text_input, text_output, texts_of
@@ -41,7 +47,7 @@ from server.text_calls import text_input, text_output, texts_of
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
 _MANY_NUMBERS = 20_000  # reading or writing more takes a millisecond
-_LONG_JSON = 65536  # bytes; reading more takes milliseconds
+_MAX_INDEX_BYTES = 1024  # of the body of POST /v2/repository/index
 
 
 def model_facts(model: AnyModel) -> ModelFacts:
@@ -80,35 +86,53 @@ class Infer:
         caller = caller_of(scope, receive)
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        async with self._inference.answering(name, scope, send, caller):
+        async with self._inference.answering(name, scope, send, caller) as share:
             _check_version(version)
-            await self._answer(name, headers_of(scope), send, caller)
+            model, headers = self._inference.model(name), headers_of(scope)
+            body, answer_headers = await self._answer(model, headers, share, caller)
+            share.settle(len(body))  # all else that the call held is gone
+            await respond(send, body, *answer_headers)
 
-    async def _answer(self, name: str, headers: Mapping[bytes, bytes], send: Send, caller: Caller) -> None:
-        model = self._inference.model(name)
+    async def _answer(
+        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
+    ) -> tuple[bytes, tuple[bytes, Headers]]:
+        """The answer to a call: its body, its content type and what else its headers say."""
         caller.timeout = client_timeout(headers)
-        with self._inference.intake.share() as share:
-            call = await self._read(model, headers, share, caller)
-            caller.timeout = min(caller.timeout, call.timeout or inf)
-            inputs = await self._samples(model, call, share, caller)
-            share.arrive()
-            answers = await self._inference.ask(model, inputs, caller)
-        (given,) = self._facts[name].outputs
+        call, answers = await self._serve(model, headers, share, caller)
+        (given,) = self._facts[model.name].outputs
         output = _stacked(model, answers)
-        parameters = self._inference.describe(name, answers)
-        render = partial(render_infer, call, name, {given.name: output}, model.labels, parameters)
+        parameters = self._inference.describe(model.name, answers)
+        render = partial(render_infer, call, model.name, {given.name: output}, model.labels, parameters)
         body, length = await self._inference.off_the_loop(render) if output.size > _MANY_NUMBERS else render()
-        await self._send(send, body, length, headers.get(b"accept-encoding"))
+        more: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
+        accepted = headers.get(b"accept-encoding")
+        if accepted is not None and len(body) > _SMALL:
+            body, encoding = await self._inference.off_the_loop(compress, body, accepted.decode("latin-1"))
+            if encoding is not None:
+                more.append((b"content-encoding", encoding.encode()))
+        return body, (b"application/json" if length is None else b"application/octet-stream", more)
+
+    async def _serve(
+        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
+    ) -> tuple[InferCall, Sequence[Answer]]:
+        """A call without its inputs, which end here, and the answers to its samples."""
+        call = await self._read(model, headers, share, caller)
+        caller.timeout = min(caller.timeout, call.timeout or inf)
+        inputs = await self._samples(model, call, share, caller)
+        share.arrive()
+        return call.without_inputs(), await self._inference.ask(model, inputs, caller)
 
     async def _read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> InferCall:
         announced = headers.get(b"inference-header-content-length")
         length = parse_header_length(None if announced is None else announced.decode("latin-1"))
-        body = await self._inference.read(model, headers, share, caller)
+        if length is not None and length > JSON_BODY.max_bytes:
+            raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
+        bound = JSON_BODY if length is None else ANY_BODY
+        body = await self._inference.read(model, headers, share, caller, bound)
         facts = self._facts[model.name]
         names = [output.name for output in facts.outputs]
         parse = partial(parse_infer, body, length, facts.input, names, self._inference.capacity)
-        document = len(body) if length is None else length
-        return await self._inference.off_the_loop(parse) if document > _LONG_JSON else parse()
+        return await self._inference.parse(parse, document_of(body, length), share)
 
     async def _samples(self, model: AnyModel, call: InferCall, share: Share, caller: Caller) -> list[Any]:
         tensor, codec = call.tensor, model.codec
@@ -122,16 +146,6 @@ class Infer:
         if tensor.datatype == RAW and codec.holds_pixels(tensor.data[0]):
             return [codec.pixels(tensor.data[0])]
         return await self._inference.decode(model, tensor.data, share, caller)
-
-    async def _send(self, send: Send, body: bytes, length: int | None, accepted: bytes | None) -> None:
-        headers: Headers = []
-        if length is not None:
-            headers.append((b"inference-header-content-length", str(length).encode()))
-        if accepted is not None and len(body) > _SMALL:
-            body, encoding = await self._inference.off_the_loop(compress, body, accepted.decode("latin-1"))
-            if encoding is not None:
-                headers.append((b"content-encoding", encoding.encode()))
-        await respond(send, body, b"application/json" if length is None else b"application/octet-stream", headers)
 
 
 def _stacked(model: AnyModel, answers: Sequence[Answer]) -> NDArray[Any]:
@@ -189,7 +203,11 @@ class Documents:
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index: a bare array."""
-        body = await read_body(headers_of(request.scope), request.receive, MAX_BODY_BYTES)
+        with self._inference.intake.share() as share:
+            headers = headers_of(request.scope)
+            body = await read_body(
+                headers, request.receive, _MAX_INDEX_BYTES, share.reach, "send none or 'ready' alone"
+            )
         ready_only = wants_ready_only(body)
         state = "READY" if self._inference.fleet.ready else "UNAVAILABLE"
         entries = repository_index([(name, state) for name in self._inference.models], ready_only)

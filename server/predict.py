@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from server.calls import Answer
 from server.forms import field_of, is_form
 from server.http import Caller, caller_of, client_timeout, headers_of, respond
-from server.inference import Inference
+from server.inference import Bound, Inference
 from server.intake import Share
 from server.models import AnyModel
 from server.text import TextCodec
@@ -39,17 +40,17 @@ class Predict:
         caller = caller_of(scope, receive)
         path = self._PATH.fullmatch(scope["path"])
         name = path[1] if path else None
-        async with self._inference.answering(name, scope, send, caller):
-            body = await self._answer(name, headers_of(scope), caller)
+        async with self._inference.answering(name, scope, send, caller) as share:
+            body = await self._answer(name, headers_of(scope), share, caller)
+            share.settle(len(body))  # all else that the call held is gone
             await respond(send, body, b"application/json")
 
-    async def _answer(self, name: str | None, headers: Mapping[bytes, bytes], caller: Caller) -> bytes:
+    async def _answer(self, name: str | None, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> bytes:
         model = self._inference.model(name)
         caller.timeout = client_timeout(headers)
-        with self._inference.intake.share() as share:
-            samples = await self._samples(model, headers, share, caller)
-            share.arrive()
-            answers = await self._inference.ask(model, samples, caller)
+        samples = await self._samples(model, headers, share, caller)
+        share.arrive()
+        answers = await self._inference.ask(model, samples, caller)
         document = {"model": model.name, **_said(model, answers[0])}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
 
@@ -57,8 +58,9 @@ class Predict:
         self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
     ) -> list[Any]:
         if isinstance(model.codec, TextCodec):
-            body = await self._inference.read(model, headers, share, caller)
-            return [await self._inference.off_the_loop(read_text, model.codec, body)]
+            bound = Bound(model.codec.most_bytes, "send a shorter text")
+            body = await self._inference.read(model, headers, share, caller, bound)
+            return [await self._inference.parse(partial(read_text, model.codec, body), body, share)]
         picture = await self._picture(model, headers, share, caller)
         return await self._inference.decode(model, [picture], share, caller)
 

@@ -7,7 +7,7 @@ allocated. In documents null means absent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,13 +15,12 @@ import orjson
 from numpy.typing import NDArray
 
 from server.errors import BadInputError, TooLargeError
+from server.json_documents import parse_object
 from server.tensors import RAW, Tensor, TensorSpec, from_binary, from_json, join_elements, show
 
 T = TypeVar("T")
 
-# Parsed JSON takes up to 33 times its size (millions of empty lists) and holds the interpreter meanwhile.
-MAX_JSON_BYTES = 8 << 20
-
+MAX_ID = 256  # characters of a call's `id`, which its answer repeats
 _FORMS = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind
 _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
 
@@ -41,7 +40,7 @@ class InferCall:
 
     Attributes:
         id: The client's name for the call; empty when it gave none.
-        parameters: The document's top-level parameters.
+        parameters: Those of the document's top-level parameters that the model reads.
         timeout: The client's time-out in s from arrival; None when it gave none.
         tensor: The model's input.
         outputs: What to answer, in this order.
@@ -54,6 +53,10 @@ class InferCall:
     tensor: Tensor
     outputs: tuple[RequestedOutput, ...]
     beside: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def without_inputs(self) -> "InferCall":
+        """The same call without its tensors, for the time when its samples have been served."""
+        return replace(self, tensor=replace(self.tensor, data=[]), beside={})
 
 
 def parse_header_length(text: str | None) -> int | None:
@@ -83,22 +86,21 @@ def parse_infer(
         max_samples: The most samples that can ever be admitted together.
 
     Raises:
-        TooLargeError: The call has more than `max_samples`, or its JSON more than `MAX_JSON_BYTES`.
+        TooLargeError: The call has more than `max_samples`.
         BadInputError: The bytes are no such call, or not one for this model.
     """
     if header_length == 0:
         return _raw_call(body, spec, outputs)
-    start = len(body) if header_length is None else header_length
-    if not 0 <= start <= len(body):
-        raise BadInputError(f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes")
-    document = _read_json(body[:start])
+    text = document_of(body, header_length)
+    start = len(text)
+    document = parse_object(text, "inference document", "an object with `inputs`")
     parameters = _optional(document, "parameters", dict, {})
     if any(key.startswith("triton_") for key in parameters):
         raise BadInputError("a parameter's name starts with `triton_`, which is reserved; rename it")
     tensors = _read_inputs(document, body, start, spec, max_samples)
     return InferCall(
-        id=_optional(document, "id", str, ""),
-        parameters=parameters,
+        id=_read_id(document),
+        parameters={key: parameters[key] for key in spec.parameters if key in parameters},
         timeout=_count(parameters, "timeout") / 1e6 or None,
         tensor=tensors.pop(spec.name),
         outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
@@ -113,16 +115,23 @@ def _raw_call(body: bytes, spec: TensorSpec, outputs: Sequence[str]) -> InferCal
     return InferCall("", {}, None, Tensor(spec.name, RAW, (1,), [body]), requested)
 
 
-def _read_json(text: bytes) -> dict[str, Any]:
-    if len(text) > MAX_JSON_BYTES:
-        raise TooLargeError(f"the JSON has {len(text)} bytes, over {MAX_JSON_BYTES}; send the tensor as binary data")
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadInputError(f"the inference document is not valid JSON: {error}") from error
-    if type(document) is not dict:
-        raise BadInputError(f"the inference document is {show(document)}; send an object with `inputs`")
-    return document
+def document_of(body: bytes, header_length: int | None) -> bytes:
+    """The JSON part of a body; empty for a raw body.
+
+    Raises:
+        BadInputError: the body is shorter.
+    """
+    start = len(body) if header_length is None else header_length
+    if not 0 <= start <= len(body):
+        raise BadInputError(f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes")
+    return body[:start]
+
+
+def _read_id(document: dict[str, Any]) -> str:
+    name = _optional(document, "id", str, "")
+    if len(name) > MAX_ID:
+        raise BadInputError(f"`id` has {len(name)} characters, over {MAX_ID}; send a shorter one")
+    return name
 
 
 def _read_outputs(document: dict[str, Any], names: Sequence[str], binary: bool) -> tuple[RequestedOutput, ...]:
@@ -244,9 +253,9 @@ def render_infer(
     """Write the answer to a call.
 
     Args:
-        call: The call that is answered.
+        call: The call that is answered; its inputs are not needed.
         model: The model's name.
-        outputs: Output name -> float32 array [samples, classes], or int64; one entry for each that the call requests.
+        outputs: Output name -> float32 array [samples, classes], or int64; one entry for each that is requested.
         labels: One for each class, or None.
         parameters: Facts about the answer, left out when empty.
 

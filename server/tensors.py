@@ -51,11 +51,13 @@ class TensorSpec:
         tails: Datatype -> shape of one sample, without the leading -1; -1 in it stands for any size above 0. The
             metadata advertise the first.
         beside: Inputs that may come with it, for the same samples.
+        parameters: Names of a call's parameters that the model reads.
     """
 
     name: str
     tails: Mapping[str, tuple[int, ...]]
     beside: tuple["TensorSpec", ...] = ()
+    parameters: tuple[str, ...] = ()
 
     @property
     def datatype(self) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
 from server.errors import BadInputError, TooLargeError
+from server.json_documents import parse_object
 from server.protocol import InferCall
 from server.tensors import TensorSpec, show
 from server.text import Text, TextCodec
@@ -17,7 +17,8 @@ _IDS, _LIMIT, _FORCED = "input_ids", "max_new_tokens", "ignore_eos"
 def text_input(codec: TextCodec) -> TensorSpec:
     """Ids padded at the end; a generator also takes how many are to be generated at most, each sample its own."""
     limits = TensorSpec(_LIMIT, {"INT32": (), "INT64": ()})
-    return TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)}, (limits,) if codec.generates else ())
+    beside = (limits,) if codec.generates else ()
+    return TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)}, beside, (_LIMIT, _FORCED))  # a classifier rejects them
 
 
 def text_output(codec: TextCodec, labels: int) -> TensorSpec:
@@ -51,11 +52,8 @@ def read_text(codec: TextCodec, body: bytes) -> Text:
     """
     if len(body) > codec.most_bytes:
         raise TooLargeError(f"the body has {len(body)} bytes, over {codec.most_bytes}; send a shorter text")
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadInputError(f'the body is not valid JSON ({error}); send {{"text": "..."}}') from error
-    if type(document) is not dict or type(document.get("text")) is not str:
+    document = parse_object(body, "body", 'an object with "text"')
+    if type(document.get("text")) is not str:
         raise BadInputError(f'the body is {show(document)}; send an object with "text"')
     strange = sorted(document.keys() - {"text", _LIMIT, _FORCED})
     if strange:

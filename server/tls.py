@@ -29,12 +29,23 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, certificate, key)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Use this certificate for all handshakes from now on.
+
+    Raises:
+        SpecError: the files cannot be used; a context that has another certificate keeps it.
+    """
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # or OpenSSL would ask on the terminal
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
+        # tried apart first: a pair that does not fit would leave half of itself in the context
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            each.load_cert_chain(certificate, key, password=lambda: "")  # or OpenSSL would ask on the terminal
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         raise SpecError(
             f"TLS cannot use {str(certificate)!r} with {str(key)!r} ({reason}); give PEM files that belong together, "
             "the key without a passphrase"
         ) from error
-    return context

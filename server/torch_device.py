@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from policies.cpus import available_cpus
 from policies.profile import Profile
 from policies.types import SpecError
 from server.activations import Activations, Row
@@ -190,9 +190,8 @@ def resolve_device(spec: str) -> tuple[torch.device, str]:
 
 
 def cpu_threads() -> int:
-    """Threads for the network: one core stays free for the event loop and the decoders."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 1)
+    """Return the number of threads for the network: one processor stays free for the event loop and the decoders."""
+    return max(1, available_cpus() - 1)
 
 
 class _CudaRun:

@@ -6,7 +6,6 @@ asyncio Dispatcher and the simulator; whatever both must do alike stands here.
 
 import heapq
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -43,6 +42,7 @@ class Batcher:
         self._iterating = frozenset(iterating)
         self.monitor = monitor
         self._waiting: list[Request] = []
+        self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
         self._left: set[int] = set()  # ids that left while in service
@@ -70,13 +70,11 @@ class Batcher:
 
     def waiting_of(self, model: str) -> int:
         """How many requests of `model` wait."""
-        return self.waiting_by_model().get(model, 0)
+        return self._waiting_by_model.get(model, 0)
 
     def waiting_by_model(self) -> Mapping[str, int]:
-        """How many wait, by model."""
-        if len(self._max_batch_size) == 1:  # as nearly always: nobody need be looked at
-            return {next(iter(self._max_batch_size)): len(self._waiting)}
-        return Counter(r.kind.model for r in self._waiting)
+        """How many requests wait, for each model; a view, not to be kept."""
+        return self._waiting_by_model
 
     def limit(self, model: str, max_batch_size: int) -> None:
         """From now on no batch of `model` may be larger."""
@@ -95,6 +93,7 @@ class Batcher:
         if request.kind.model not in self._max_batch_size:
             raise PolicyError(f"model {request.kind.model!r} is not served here")
         insort(self._waiting, request, key=_arrival)
+        self._waiting_by_model[request.kind.model] += 1
         self.monitor.arrive(request.kind, request.arrival if now is None else now)
         if request.expires < inf:
             self._expiring[request.id] = request
@@ -106,6 +105,7 @@ class Batcher:
         for place in (self._waiting, self._suspended):
             if request in place:
                 place.remove(request)
+                self._waiting_by_model[request.kind.model] -= place is self._waiting
                 return True
         if request in self._in_service and request.id not in self._left:
             self._left.add(request.id)
@@ -217,12 +217,14 @@ class Batcher:
     def _take(self, launch: Launch, now: float) -> None:
         batch = launch.requests
         self._check(launch)
+        before = len(self._waiting)
         if self._waiting[: len(batch)] == list(batch):  # the oldest ones, as nearly always: no search
             del self._waiting[: len(batch)]
         elif self._suspended[-len(batch) :] == list(batch):  # or those who ran last, between two stages
             del self._suspended[-len(batch) :]
         else:
             self._take_scattered(batch)
+        self._waiting_by_model[batch[0].kind.model] -= before - len(self._waiting)  # a batch is of one model
         for request in batch:
             request.started = min(request.started, now)
         self._in_service = batch

@@ -1,5 +1,7 @@
 """The profile cache: what finds a profile again, and what does not."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,3 +91,33 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 def test_slugs_are_fit_for_file_names() -> None:
     assert slug("  NVIDIA H200 / NVL (x2) ") == "nvidia-h200-nvl-x2"
+
+
+def test_one_process_measures_on_a_device_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    other = "import sys; from profiler import cache\nwith cache.exclusive('A 100'): print('in', flush=True); input()"
+    with cache.exclusive("B 200"), cache.exclusive("A 100"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", other],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert "another process measures on A 100; waiting" in process.stderr.readline()
+    assert process.stdout.readline() == "in\n", "as soon as this one has finished"
+    process.kill()
+    process.communicate()
+    with cache.exclusive("A 100"):
+        pass  # the lock ended with the process
+
+
+def test_without_a_place_for_the_lock_the_measurement_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "batchwright").write_text("a file, no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with cache.exclusive("A 100"):
+        assert "no lock on A 100" in caplog.text

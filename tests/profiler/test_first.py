@@ -1,12 +1,15 @@
 """The profile a server starts with: measured once, kept, found again."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from policies.profile import Profile
+from profiler import cache
 from profiler.cache import Key
 from profiler.first import first_profile, subject_of
 from server.energy import NoMeter
@@ -70,3 +73,18 @@ def test_stages_are_measured_one_after_the_other() -> None:
     assert first.service_times == (7.0, 14.0, 21.0, 28.0)
     assert first.stage_service_times == tuple((b, 2 * b, 3 * b) for b in (1.0, 2.0, 3.0, 4.0))
     assert first.stage_overhead == pytest.approx([6 / 7] * 4)
+
+
+def test_what_another_process_has_measured_while_this_one_waited_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = KnownExecutor()
+    subject = subject_of(executor, emulated_model("net", 4), NoMeter())
+
+    @contextmanager
+    def after_another(device: str) -> Iterator[None]:
+        assert device == KEY.device
+        cache.store(KEY, Profile("theirs", (1.0, 1.5, 2.0, 2.5), model="net", device="Some CPU", source="measured"))
+        yield
+
+    monkeypatch.setattr(cache, "exclusive", after_another)
+    assert first_profile(subject, 4, KEY, tunes_by_size=False).name == "theirs"
+    assert executor.batches == 0

@@ -183,3 +183,28 @@ def test_the_devices_thread_does_not_take_what_was_withdrawn() -> None:
     executor = ThreadExecutor(device)
     assert asyncio.run(main()) == 0
     executor.close()
+
+
+def test_nothing_is_decided_ahead_while_a_time_out_may_pass_before_the_end() -> None:
+    class Late(Asked):
+        """Takes twice as long as it is believed to."""
+
+        async def _serve(self, batch: Batch) -> Completion:
+            await asyncio.sleep(STAGED.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))
+            return await super()._serve(batch)
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        first = dispatcher.submit("m", [1.0] * 8)
+        await asyncio.sleep(0.001)
+        second = dispatcher.submit("m", [2.0] * 8)
+        hurried = dispatcher.submit("m", [3.0], 0.052)  # 47 ms are believed to be enough; it takes 36 + 36 + 22
+        await first
+        assert loop.time() == pytest.approx(0.036)
+        await second
+        with pytest.raises(ExpiredError):
+            await hurried
+
+    executor = Late()
+    play(scenario, LAZY, executor)
+    assert executor.asked == [0, 1, 0, 1, 2], "the second batch is asked about until the hurried request has expired"

@@ -217,3 +217,151 @@ def test_a_sensor_that_breaks_is_told_once_and_service_times_are_still_followed(
     assert [record.message for record in caplog.records].count(
         "the energy counter cannot be read; it is not asked again"
     ) == 1
+
+
+def poisoned(outputs: list[Any]) -> list[Any]:
+    if any(output < 0 for output in outputs):
+        raise ValueError("a poisoned sample")
+    return outputs
+
+
+def test_recovered_batches_are_no_drift_of_the_energies() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = poisoned
+    loop = virtual_loop()
+    instants = poisson(0.6 * P4.capacity, 60.0, np.random.default_rng(3)).tolist()
+
+    async def main() -> tuple[Seen, float]:
+        metrics = Metrics()
+        dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=16", P4)}, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline())
+        delivery = dispatcher.delivery
+        delivery.on_served, delivery.on_disturbed = controller.served, controller.disturbed
+        task, answers = asyncio.ensure_future(dispatcher.run()), []
+        for index, instant in enumerate(instants):
+            await asyncio.sleep(instant - loop.time())
+            answers.append(dispatcher.submit("m", [-1.0 if index % 100 == 0 else 1.0]))  # one batch in ten or so
+        await dispatcher.drain()
+        results = await asyncio.gather(*answers, return_exceptions=True)
+        task.cancel()
+        assert sum(isinstance(result, Exception) for result in results) == len(instants[::100])
+        predicted = sum(
+            float(line.split()[-1])
+            for line in metrics.render().decode().splitlines()
+            if line.startswith("batchwright_energy_joules_total")
+        )
+        return Seen(dispatcher.chosen["m"], metrics.render().decode()), (executor.meter.read() or 0.0) / predicted
+
+    try:
+        seen, ratio = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert ratio > 1.05, "the attempts that failed took energy, so that a counter sees more than the profile says"
+    assert seen.changes("drift") == 0
+    assert seen.chosen.profile is P4
+
+
+def test_answers_of_recovered_batches_count_for_the_objective() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = poisoned
+    heard: list[tuple[int, int]] = []
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        dispatcher.delivery.on_served = lambda model, size, service, responses: heard.append((size, len(responses)))
+        await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
+        await asyncio.sleep(1.0)
+
+    play(scenario, {"m": choose("static:4", P4)}, executor)
+    assert heard == [(2, 2), (1, 1)], "of the halves that succeeded, each with its own size"
+
+
+def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    reading: Future[float] = Future()
+
+    class Slowly(Inline):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+            return reading
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, Slowly())
+        evidence = controller._watched["m"].evidence
+        await asyncio.sleep(1.0)
+        controller.served("m", 1, P4.service_times[0], [0.1])
+        controller.disturbed("m")
+        reading.set_result(5.0)
+        await asyncio.sleep(0.1)
+        assert evidence._reading is None
+
+    play(scenario, {"m": choose("greedy", P4)}, executor)
+
+
+def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    largest, tried = [12], list[tuple[float, int]]()
+
+    def fault(outputs: list[Any]) -> list[Any]:
+        if len(outputs) > largest[0]:
+            tried.append((asyncio.get_running_loop().time(), len(outputs)))
+            raise OutOfMemoryError
+        return outputs
+
+    executor.fault = fault
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+
+        async def burst() -> int:
+            answers = await dispatcher.submit("m", [1.0] * 64)
+            assert len(answers) == 64
+            return max(answer.batch_size for answer in answers)
+
+        while loop.time() < 4000.0:
+            await burst()
+            await asyncio.sleep(10.0)
+        times = [at for at, _ in tried if at > 1.0]
+        assert times == pytest.approx([300.0, 900.0, 2100.0], abs=25.0), "300 s after the first lack, then 600 and 1200"
+        largest[0], size = 100, 0
+        while loop.time() < 8000.0:
+            size = await burst()
+            await asyncio.sleep(10.0)
+        assert size == 32, "the memory is there again, and so is the largest batch"
+        assert dispatcher.chosen["m"].profile.max_batch_size == 32
+        assert dispatcher.chosen["m"].spec == "smdp:w2=0"
+
+    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+
+
+def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    solving = OnDemand()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, solving)
+        dispatcher.on_shrunk = controller.shrunk
+        executor.fault = does_not_fit
+        await dispatcher.submit("m", [1.0] * 20)
+        assert len(solving.jobs) == 1
+        dispatcher.use("m", choose("timeout:1", dispatcher.chosen["m"].profile))
+        solving.run()
+        await asyncio.sleep(1.0)
+        assert dispatcher.chosen["m"].spec == "timeout:1"
+
+    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+
+
+class OnDemand(Inline):
+    """Solves when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        self.jobs.append((Future(), lambda: fn(*args, **kwargs)))
+        return self.jobs[-1][0]
+
+    def run(self) -> None:
+        for future, job in self.jobs:
+            future.set_result(job())

@@ -319,4 +319,4 @@ def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(capl
     answers = play(scenario, parts(greedy(8)))
     assert [answer.output for call in answers for answer in call] == [1.0, 2.0]
     assert asked == [1]
-    assert "watching the batches failed" in caplog.text
+    assert "the controller failed" in caplog.text

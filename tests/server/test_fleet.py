@@ -15,7 +15,7 @@ from policies.rules.control_limit import greedy, static
 from policies.rules.patient import Patient
 from policies.types import Policy
 from server.admission import Limits
-from server.calls import Answer
+from server.calls import Answer, Call
 from server.dispatcher import Dispatcher
 from server.errors import BadInputError, DrainingError, ExpiredError, NotFoundError, QueueFullError, UnavailableError
 from server.executor import Batch, DeviceLostError
@@ -268,3 +268,82 @@ def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
         assert not fleet.serves(fleet.dispatchers[0])
 
     play(scenario, staged, staged)
+
+
+def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_works() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        fleet.serve(0, False)
+        lose(executors[1])
+        answers = await asyncio.gather(*(fleet.submit("m", [float(n)]) for n in range(20)))
+        assert [answer[0].device for answer in answers] == ["device 0"] * 20
+        assert [float(answer[0].output) for answer in answers] == list(range(20))
+        assert not fleet.broken.is_set()
+        assert fleet.ready
+        assert fleet.alive
+        assert fleet.serves(fleet.dispatchers[0])
+        lose(executors[0])
+        with pytest.raises(UnavailableError):
+            await fleet.submit("m", [0.0])
+        assert fleet.broken.is_set()
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_device_that_was_taken_away_serves_what_a_lost_one_leaves_while_the_server_drains() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        fleet.serve(0, False)
+        calls = [fleet.submit("m", [float(n)]) for n in range(20)]
+        lose(executors[1])
+        await fleet.drain()
+        assert [float((await call)[0].output) for call in calls] == list(range(20))
+        assert not fleet.ready
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        for executor in executors[:3]:
+            lose(executor)
+        fleet.serve(3, False)
+        served = fleet.submit("m", [1.0])  # whichever device has it loses it
+        with pytest.raises(UnavailableError):
+            await served
+        await asyncio.sleep(1.0)
+        assert sum(dispatcher.broken.is_set() for dispatcher in fleet.dispatchers) == 2, "it is not tried a third time"
+        running = fleet.submit("m", [2.0] * 8)
+        waiting = fleet.submit("m", [3.0] * 8)  # behind it; it has not begun
+        answers = await asyncio.gather(running, waiting)
+        assert [call.losses for call in seen] == [2, 1, 0]
+        assert {answer.device for answer in answers[1]} == {"device 3"}
+
+    seen: list[Call] = []
+
+    def noting(dispatcher: Dispatcher) -> None:
+        take = dispatcher.take
+
+        def taking(call: Call) -> None:
+            if call not in seen:
+                seen.append(call)
+            take(call)
+
+        dispatcher.take = taking  # type: ignore[method-assign]
+
+    async def noted(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        for dispatcher in fleet.dispatchers:
+            noting(dispatcher)
+        await scenario(fleet, executors)
+
+    play(noted, STEPS, STEPS, STEPS, STEPS)
+
+
+def test_the_waiting_are_counted_on_all_devices_and_for_all_models() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        calls = [fleet.submit("m", [0.0] * 5) for _ in range(4)]
+        assert fleet.waiting == fleet.queue_length("m") == 20
+        await asyncio.sleep(0.001)
+        assert fleet.waiting == fleet.queue_length("m") == 4, "eight are in service on each"
+        await asyncio.gather(*calls)
+        assert fleet.waiting == 0
+
+    play(scenario, STEPS, STEPS)

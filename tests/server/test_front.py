@@ -38,10 +38,10 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
     raise RuntimeError("secret")
 
 
-def call(front: ASGIApp, path: str = "/predict", method: str = "POST", **headers: bytes) -> Answered:
+def call(front: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes) -> Answered:
     sent: list[Message] = []
     named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
-    scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}}
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}, "root_path": root}
 
     async def receive() -> Message:
         raise AssertionError("a byte of the body was asked for")
@@ -184,8 +184,8 @@ def test_a_name_that_a_stranger_chose_does_not_steer_a_server_without_keys(
     same_origin = call(front, "/admin/x", method, host=host, origin=b"http://" + host)
     assert (same_origin.status, call(front, "/admin/x", method, host=host).status) == (status, status)
     assert call(front, "/predict", host=host).status == 200
-    key = {"authorization": b"Bearer r"}
-    assert call(guarded(), "/admin/x", method, host=host, **key).status == 200, "there the key protects"
+    authorised = call(guarded(), "/admin/x", method, host=host, authorization=b"Bearer r")
+    assert authorised.status == 200, "there the key protects"
 
 
 def test_a_foreign_name_is_told_with_the_remedy() -> None:
@@ -258,3 +258,40 @@ def test_what_is_no_request_passes() -> None:
     scope: Scope = {"type": "lifespan"}
     asyncio.run(_await(Front(lifespan), scope, None, None))  # type: ignore[arg-type]
     assert scope["seen"]
+
+
+USER, ROOT_KEY = b"Bearer u", b"Bearer r"
+
+
+@pytest.mark.parametrize("root", ["", "/svc", "/svc/", "/v2/health", "/a/b", "/admin"])
+@pytest.mark.parametrize(
+    ("path", "statuses"),
+    [
+        ("/admin/models/m/policy", (401, 403, 200)),
+        ("/predict", (401, 200, 403)),
+        ("/v2/models/m/infer", (401, 200, 403)),
+        ("/v2/health/live", (200, 200, 200)),
+        ("/metrics", (200, 200, 200)),
+    ],
+)
+def test_authorisation_goes_by_the_path_below_a_prefix(root: str, path: str, statuses: tuple[int, int, int]) -> None:
+    told = [
+        call(guarded(), root.rstrip("/") + path, "PUT", root, host=b"localhost", **headers).status
+        for headers in ({}, {"authorization": USER}, {"authorization": ROOT_KEY})
+    ]
+    assert tuple(told) == statuses
+
+
+def test_the_app_is_asked_for_the_path_that_was_authorised() -> None:
+    asked: list[Scope] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope)
+        await respond(send, b"1", b"application/json")
+
+    front = Front(noting)
+    for path, root in (("/svc/predict", "/svc"), ("/svcpredict", "/svc"), ("/svc", "/svc"), ("/predict", "/svc")):
+        call(front, path, root=root)
+    assert [scope["path"] for scope in asked] == ["/predict", "/svcpredict", "/", "/predict"]
+    assert {scope["root_path"] for scope in asked} == {""}, "no one below takes the prefix off again"
+    assert {scope["app_root_path"] for scope in asked} == {"/svc"}

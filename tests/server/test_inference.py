@@ -5,10 +5,12 @@ import gzip
 import io
 import json
 import struct
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -29,6 +31,7 @@ from server.intake import Intake, IntakeFullError
 from server.metrics import Metrics
 from server.models import emulated_model
 from server.open_inference import Infer
+from server.predict import Predict
 from tests.server.doubles import parts, play
 
 MODEL = emulated_model("m", 8)
@@ -197,7 +200,7 @@ def test_a_call_of_too_many_pixels_is_refused_by_the_headers() -> None:
         call = asyncio.ensure_future(decode(inference, [huge()] * 6, caller()))
         await settle()
         await pool.run()
-        with pytest.raises(TooLargeError, match="294 megapixels, over the bound of 250; send them in several calls"):
+        with pytest.raises(TooLargeError, match="as long as 294 megapixels, over the bound of 250"):
             await call
         assert not pool.jobs
 
@@ -218,10 +221,9 @@ def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
 
 def test_a_picture_that_finds_no_room_is_refused_and_one_that_never_does_is_too_large() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        for held, reason in ((1000, IntakeFullError), (0, TooLargeError)):
-            inference.intake.held = held
-            inference.intake.limit = SAMPLE + COST - (0 if held else SAMPLE + 1)
-            call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, COST + (SAMPLE if held else 0)))
+        for held, limit, reason in ((2 * COST, 3 * COST - 1, IntakeFullError), (0, 2 * COST - 1, TooLargeError)):
+            inference.intake.held, inference.intake.limit = held, limit
+            call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, MODEL.codec.measure(GOOD)))
             await settle()
             with pytest.raises(reason):
                 await call
@@ -267,8 +269,8 @@ def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
     ("headers", "held"),
     [
         (HEAD, 500_000),
-        ({b"content-length": b"5000000"}, 2**20),
-        ({b"transfer-encoding": b"chunked"}, 2**20),
+        ({b"content-length": b"5000000"}, 2**19),
+        ({b"transfer-encoding": b"chunked"}, 2**19),
     ],
 )
 def test_what_a_connection_may_hold_is_counted_before_it_is_seen(headers: dict[bytes, bytes], held: int) -> None:
@@ -294,7 +296,7 @@ def test_a_body_is_counted_as_it_is_unpacked() -> None:
         plain = bytes(3 * 2**20)
         packed = gzip.compress(plain)
         headers = {b"content-length": b"%d" % len(packed), b"content-encoding": b"gzip"}
-        for limit in (2 * len(plain) + len(packed), 4 * 2**20):
+        for limit in (4 * len(plain) + 2 * len(packed), 2 * len(plain)):
             inference.intake.limit = limit
             with inference.intake.share() as share:
                 call = asyncio.ensure_future(inference.read(MODEL, headers, share, caller(sends(packed))))
@@ -302,11 +304,11 @@ def test_a_body_is_counted_as_it_is_unpacked() -> None:
                 assert inference.intake.coming["m"] == 1
                 while pool.jobs:
                     await pool.run()
-                if limit > 4 * 2**20:
+                if limit > 2 * len(plain):
                     assert await call == plain
                     assert inference.intake.held == len(plain)
                 else:
-                    with pytest.raises(IntakeFullError):
+                    with pytest.raises(TooLargeError):
                         await call
             assert inference.intake.held == inference.intake.coming["m"] == 0
 
@@ -375,5 +377,228 @@ def test_the_least_of_the_protocols_time_out_and_the_headers_holds(
         await Infer(inference)(scope, sends(document + np.zeros(SAMPLE, np.uint8).tobytes()), send)
         assert status[0] == 504
         assert least - 0.1 < loop.time() - began <= least
+
+    with_inference(scenario, policy=static(8))
+
+
+def test_a_body_is_reserved_piece_by_piece_as_it_is_read() -> None:
+    pieces: list[Message] = [{"type": "http.request", "body": bytes(3 * 2**20), "more_body": True}]
+
+    async def receive() -> Message:
+        return pieces.pop() if pieces else await stays()
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        call = asyncio.ensure_future(read(inference, {b"transfer-encoding": b"chunked"}, caller(receive)))
+        await settle()
+        assert inference.intake.held == 3 * 2**20
+        call.cancel()
+        await settle()
+        assert inference.intake.held == 0
+
+    with_inference(scenario)
+
+
+def infer_scope(document: bytes, model: str = "m") -> dict[str, Any]:
+    headers = [(b"inference-header-content-length", b"%d" % len(document))]
+    path = f"/v2/models/{model}/infer"
+    return {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {}}
+
+
+def pixels_call(samples: int = 1, **more: Any) -> tuple[bytes, bytes]:
+    parameters = {"binary_data_size": samples * SAMPLE}
+    shape = [samples, 224, 224, 3]
+    entry = {"name": "image", "shape": shape, "datatype": "UINT8", "parameters": parameters}
+    return json.dumps({"inputs": [entry], **more}).encode(), bytes(samples * SAMPLE)
+
+
+@pytest.mark.parametrize("route", [Infer, Predict])
+def test_a_call_counts_as_on_its_way_to_the_queue_only_until_it_is_there(route: Callable[[Inference], Any]) -> None:
+    document, pixels = pixels_call()
+    predict = {**infer_scope(document), "path": "/predict/m", "headers": []}
+
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        scope, body = (infer_scope(document), document + pixels) if route is Infer else (predict, GOOD)
+        call = asyncio.ensure_future(route(inference)(scope, sends(body), discard))
+        await settle()
+        await pool.run()
+        assert inference.fleet.waiting == 1
+        assert inference.intake.coming["m"] == inference.intake.all_coming == 0
+        call.cancel()
+        await settle()
+
+    with_inference(scenario, policy=static(8))
+
+
+async def discard(message: Message) -> None:
+    pass
+
+
+class Unread:
+    """A client that takes nothing of its answer until told so.
+
+    Attributes:
+        sent: the messages that it was sent.
+        begun: set with the first of them.
+        taken: to be set.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.begun, self.taken = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.sent.append(message)
+        self.begun.set()
+        await self.taken.wait()
+
+
+def test_what_a_call_holds_is_reserved_until_its_answer_is_sent_and_then_the_answer_alone() -> None:
+    document, pixels = pixels_call(2, id="mine")
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        executor: Any = inference.fleet.first._executor
+        inputs: list[weakref.ref[Any]] = []
+
+        def small(outputs: list[Any]) -> list[Any]:
+            inputs.extend(map(weakref.ref, outputs))
+            executor.log.clear()
+            return [np.zeros(10, np.float32) for _ in outputs]
+
+        executor.fault, client = small, Unread()
+        call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
+        await settle()
+        assert inference.intake.held == len(document + pixels)
+        await client.begun.wait()
+        await asyncio.sleep(0.1)
+        length = next(int(value) for name, value in client.sent[0]["headers"] if name == b"content-length")
+        assert inference.intake.held == length, "the answer, which the client has not taken yet"
+        assert [one() is None for one in inputs] == [True, True], "the inputs are gone, though it has not"
+        client.taken.set()
+        await call
+        assert inference.intake.held == 0
+        assert json.loads(client.sent[1]["body"])["id"] == "mine"
+
+    with_inference(scenario, policy=static(2))
+
+
+def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
+    flat = json.dumps(
+        {"inputs": [{"name": "image", "shape": [1, 224, 224, 3], "datatype": "UINT8", "data": [1] * SAMPLE}]}
+    )
+    scope = {**infer_scope(b""), "headers": []}
+
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        calls = [asyncio.ensure_future(Infer(inference)(scope, sends(flat.encode()), discard)) for _ in range(3)]
+        await settle()
+        assert len(pool.jobs) == 1, "its measure"
+        assert inference.intake.held == 3 * len(flat)
+        await pool.run()
+        assert len(pool.jobs) == 1, "its parsing"
+        assert inference.intake.held > 3 * len(flat) + 8_000_000
+        await pool.run()
+        assert len(pool.jobs) == 1
+        assert inference.intake.held == 3 * len(flat) + 4 * len(flat)
+        for call in calls:
+            call.cancel()
+        await settle()
+        assert inference.intake.held == 0
+
+    with_inference(scenario, policy=static(8))
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ([], b"{" + b" " * 2**20 + b"}"),
+        ([(b"content-encoding", b"gzip")], gzip.compress(b"{" + b" " * 2**24 + b"}")),
+        ([(b"inference-header-content-length", b"2000000")], bytes(3_000_000)),
+        ([(b"content-length", b"2000000")], b""),
+    ],
+    ids=["long", "compressed", "before a tensor", "announced"],
+)
+def test_json_over_a_mebibyte_is_told_to_come_as_binary_data(headers: list[Any], body: bytes) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        scope = {**infer_scope(b""), "headers": headers}
+        call = asyncio.ensure_future(Infer(inference)(scope, sends(body), send))
+        await settle()
+        while pool.jobs:
+            await pool.run()
+            assert inference.intake.held < 2.5 * 2**20
+        await call
+        assert sent[0]["status"] == 413
+        assert "send tensors as binary data" in json.loads(sent[1]["body"])["error"]
+
+    with_inference(scenario)
+
+
+def broken() -> None:
+    raise ZeroDivisionError
+
+
+def test_a_bug_is_counted_as_a_failed_request() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        who = caller()
+        async with inference.answering("m", {"type": "http", "state": {}}, send, who):
+            who.samples = 3
+            broken()
+        assert sent[0]["status"] == 500
+        text = inference.metrics.render().decode()
+        assert 'batchwright_requests_total{model="m",outcome="failed"} 3.0' in text
+        assert inference.metrics.statistics.of("m").fail.count == 1
+
+    with_inference(scenario)
+
+
+def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        inference = replace(inference, decoding=asyncio.Semaphore(2), heavy=asyncio.Semaphore(1))
+        calls = [asyncio.ensure_future(decode(inference, [huge()], caller())) for _ in range(3)]
+        await settle()
+        assert len(pool.jobs) == 1
+        calls.append(asyncio.ensure_future(decode(inference, [GOOD], caller())))
+        await settle()
+        assert len(pool.jobs) == 2
+        for call in calls:
+            call.cancel()
+        await pool.run(2)
+        assert (inference.heavy._value, inference.decoding._value) == (1, 2)
+        assert inference.intake.held == 0
+
+    with_inference(scenario)
+
+
+def test_checking_for_room_takes_the_same_time_whatever_waits() -> None:
+    counted = 0
+
+    class Counting(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal counted
+            counted += 1
+            return super().__hash__()
+
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        name = Counting("m")
+        with inference.intake.share() as share:
+            inference._let_in(name, 1, share, caller())
+        few = counted
+        waiting = [inference.fleet.submit("m", [0.0]) for _ in range(500)]
+        await settle()
+        with inference.intake.share() as share:
+            inference._let_in(name, 1, share, caller())
+        assert counted == 2 * few
+        for future in waiting:
+            future.cancel()
 
     with_inference(scenario, policy=static(8))

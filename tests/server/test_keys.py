@@ -91,3 +91,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path, tmp_path / "binary"):
         with pytest.raises(SpecError, match=str(path)):
             load_keys(path)
+
+
+def test_a_file_that_is_read_again_revokes_keys_and_keeps_rate_limits(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(FILE)
+    keys = load_keys(file)
+    for _ in range(2):
+        keys.admit(b"Bearer alice's", "predict", 0.0)
+    file.write_text(f"alice predict {ALICE} 2\nnew predict {sha256(b'n').hexdigest()}\n")
+    keys.reload()
+    with pytest.raises(UnauthorizedError):
+        keys.admit(b"Bearer root's", "admin", 0.0)
+    assert keys.admit(b"Bearer n", "predict", 0.0) == "new"
+    with pytest.raises(TooManyError):
+        keys.admit(b"Bearer alice's", "predict", 0.0)
+    file.write_text("nonsense")
+    with pytest.raises(SpecError, match="1 words"):
+        keys.reload()
+    assert keys.admit(b"Bearer n", "predict", 0.0) == "new", "they stay as they were"

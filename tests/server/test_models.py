@@ -126,6 +126,7 @@ def test_what_is_no_good_jpeg_or_png_is_bad_input_in_one_line(data: bytes) -> No
 def test_damage_anywhere_is_bad_input_or_a_sample_and_nothing_else() -> None:
     rng = np.random.default_rng(3)
     for data in (encoded(SCENE, "JPEG"), encoded(SCENE, "PNG")):
+        assert CODEC.decode(data).shape == (224, 224, 3), "a decoder that refuses everything would pass otherwise"
         for _ in range(60):
             damaged = bytearray(data)
             for position in rng.integers(0, min(len(data), 2000), 3):
@@ -265,3 +266,12 @@ def test_an_emulated_model_has_a_thousand_classes() -> None:
     model = emulated_model("anything", 8)
     assert (model.labels[0], model.labels[-1], len(model.labels)) == ("class 0", "class 999", 1000)
     assert (model.weights, model.max_batch_size, model.codec.shape) == ("emulated", 8, (224, 224, 3))
+
+
+def test_each_scan_of_a_progressive_picture_counts_as_work() -> None:
+    few, many = CODEC.measure(with_scans(0)), CODEC.measure(with_scans(80))
+    assert few.pixels == many.pixels == 300 * 300
+    assert many.work - few.work == 80 * few.pixels // 8
+    baseline = CODEC.measure(encoded(SCENE, "JPEG"))
+    assert baseline.work == baseline.pixels
+    assert CODEC.measure(encoded(SCENE, "PNG")).work == baseline.pixels

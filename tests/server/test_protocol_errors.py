@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.errors import BadInputError, ServerError, TooLargeError
-from server.protocol import MAX_JSON_BYTES, InferCall, parse_infer
+from server.protocol import MAX_ID, InferCall, parse_infer
 from server.tensors import TensorSpec
 
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "FP32": (2,), "BOOL": ()})
@@ -130,10 +130,10 @@ def test_more_samples_than_can_be_admitted_are_too_large() -> None:
         parse(body)
 
 
-def test_a_json_bomb_is_too_large_before_it_is_parsed() -> None:
-    bomb = b'{"inputs":[' + b"[]," * (MAX_JSON_BYTES // 3) + b"1]}"
-    with pytest.raises(TooLargeError, match="send the tensor as binary data"):
-        parse(bomb)
+def test_an_id_that_an_answer_would_repeat_is_bounded() -> None:
+    assert parse(call(id="i" * MAX_ID)).id == "i" * MAX_ID
+    with pytest.raises(BadInputError, match="`id` has 257 characters, over 256; send a shorter one"):
+        parse(call(id="i" * (MAX_ID + 1)))
 
 
 def binary(size: Any, blob: bytes, **changes: Any) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import server.connection
-from server.connection import Connection, TimeLimits
+from server.connection import Connection, ConnectionLimit, Edge, TimeLimits
 from tests.server.test_connection import echo
 from tests.virtual import virtual_loop
 
@@ -44,7 +44,8 @@ def how_long_it_waits(pace: float, leaving: bool) -> float:
         transport = Unread(loop, 10**6, pace)
         config = uvicorn.Config(echo, ws="none", log_config=None)
         config.load()
-        connection = Connection(TimeLimits(headers=10**6, reading=30.0), config, ServerState(), {}, loop)
+        edge = Edge(TimeLimits(headers=10**6, reading=30.0, answer=2000.0), None, ConnectionLimit())
+        connection = Connection(edge, config, ServerState(), {}, loop)
         connection.connection_made(transport)
         connection.pause_writing()
         if leaving:
@@ -59,9 +60,10 @@ def how_long_it_waits(pace: float, leaving: bool) -> float:
 def test_who_reads_slowly_is_waited_for_as_long_as_something_is_read(leaving: bool) -> None:
     assert how_long_it_waits(1000.0, leaving) == pytest.approx(1000.0, abs=2.0)
     assert how_long_it_waits(0.0, leaving) == pytest.approx(30.0, abs=2.0)
+    assert how_long_it_waits(100.0, leaving) == pytest.approx(2000.0, abs=2.0), "the whole answer has a limit, too"
 
 
 def test_few_files_are_left_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, connections in ((64, 32), (1024, 896), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
-        assert server.connection._room() == connections
+        assert server.connection.max_connections() == connections

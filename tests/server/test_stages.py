@@ -45,7 +45,7 @@ def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         dispatcher.delivery.on_served = lambda *batch: heard.append(batch[1])
-        dispatcher.delivery.on_staged = heard.append
+        dispatcher.delivery.on_disturbed = heard.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         dispatcher.use("m", choose("greedy", STAGED))

@@ -4,9 +4,12 @@ import http.client
 import json
 import re
 import resource
+import signal
 import socket
 import ssl
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving import Server, command_line, free_port, serving
+from benchmarks.prefixed import PREFIX
+from benchmarks.serving import Server, command_line, free_port, running, serving
 from tests.server.test_tls import certificate
 from tests.system.client import ask, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
@@ -257,3 +261,86 @@ def test_files_that_cannot_be_used_are_told_before_anything_starts(tmp_path: Pat
     assert "line 1" in done.stderr
     assert "nowhere" in done.stderr
     assert "the third word" in done.stderr
+
+
+def test_below_a_prefix_pictures_are_served_and_keys_hold(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEYS)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.prefixed",
+        *EMULATED,
+        "--policy",
+        "greedy",
+        "--api-key-file",
+        str(file),
+    ]
+    swap = b'{"policy": "serial"}'
+    with running(*command) as server:
+        for prefix in (PREFIX, ""):
+            assert ask(server.url, f"{prefix}/predict", photograph(), headers=USER).status == 200
+            pixels = ask(server.url, f"{prefix}/v2/models/googlenet/infer", bytes(150528), headers=USER | RAW)
+            assert pixels.status == 200
+            assert ask(server.url, f"{prefix}/v2/models/googlenet", headers=USER).json["name"] == "googlenet"
+            assert ask(server.url, f"{prefix}/v2/health/ready").status == 200
+            assert ask(server.url, f"{prefix}{POLICY}", swap, "PUT", USER).status == 403
+            assert ask(server.url, f"{prefix}{POLICY}", swap, "PUT").status == 401
+            assert ask(server.url, f"{prefix}{POLICY}", headers=ROOT).json["name"] == "greedy"
+
+
+RAW = {"Inference-Header-Content-Length": "0"}
+
+
+def test_a_key_is_revoked_and_a_certificate_replaced_without_a_restart(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
+    first, second = certificate(tmp_path, "first"), certificate(tmp_path, "second")
+
+    def use(pair: tuple[Path, Path]) -> None:
+        for file, new in zip(files, pair, strict=True):
+            file.write_bytes(new.read_bytes())
+
+    use(first)
+    context = ssl.create_default_context(cafile=str(first[0]))
+    context.load_verify_locations(second[0])
+    tls = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
+    command = (*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--api-key-file", str(keys), *tls)
+    with running(*command, tls=context) as server:
+        port = int(server.url.rpartition(":")[2])
+
+        def shown() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", port))
+
+        def status() -> int:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+            connection.request("GET", "/v2", headers=USER)
+            try:
+                return connection.getresponse().status
+            finally:
+                connection.close()
+
+        assert status() == 200
+        assert shown() == first[0].read_text()
+        keys.write_text(KEYS.splitlines()[1] + "\n")
+        use(second)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: status() == 401)
+        until(lambda: shown() == second[0].read_text())
+        keys.write_text("nonsense")
+        use((first[0], second[1]))
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert status() == 401, "a file that cannot be used changes nothing"
+        assert shown() == second[0].read_text()
+
+
+def test_a_client_that_shuts_down_its_sending_side_gets_its_answer(server: Server) -> None:
+    picture = photograph()
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(picture) + picture)
+        connection.shutdown(socket.SHUT_WR)
+        told = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"HTTP/1.1 200 OK" in told
+    assert b'"predictions"' in told

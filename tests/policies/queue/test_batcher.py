@@ -268,3 +268,43 @@ def test_everybody_here_can_be_given_a_kind_anew() -> None:
     assert isinstance(running, Launch)
     queue.complete(running)
     assert [r.kind.bin for r in (*queue.state(2.0).waiting, *queue.suspended)] == [1, 2, 0]
+
+
+@given(st.data())
+def test_the_waiting_are_counted_by_model_whatever_happens(data: st.DataObject) -> None:
+    @dataclass(frozen=True)
+    class Anything:
+        """Launches some requests of one kind and stage, wherever they stand."""
+
+        def decide(self, state: State, /) -> Action:
+            here = [*state.waiting, *state.suspended]
+            first = data.draw(st.sampled_from(here))
+            alike = [r for r in here if (r.kind, r.stage) == (first.kind, first.stage)]
+            picked = data.draw(st.lists(st.sampled_from(alike), min_size=1, max_size=4, unique_by=lambda r: r.id))
+            return Launch(picked, 1)
+
+    queue = Batcher(Anything(), {"m": 4, "n": 4}, NoMonitor())
+    everybody: list[Request] = []
+    launch: Launch | None = None
+    for now in range(data.draw(st.integers(1, 25))):
+        match data.draw(st.sampled_from(["arrive", "arrive", "decide", "complete", "cancel", "fail"])):
+            case "arrive":
+                request = Request(now, now, Kind(data.draw(st.sampled_from("mn"))), stages=2)
+                everybody.append(request)
+                queue.arrive(request)
+            case "decide" if launch is None and len(queue):
+                action = queue.decide(float(now))
+                launch = action if isinstance(action, Launch) else None
+            case "complete" if launch is not None:
+                queue.complete(launch)
+                launch = None
+            case "fail" if launch is not None:
+                queue.fail(launch)
+                launch = None
+            case "cancel" if everybody:
+                queue.cancel(data.draw(st.sampled_from(everybody)))
+            case _:
+                pass
+        waiting = [r.kind.model for r in queue.state(float(now)).waiting]
+        assert queue.waiting_by_model() == {model: waiting.count(model) for model in "mn"}
+        assert queue.waiting_of("m") + queue.waiting_of("n") == queue.queue_length
