@@ -26,7 +26,7 @@ _Stage = Literal["between", "headers", "body"]  # where the parser stands; betwe
 _HELD = 2**18  # bytes of a body that wait for its end
 _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a body
 _MAX_HEADERS = 200
-_MAX_PIPELINED = 64  # requests that wait for the answer of the one before; each takes some 7 KB
+_MAX_PIPELINED = 16  # requests that wait for the answer of the one before; each takes some 7 KB and 50 us
 _MAX_DISCARDED = 2**27  # bytes read of a body, its refusal being sent, so that the client comes to read the refusal
 _MAX_CONNECTIONS = 4096  # of 7 to 11 KB each while nothing is asked
 _OTHER_FILES = 128  # that a process needs beside its connections
@@ -363,7 +363,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the next of several pipelined requests, or wait for one."""
         self.server_state.total_requests += 1
-        if not self.flow.write_paused:
+        if self._too_slow is not None and not self.flow.write_paused:
             self._stop_timing_answer()
         if self.transport.is_closing():
             self._edge.limit.closing(self)

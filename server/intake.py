@@ -49,20 +49,19 @@ class Intake:
             TooLargeError: one call may never hold so many.
             IntakeFullError: there is no room for the additional ones now.
         """
-        large = (new if self._is_large(new) else 0) - (old if self._is_large(old) else 0)
-        if new > old:
+        least = self.limit // _LARGE
+        large = (new if new > least else 0) - (old if old > least else 0)
+        held = self.held + new - old
+        if held > self.limit or large > 0:
             self._check(old, new, large)
-        self.held += new - old
+        self.held = held
         self.held_by_large += large
-
-    def _is_large(self, count: int) -> bool:
-        return count > self.limit // _LARGE
 
     def _check(self, old: int, new: int, large: int) -> None:
         most = self.limit // _PART_OF_LARGE
         if new > most:
             raise TooLargeError(f"the call takes {new} bytes, over the limit of {most} for one call; send less at once")
-        if self.held + new - old > self.limit or (large > 0 and self.held_by_large + large > most):
+        if self.held + new - old > self.limit or self.held_by_large + large > most:
             wait = self._seconds()
             raise IntakeFullError(
                 f"no room for {new - old} bytes: calls hold {self.held} of {self.limit}, large ones "

@@ -120,7 +120,8 @@ class Infer:
         caller.timeout = min(caller.timeout, call.timeout or inf)
         inputs = await self._samples(model, call, share, caller)
         share.arrive()
-        return call.without_inputs(), await self._inference.ask(model, inputs, caller)
+        call.drop_inputs()
+        return call, await self._inference.ask(model, inputs, caller)
 
     async def _read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> InferCall:
         announced = headers.get(b"inference-header-content-length")

@@ -7,7 +7,7 @@ allocated. In documents null means absent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +34,10 @@ class RequestedOutput:
     classification: int
 
 
-@dataclass(frozen=True, slots=True)
+_NO_TENSOR = Tensor("", RAW, (), [])
+
+
+@dataclass(slots=True)
 class InferCall:
     """One inference call; each of its samples becomes a request.
 
@@ -54,9 +57,9 @@ class InferCall:
     outputs: tuple[RequestedOutput, ...]
     beside: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def without_inputs(self) -> "InferCall":
-        """The same call without its tensors, for the time when its samples have been served."""
-        return replace(self, tensor=replace(self.tensor, data=[]), beside={})
+    def drop_inputs(self) -> None:
+        """Let go of the tensors, whose samples have been served."""
+        self.tensor, self.beside = _NO_TENSOR, {}
 
 
 def parse_header_length(text: str | None) -> int | None:

@@ -1,0 +1,157 @@
+"""Apply one-line mutations to a copy of the code, one at a time, and run the tests that should notice.
+
+Each mutation removes a safeguard that once was missed by every test. A mutation that no test notices survives, and the
+script ends with exit code 1. Needs the development environment: `python -m benchmarks.mutations`.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.serving import save
+
+ROOT = Path(__file__).parent.parent
+_COPIED = ("policies", "server", "profiler", "loadgen", "benchmarks", "deploy", "tests", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of the code.
+
+    Attributes:
+        about: the safeguard that it removes.
+        file: in which it does.
+        before: the text that is replaced; it stands in the file once.
+        after: what it is replaced by.
+        tests: files or folders of tests that have to notice.
+    """
+
+    about: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(
+        "reserve memory for each piece of a body",
+        "server/http.py",
+        "        hold(size)\n",
+        "",
+        ("tests/server/test_inference.py",),
+    ),
+    Mutation(
+        "decide nothing ahead while a time-out may pass",
+        "server/ahead.py",
+        "if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):",
+        "if onward is None:",
+        ("tests/server/test_ahead.py",),
+    ),
+    Mutation(
+        "solve again if the profile was refitted meanwhile",
+        "server/swapping.py",
+        "if p not in found or found[p].profile is not p[0].chosen[p[1]].profile]",
+        "if p not in found]",
+        ("tests/server/test_swapping.py",),
+    ),
+    Mutation(
+        "keep a policy that was set while another one was solved",
+        "server/controller.py",
+        "if self._dispatcher.chosen[model] is not watched.deciding:\n            return",
+        "if False:\n            return",
+        ("tests/server/test_controller.py",),
+    ),
+    Mutation(
+        "learn how late answers are from requests that expire",
+        "server/expiry.py",
+        "        self._admission.seen(call.earliest, by)\n",
+        "",
+        ("tests/server/test_expiry.py",),
+    ),
+    Mutation(
+        "count a lost device only for some calls",
+        "server/calls.py",
+        "any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)",
+        "True",
+        ("tests/server/test_calls.py",),
+    ),
+    Mutation(
+        "count a lost device only for samples that were in service, not for those that wait",
+        "server/calls.py",
+        "r.started < inf and self.answers[r.payload.index] is None",
+        "self.answers[r.payload.index] is None",
+        ("tests/server/test_calls.py",),
+    ),
+    Mutation(
+        "a call in the queue does not count as on its way there (protocol)",
+        "server/open_inference.py",
+        "        share.arrive()\n",
+        "",
+        ("tests/server/test_inference.py",),
+    ),
+    Mutation(
+        "a call in the queue does not count as on its way there (predict)",
+        "server/predict.py",
+        "        share.arrive()\n",
+        "",
+        ("tests/server/test_inference.py",),
+    ),
+    Mutation(
+        "set the alarm again when it has rung",
+        "server/dispatcher.py",
+        "        self._expiry.leave(self._clock())\n        self._changed()\n"
+        "        self._alarm.set(self._batcher.next_expiry())\n",
+        "        self._expiry.leave(self._clock())\n        self._changed()\n",
+        ("tests/server/test_expiry.py",),
+    ),
+)
+
+
+def _copy(folder: Path) -> None:
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+
+
+def _failed(folder: Path, tests: tuple[str, ...]) -> list[str]:
+    """The names of the tests that fail."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "60", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
+    return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+
+
+def main() -> None:
+    """Apply all mutations, print and record which test notices each, and end with 1 if one survives."""
+    record, survived = [], 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _copy(folder)
+        for mutation in MUTATIONS:
+            file = folder / mutation.file
+            whole = file.read_text()
+            if whole.count(mutation.before) != 1:
+                raise RuntimeError(f"{mutation.file} has {whole.count(mutation.before)} of {mutation.before!r}")
+            file.write_text(whole.replace(mutation.before, mutation.after))
+            failed = _failed(folder, mutation.tests)
+            file.write_text(whole)
+            survived += not failed
+            record.append({"mutation": mutation.about, "file": mutation.file, "caught_by": failed})
+            print(f"{mutation.about}: {', '.join(failed) or 'SURVIVED'}", flush=True)
+    save("mutations", record)
+    print(json.dumps({"mutations": len(record), "survived": survived}))
+    sys.exit(bool(survived))
+
+
+if __name__ == "__main__":
+    main()
