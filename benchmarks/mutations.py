@@ -82,13 +82,6 @@ MUTATIONS = (
         ("tests/server/test_calls.py",),
     ),
     Mutation(
-        "count a lost device only for samples that were in service, not for those that wait",
-        "server/calls.py",
-        "r.started < inf and self.answers[r.payload.index] is None",
-        "self.answers[r.payload.index] is None",
-        ("tests/server/test_calls.py",),
-    ),
-    Mutation(
         "a call in the queue does not count as on its way there (protocol)",
         "server/open_inference.py",
         "        share.arrive()\n",

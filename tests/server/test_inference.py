@@ -413,13 +413,12 @@ def pixels_call(samples: int = 1, **more: Any) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("route", [Infer, Predict])
 def test_a_call_counts_as_on_its_way_to_the_queue_only_until_it_is_there(route: Callable[[Inference], Any]) -> None:
-    document, pixels = pixels_call()
-    predict = {**infer_scope(document), "path": "/predict/m", "headers": []}
+    scope = infer_scope(b"") if route is Infer else {**infer_scope(b""), "path": "/predict/m"}
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        scope, body = (infer_scope(document), document + pixels) if route is Infer else (predict, GOOD)
-        call = asyncio.ensure_future(route(inference)(scope, sends(body), discard))
+        call = asyncio.ensure_future(route(inference)(scope, sends(GOOD), discard))
         await settle()
+        assert inference.intake.coming["m"] == 1, "it is being decoded"
         await pool.run()
         assert inference.fleet.waiting == 1
         assert inference.intake.coming["m"] == inference.intake.all_coming == 0
