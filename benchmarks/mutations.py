@@ -121,7 +121,7 @@ def _failed(folder: Path, tests: tuple[str, ...]) -> list[str]:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-2000:]}")
-    return re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
 
 
 def main() -> None:
@@ -130,6 +130,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _copy(folder)
+        tests = tuple(sorted({test for mutation in MUTATIONS for test in mutation.tests}))
+        if failed := _failed(folder, tests):
+            raise RuntimeError(f"without any mutation {', '.join(failed)} fails")
         for mutation in MUTATIONS:
             file = folder / mutation.file
             whole = file.read_text()

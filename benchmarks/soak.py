@@ -2,7 +2,8 @@
 
 The server is benchmarks/drill.py: the real process on an emulated device that fails on command. Poisson arrivals at
 load 0.8 with bursts of about a second at load 3, another policy every 20 s, another fault 30 s after the last one came.
-Twice the memory is too small for the largest batch, which halves it for good: from 32 to 8. Loads are of what 8 carry.
+Twice the memory is too small for the largest batch, which halves it: from 32 to 8, until larger ones are tried again.
+Loads are of what 8 carry.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import IO
 
 from policies.files import read_text, write_atomically
 from policies.profile import Profile, parse_profile
@@ -86,12 +87,19 @@ def exclusive(device: str) -> Iterator[None]:
         except OSError as error:
             _log.warning("no lock on %s, so that another process may disturb the measurement: %s", device, error)
         else:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                _log.warning("another process measures on %s; waiting for it to finish", device)
-                fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, device)
         yield
+
+
+def _lock(file: IO[str], device: str) -> None:
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.warning("another process measures on %s; waiting for it to finish", device)
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems have no locks
+        _log.warning("no lock on %s, so that another process may disturb the measurement: %s", device, error)
 
 
 def versions() -> dict[str, str]:

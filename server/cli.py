@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +23,7 @@ from server.keys import Keys
 from server.lifecycle import Listening, exit_on_sigterm, serve
 from server.logs import logging_to
 from server.plan import Plan, make_plan
-from server.tls import load_certificate, tls_context
+from server.tls import tls_of
 
 if TYPE_CHECKING:
     from server.tracing import Tracing
@@ -109,10 +108,10 @@ def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
     limits = TimeLimits(
         settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
     )
-    tls, certificate, key = tls_context(settings.tls_cert, settings.tls_key), settings.tls_cert, settings.tls_key
+    tls = tls_of(settings.tls_cert, settings.tls_key)
     files: dict[str, Callable[[], None]] = {} if keys is None else {"API key file": keys.reload}
-    if tls is not None and certificate is not None and key is not None:
-        files["TLS certificate"] = partial(load_certificate, tls, certificate, key)
+    if tls is not None:
+        files["TLS certificate"] = tls.reload
     return Listening(limits, tls, files)
 
 

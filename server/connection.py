@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +19,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.protocol import render_error
+from server.tls import Tls
 
 _log = logging.getLogger("batchwright.connection")
 _Stage = Literal["between", "headers", "body"]  # where the parser stands; between: requests
 _HELD = 2**18  # bytes of a body that wait for its end
 _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a body
 _MAX_HEADERS = 200
+_PIPELINED_REQUEST = 2**13  # bytes that one takes beside its body
+_MAX_PIPELINED_BYTES = 2**24  # of all connections together
+_WRITE_BUFFER = 2**14  # bytes of an answer that a connection may hold before it waits for its client
 _MAX_PIPELINED = 16  # requests that wait for the answer of the one before; each takes some 7 KB and 50 us
 _MAX_DISCARDED = 2**27  # bytes read of a body, its refusal being sent, so that the client comes to read the refusal
 _MAX_CONNECTIONS = 4096  # of 7 to 11 KB each while nothing is asked
@@ -63,7 +66,10 @@ class ConnectionLimit:
 
     Over the limit the connection that has been idle longest makes room: first one that is about to be closed, then one
     that has never completed the headers of a request, then one that is kept alive. If all are in use, a few more are
-    accepted for health checks alone, so that an orchestrator does not kill a server that is only busy.
+    accepted for health checks alone, so that an orchestrator does not kill a busy server.
+
+    Attributes:
+        pipelined_bytes: that pipelined requests of all connections hold before their turn.
     """
 
     def __init__(self) -> None:
@@ -74,6 +80,7 @@ class ConnectionLimit:
         self._unused: dict[Connection, None] = {}
         self._kept: dict[Connection, None] = {}
         self._warned = False
+        self.pipelined_bytes = 0
 
     def opened(self, connection: "Connection") -> bool:
         """Count a new connection, and make room for it; whether it is one of the few for health checks alone."""
@@ -127,12 +134,12 @@ class Edge:
 
     Attributes:
         time_limits: for each connection.
-        tls: the server's TLS context; None: plain HTTP.
+        tls: the server's certificate; None: plain HTTP.
         limit: of the number of connections.
     """
 
     time_limits: TimeLimits
-    tls: ssl.SSLContext | None
+    tls: Tls | None
     limit: ConnectionLimit
 
 
@@ -157,9 +164,9 @@ class Connection(HttpToolsProtocol):
     `_HELD` goes to the app piece by piece, so that its own limit holds. Pipelined requests are read at most as far as
     one read of the socket goes, 256 KiB.
 
-    A client may close its sending side after its last request and still get the answer. A client that is gone sends the
-    same FIN, so an interim response (100 Continue, which clients must accept, RFC 9110 section 15.2) is sent: a closed
-    socket answers it with RST.
+    A client may close its sending side after its last request and still get the answer, except over TLS. A client that
+    is gone sends the same FIN, so an interim response (100 Continue, which clients must accept, RFC 9110 section 15.2)
+    is sent: a closed socket answers it with RST.
 
     One timer serves the limits of time for reading. It is not moved with every request: it fires, sees what is due now,
     and is set again, so that a request costs no timer.
@@ -180,6 +187,7 @@ class Connection(HttpToolsProtocol):
         self.connected = False  # it is not before the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
+        self._pipelined_bytes = 0
         self._half_closed = False
         self._peer_check: asyncio.TimerHandle | None = None
         self._too_slow: asyncio.TimerHandle | None = None
@@ -197,8 +205,9 @@ class Connection(HttpToolsProtocol):
         self._last_words: bytes | None = None  # to be said after the answers that are still due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client, who has so long to send a first request."""
+        """Start the time limit for the headers of the first request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.connected = True
         self.flow = _Flow(transport)
         if self.scheme == "http":
@@ -207,12 +216,13 @@ class Connection(HttpToolsProtocol):
             self._limit(self._limits.headers)
 
     def accepted(self) -> None:
-        """Count it; over the limit one that is idle makes room."""
+        """Register the connection with the limit, which may close an idle one."""
         self._health_only = self._edge.limit.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app, whose request need not be the last one parsed."""
         self._edge.limit.closed(self)
+        self._release_pipelined()
         for timer in (self._timer, self._stuck, self._too_slow, self._peer_check):
             if timer is not None:
                 timer.cancel()
@@ -305,6 +315,18 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the app, or refuse."""
+        self._check_headers()
+        self._pieces, self._held = [], 0
+        self._edge.limit.used(self)
+        super().on_headers_complete()
+        self._stage = "body"
+        if self.pipeline:
+            self.flow.pipelining = True  # type: ignore[attr-defined]  # it is a _Flow
+            self._check_peer_after(_PEER_CHECK)  # a disconnect is not seen while reading is paused
+        if self.expect_100_continue or self._health_only:
+            self.cycle.keep_alive = False  # refused early, the body may come or not: the next request could not be told
+
+    def _check_headers(self) -> None:
         if len(self.headers) > _MAX_HEADERS:
             self._fail(431, f"{len(self.headers)} headers, the limit is {_MAX_HEADERS}; send fewer")
         if self._head_is_too_large():
@@ -317,15 +339,8 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade() and self.parser.get_method() not in (b"GET", b"HEAD"):
             # The parser would take the body for another protocol's bytes.
             self._fail(400, "there is no protocol to upgrade to; send the request in HTTP/1.1 without Upgrade")
-        self._pieces, self._held = [], 0
-        self._edge.limit.used(self)
-        super().on_headers_complete()
-        self._stage = "body"
-        if self.pipeline:
-            self.flow.pipelining = True  # type: ignore[attr-defined]  # it is a _Flow
-            self._check_peer_after(_PEER_CHECK)  # who leaves is not noticed by reading
-        if self.expect_100_continue or self._health_only:
-            self.cycle.keep_alive = False  # refused early, the body may come or not: the next request could not be told
+        if self._running is not None and not self._running.response_complete:
+            self._charge_pipelined(_PIPELINED_REQUEST)
 
     def _head_is_too_large(self) -> bool:
         """Counted in full only where so much came; some of it may be the end of the request before."""
@@ -338,11 +353,26 @@ class Connection(HttpToolsProtocol):
         self._payload += len(body)
         if self.cycle.response_complete:
             return
+        if self.pipeline:
+            self._charge_pipelined(len(body))
         self._pieces.append(body)
         self._held += len(body)
         if self._held > _HELD:
             pieces, self._pieces, self._held = self._pieces, [], 0
             super().on_body(b"".join(pieces))
+
+    def _charge_pipelined(self, count: int) -> None:
+        """Count bytes of a request that waits for its turn; end the connection if all such requests hold too many."""
+        limit = self._edge.limit
+        if limit.pipelined_bytes + count > _MAX_PIPELINED_BYTES:
+            self._pieces = []
+            self._fail(503, "too many requests are sent ahead of their answers; wait for each answer")
+        limit.pipelined_bytes += count
+        self._pipelined_bytes += count
+
+    def _release_pipelined(self) -> None:
+        self._edge.limit.pipelined_bytes -= self._pipelined_bytes
+        self._pipelined_bytes = 0
 
     def on_message_complete(self) -> None:
         """Hand the body over; from here the time is the server's own."""
@@ -359,6 +389,9 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+        if self._too_slow is not None:  # the time for the last answer does not count for this one
+            self._stop_timing_answer()
+            self._watch_reading()
 
     def on_response_complete(self) -> None:
         """Begin the next of several pipelined requests, or wait for one."""
@@ -380,6 +413,7 @@ class Connection(HttpToolsProtocol):
             if self._stage == "between":
                 self._limit(self._limits.keep_alive)
         if not self.pipeline:
+            self._release_pipelined()
             self.flow.pipelining = False  # type: ignore[attr-defined]  # it is a _Flow
             self.flow.resume_reading()
 
@@ -389,7 +423,7 @@ class Connection(HttpToolsProtocol):
         self._watch_reading()
 
     def resume_writing(self) -> None:
-        """It does."""
+        """Stop the timers when the client takes data."""
         if not self.transport.is_closing():
             if self._stuck is not None:
                 self._stuck.cancel()
@@ -523,23 +557,26 @@ class TlsAcceptor(asyncio.Protocol):
         accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         accepted.setblocking(False)
         transport.abort()  # type: ignore[attr-defined]  # a Transport; its copy of the socket alone is closed
-        self._connection.handshake = self._loop.create_task(self._shake_hands(accepted))
+        handshake = self._connection.handshake = self._loop.create_task(self._shake_hands(accepted))
+        handshake.add_done_callback(lambda _: self._ended(accepted))
         self._connection.accepted()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
+        assert self._edge.tls is not None  # or there would be no handshake
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._connection,
                 accepted,
-                ssl=self._edge.tls,
+                ssl=self._edge.tls.context,
                 ssl_handshake_timeout=self._edge.time_limits.headers,
             )
-        except OSError as error:  # of which ssl.SSLError is one
+        except OSError as error:  # ssl.SSLError is an OSError
             _log.debug("a TLS handshake failed: %s", error)
-        finally:
-            if not self._connection.connected:
-                self._edge.limit.closed(self._connection)
-                accepted.close()
+
+    def _ended(self, accepted: socket.socket) -> None:
+        if not self._connection.connected:
+            self._edge.limit.closed(self._connection)
+            accepted.close()
 
 
 def accept(edge: Edge) -> Callable[..., asyncio.Protocol]:

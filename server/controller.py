@@ -125,12 +125,13 @@ class Controller:
     def _grow(self, model: str) -> None:
         """Allow batches of twice the size, as the lack of memory may have passed.
 
-        The larger sizes are as the profile had them before; if they have drifted since, that is noticed as always. If
-        the memory is still lacking, the batch is recovered by halves, and the next try comes after twice the time.
+        The larger sizes are as the profile had them before; the drift detector corrects them. If the memory is still
+        lacking, the batch is recovered by halves, and the next try comes after twice the time.
         """
         shrunk, watched = self._shrunk[model], self._current(model)
         profile, full = watched.deciding.profile, shrunk.full
         if profile.max_batch_size >= full.max_batch_size:
+            del self._shrunk[model]  # all sizes fit again; the next lack of memory is another one
             return
         if watched.solving is None:
             larger = full.truncated(min(2 * profile.max_batch_size, full.max_batch_size))
@@ -138,7 +139,7 @@ class Controller:
         shrunk.retry = self._retry_after(shrunk.wait, model)
 
     def _current(self, model: str) -> _Watched:
-        """The state of a model; a new one if somebody has swapped its policy."""
+        """The state of a model; a new one after a policy swap."""
         watched, chosen = self._watched[model], self._dispatcher.chosen[model]
         if chosen is not watched.deciding:
             watched = self._watched[model] = self._watch(model, chosen, watched)

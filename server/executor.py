@@ -160,7 +160,7 @@ class ThreadExecutor:
             pass
 
     def _serve_next(self) -> bool:
-        """Run one batch and what it goes on with; a function of its own, so that waiting keeps nothing of the last."""
+        """Run one batch and what it goes on with; the thread holds no reference to it while it waits for the next."""
         work = self._work.get()
         if work is None:
             return False

@@ -34,6 +34,7 @@ class Fleet:
     """
 
     leaving = False
+    _draining = False
 
     def __init__(self, dispatchers: Sequence[Dispatcher], capacity: int = DEFAULT_LIMITS.capacity) -> None:
         """At least one, each of another name; `capacity` is how many requests may wait on all of them."""
@@ -143,7 +144,7 @@ class Fleet:
 
     async def drain(self) -> None:
         """Refuse new calls, serve what was accepted without waiting for more, and return when all is answered."""
-        self.leaving = True
+        self.leaving = self._draining = True
         while True:
             await asyncio.gather(*(dispatcher.drain() for dispatcher in self.dispatchers))
             if not self.open_calls:  # one that was lost meanwhile leaves its calls to others
@@ -178,8 +179,8 @@ class Fleet:
         if not left:
             left = tuple(dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set())
             for dispatcher in left:
-                _log.critical("%s is brought back: no other device is left", dispatcher.device)
-                if not self.leaving:
+                _log.critical("%s is brought back: all devices that served are lost", dispatcher.device)
+                if not self._draining:
                     dispatcher.resume()
         if not left:
             _log.critical("no device is left that serves; the server ends, for its supervisor to start it again")

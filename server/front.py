@@ -27,7 +27,7 @@ _TRACE = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f
 _PAGE = {"/", "/live", "/live/policy", "/assets/app.js", "/assets/charts.js", "/assets/style.css", "/assets/plotly.js"}
 _OPEN = frozenset({"/docs", "/openapi.json", "/metrics", "/assets/plotly.css", *_PAGE})
 _OPEN_BELOW = "/v2/health/"
-_PIECE = 2**16  # bytes of a body that are sent at once; as much may lie unsent in a connection
+_PIECE = 2**15  # bytes of a body that are sent at once; a little more may lie unsent in a connection
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 
@@ -39,7 +39,7 @@ class Front:
     byte of the body is read. The app gets that path without the prefix, so that the two cannot differ.
 
     Against cross-site requests, admin routes answer pages of this server alone. Against DNS rebinding, without keys,
-    they answer only under names that nobody else can make mean this server: to a browser, a page of evil.example whose
+    they answer only under loopback names, IP addresses and the bound host: to a browser, a page of evil.example whose
     name is made to mean 127.0.0.1 is of the same origin.
     """
 

@@ -35,6 +35,7 @@ _PART = 8  # a call's pictures take one part in so many of the memory budget, or
 
 
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
+_SHORT_JSON = 4096  # bytes; the values of less are not counted
 _VALUES_OF_JSON = 4  # bytes of tensors from a byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
 
@@ -173,6 +174,8 @@ class Inference:
         """
         if len(document) <= _LONG_JSON:
             check_json(document, JSON_REMEDY)
+            if len(document) > _SHORT_JSON:
+                share.grow(_VALUES_OF_JSON * len(document))
             return parse()
         async with self.parsing:
             size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
@@ -185,17 +188,35 @@ class Inference:
         """Check again before a call whose body has been read is decoded: others may have been admitted meanwhile.
 
         Samples that are being decoded count as if they were in the queue, so that a burst is rejected before it is
-        decoded. Takes the same time whatever the number of models and of waiting requests.
+        decoded. The time that it takes does not depend on the number of waiting requests.
 
         Raises:
             QueueFullError: there is no room for `n` samples, or no time.
             ExpiredError: the client's time-out has passed.
         """
-        share.arrive()
+        share.arrive()  # in case it was decompressed, and counted then
         left, intake = caller.left(), self.intake
         refuse_if_full(n, self.fleet.waiting + intake.all_coming, self.capacity, self.fleet.backlog)
         self.fleet.check_room(model, n, left, intake.coming[model])
         share.come(model, n)
+
+    def reserve(self, model: AnyModel, n: int, count: int, share: Share, caller: Caller) -> None:
+        """Check that there is room for the samples of a call before they are decoded, and reserve memory for them.
+
+        Args:
+            model: that is asked.
+            n: number of samples.
+            count: bytes that they take.
+            share: the call's reservation.
+            caller: the call.
+
+        Raises:
+            QueueFullError: there is no room in the queue, or for the bytes.
+            ExpiredError: the client's time-out has passed.
+        """
+        caller.samples = n
+        self._let_in(model.name, n, share, caller)
+        share.grow(count)
 
     async def decode(self, model: AnyModel, pictures: Sequence[bytes], share: Share, caller: Caller) -> list[Any]:
         """Encoded pictures to samples, off the event loop; a client that leaves, or whose time-out passes, ends it.
@@ -207,10 +228,9 @@ class Inference:
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection.
         """
-        codec, caller.samples = model.codec, len(pictures)
+        codec = model.codec
         assert isinstance(codec, ImageCodec)  # others are read without
-        self._let_in(model.name, len(pictures), share, caller)
-        share.grow(len(pictures) * prod(codec.shape))
+        self.reserve(model, len(pictures), len(pictures) * prod(codec.shape), share, caller)
         short = len(pictures) == 1 and len(pictures[0]) <= _SHORT
         measures = measured(codec, pictures) if short else await self.off_the_loop(measured, codec, pictures)
         samples: list[Any] = [None] * len(pictures)
@@ -244,13 +264,12 @@ class Inference:
                 await slot.acquire()
                 taken.append(slot)
             share.grow(measure.held)
+            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, picture)
         except BaseException:
             ended(None)
             raise
-        running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, picture)
-
         running.add_done_callback(ended)
-        return await asyncio.shield(running)  # a thread goes on, and holds its memory, when nobody waits any more
+        return await asyncio.shield(running)  # the thread goes on, and holds its memory, after the call is cancelled
 
     async def ask(self, model: AnyModel, inputs: Sequence[Any], caller: Caller) -> list[Answer]:
         """Queue the samples of one call and wait for all answers; a client that leaves takes them with it.
@@ -289,7 +308,7 @@ class Inference:
         return name
 
     def _answered(self, model: str, caller: Caller) -> None:
-        """Count a call whose answer has been handed to the connection: all that was done for it is behind it."""
+        """Count a call whose answer has been handed to the connection."""
         response = monotonic() - caller.began
         self.metrics.outcome(model, "ok", caller.samples)
         self.metrics.responded(model, caller.device, response, caller.samples)

@@ -26,9 +26,9 @@ class JsonSize(NamedTuple):
 
     Attributes:
         length: of the text, bytes.
-        lists: at most, as brackets in strings count where there are few.
+        lists: upper bound; brackets in strings are included where there are at most `MAX_NESTING`.
         objects: the same.
-        values: other values, at most.
+        values: other values; upper bound.
         nesting: depth of lists and objects.
     """
 

@@ -6,7 +6,6 @@ import logging
 import resource
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from policies.types import SpecError
 from server.connection import ConnectionLimit, Edge, TimeLimits, accept
 from server.fleet import Fleet
 from server.memory import heap
+from server.tls import Tls
 
 _log = logging.getLogger("batchwright")
 LOST = 3  # exit code: the device is lost, start the server again
@@ -54,11 +54,11 @@ class Listening:
     Attributes:
         limits: of time.
         tls: what is needed to speak TLS; None: plain HTTP.
-        reload: by what is read, how to read it again: done on SIGHUP.
+        reload: by name of a file, the function that reads it again; called on SIGHUP.
     """
 
     limits: TimeLimits = field(default_factory=TimeLimits)
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
 

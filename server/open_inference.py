@@ -46,6 +46,7 @@ from server.text_calls import text_input, text_output, texts_of
 
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
+_ID_BYTES = 40  # of a token id in a list
 _MANY_NUMBERS = 20_000  # reading or writing more takes a millisecond
 _MAX_INDEX_BYTES = 1024  # of the body of POST /v2/repository/index
 
@@ -139,7 +140,9 @@ class Infer:
         tensor, codec = call.tensor, model.codec
         if isinstance(codec, TextCodec):
             read = partial(texts_of, codec, call)
-            many = math.prod(tensor.shape) > _MANY_NUMBERS
+            ids = math.prod(tensor.shape)
+            self._inference.reserve(model, tensor.shape[0], _ID_BYTES * ids, share, caller)
+            many = ids > _MANY_NUMBERS
             texts: list[Any] = await self._inference.off_the_loop(read) if many else read()
             return texts
         if isinstance(tensor.data, np.ndarray):

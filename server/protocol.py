@@ -58,7 +58,7 @@ class InferCall:
     beside: Mapping[str, Tensor] = field(default_factory=dict)
 
     def drop_inputs(self) -> None:
-        """Let go of the tensors, whose samples have been served."""
+        """Drop the input tensors, whose samples are about to be queued."""
         self.tensor, self.beside = _NO_TENSOR, {}
 
 

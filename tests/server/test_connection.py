@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from server.connection import ConnectionLimit, Edge, TimeLimits, accept
-from server.tls import tls_context
+from server.tls import Tls
 from tests.server.test_tls import certificate
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,9 +46,7 @@ async def answer(send: Send, body: bytes, status: int = 200) -> None:
 
 
 @asynccontextmanager
-async def listening(
-    limits: TimeLimits, app: ASGIApp = echo, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Connect]:
+async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = None) -> AsyncIterator[Connect]:
     loop, complaints = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
@@ -335,7 +333,7 @@ def test_silent_handshakes_count_as_connections_and_are_timed(monkeypatch: pytes
     context = ssl.create_default_context(cafile=str(cert))
 
     async def talk() -> None:
-        async with listening(SHORT, tls=tls_context(cert, key)) as connect:
+        async with listening(SHORT, tls=Tls(cert, key)) as connect:
             silent = [await connect() for _ in range(5)]
             for reader, _ in silent[:3]:
                 assert await reader.read() == b"", "it made room"
@@ -387,6 +385,38 @@ def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long
             writer.close()
 
     run(talk())
+
+
+def test_what_pipelined_requests_of_all_connections_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.connection._MAX_PIPELINED_BYTES", 100_000)
+    body = bytes(50_000)
+
+    async def talk_to_echo() -> Any:
+        begun = asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            await begun.wait()
+            await echo(scope, receive, send)
+
+        async with listening(TimeLimits(), slow) as connect:
+            first, second = await connect(), await connect()
+            for _, writer in (first, second):
+                writer.write(GET % 1 + POST % len(body) + body)
+                await asyncio.sleep(0.1)
+            begun.set()
+            replies = [await read_replies(first[0], 2), await read_replies(second[0])]
+            second[1].close()
+            third = await connect()
+            third[1].write(GET % 1 + POST % len(body) + body)
+            replies.append(await read_replies(third[0], 2))
+            for _, writer in (first, third):
+                writer.close()
+            return replies
+
+    first, second, third = run(talk_to_echo())
+    whole = [(200, b"/1 0 1"), (200, b"/ 50000 2")]
+    assert first == third == whole, "what is answered is counted no longer"
+    assert [status for status, _ in second] == [200, 503]
 
 
 def test_a_pipelined_body_is_not_read_before_its_turn() -> None:

@@ -330,6 +330,11 @@ def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time()
         assert size == 32, "the memory is there again, and so is the largest batch"
         assert dispatcher.chosen["m"].profile.max_batch_size == 32
         assert dispatcher.chosen["m"].spec == "smdp:w2=0"
+        await asyncio.sleep(4000.0)  # until there was time for a further try, and nothing was left to try
+        assert not controller._shrunk
+        largest[0] = 12
+        await burst()
+        assert controller._shrunk["m"].wait == 300.0, "another lack of memory begins anew"
 
     play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 

@@ -31,6 +31,9 @@ class Unread(asyncio.Transport):
     def close(self) -> None:
         self.closing = True
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def abort(self) -> None:
         self.aborted = True
 
