@@ -259,7 +259,7 @@ def pipelined_small(attacker: Attacker) -> None:
 
 
 def pipelined_unread(attacker: Attacker) -> None:
-    """5c: 1,500 connections that leave an answer of 4 MB unread and send 250 KB of a second request."""
+    """5c: 1,000 connections that leave an answer of 4 MB unread and send 250 KB of a second request."""
     head = b"GET /assets/plotly.js HTTP/1.1\r\nHost: x\r\n\r\nPOST /predict HTTP/1.1\r\nHost: x\r\n"
     request = head + b"Content-Length: 50000000\r\n\r\n" + bytes(250_000)
 
@@ -268,7 +268,7 @@ def pipelined_unread(attacker: Attacker) -> None:
         connection.settimeout(1.0)
         attacker.send(connection, request)
 
-    attacker.at_once(send_one, 1500)
+    attacker.at_once(send_one, 1000)
     attacker.hold()
 
 

@@ -28,6 +28,7 @@ _MAX_HEAD = 2**16  # bytes of request line and headers, and of whatever frames a
 _MAX_HEADERS = 200
 _PIPELINED_REQUEST = 2**13  # bytes that one takes beside its body
 _MAX_PIPELINED_BYTES = 2**24  # of all connections together
+_SEND_BUFFER = 2**18  # bytes of an answer that the kernel may hold for a connection; it would grow to some megabytes
 _WRITE_BUFFER = 2**14  # bytes of an answer that a connection may hold before it waits for its client
 _MAX_PIPELINED = 16  # requests that wait for the answer of the one before; each takes some 7 KB and 50 us
 _MAX_DISCARDED = 2**27  # bytes read of a body, its refusal being sent, so that the client comes to read the refusal
@@ -208,6 +209,9 @@ class Connection(HttpToolsProtocol):
         """Start the time limit for the headers of the first request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(_WRITE_BUFFER)
+        plain = transport.get_extra_info("socket")
+        if plain is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self.connected = True
         self.flow = _Flow(transport)
         if self.scheme == "http":
