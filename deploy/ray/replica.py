@@ -20,7 +20,7 @@ from profiler.first import FirstProfiles
 from server.assembly import Assembled, assemble, keys_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
-from server.http import respond, respond_error
+from server.http import below_root, respond, respond_error
 from server.logs import logging_to
 from server.plan import make_plan, policy_of
 from server.swapping import swap
@@ -70,6 +70,8 @@ class Replica:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})  # Ray's proxy sends none
+        if scope["type"] == "http":
+            scope = below_root(scope)  # the application's route_prefix
         method, path = scope.get("method", "GET"), scope.get("path", "")  # a lifespan has neither
         if (method, path) == ("GET", "/metrics"):
             await respond(send, merged(await self.everybodys_metrics()).encode(), _TEXT)

@@ -36,9 +36,10 @@ def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> Non
     asyncio.run(whole())
 
 
-async def ask(replica: Replica, method: str, path: str) -> tuple[int, str]:
-    """A call as Ray's proxy hands it on: its scope has no state."""
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": ""}
+async def ask(replica: Replica, method: str, path: str, prefix: str = "") -> tuple[int, str]:
+    """A call as Ray's proxy hands it on, with the application's prefix: its scope has no state."""
+    path = prefix + path
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": prefix}
     scope |= {"headers": [(b"host", b"localhost")], "query_string": b"", "server": ("localhost", 80), "scheme": "http"}
     sent: list[Message] = []
 
@@ -111,6 +112,18 @@ def test_a_change_for_one_replica_alone_is_refused() -> None:
             status, body = await ask(replica, method, path)
             assert status == 405
             assert "user_config" in body
+
+    play(scenario)
+
+
+def test_below_a_route_prefix_everything_is_as_without() -> None:
+    async def scenario(replica: Replica) -> None:
+        for prefix in ("", "/svc", "/admin", "/v2/health"):
+            assert (await ask(replica, "PUT", "/admin/models/cat/policy", prefix))[0] == 405
+            assert (await ask(replica, "GET", "/admin/models/cat/policy", prefix))[0] == 200
+            assert (await ask(replica, "GET", "/v2/models/cat", prefix))[0] == 200
+            status, text = await ask(replica, "GET", "/metrics", prefix)
+            assert (status, 'replica=""' in text) == (200, True)
 
     play(scenario)
 
