@@ -46,6 +46,7 @@ LOAD, BURST, CALM_S, BURST_S = 0.8, 3.0, 30.0, 1.0
 _OUTCOMES = {"200": "ok", "400": "bad_input", "503": "rejected", "504": "expired", "500": "failed"}
 _FILLING_S = 3.0
 _HEEDED_S = 60.0  # s in which an ordered fault comes: some policies launch no batch that is large enough
+_AGAIN_S = 10.0  # s after which it is ordered again: an attempt to recover another batch may have met it, uncounted
 _AFTERMATH = 5.0  # s after an ordered error in which its 500s must be over
 _SAMPLE_S = 2.0
 _EARLY = 2.0  # minutes, after which the memory is what it is compared with
@@ -134,13 +135,19 @@ class Soak:
             fault = f"oom:{largest - 1}" if kind == "oom" else kind
             error = _RAISES.get(fault.partition(":")[0])
             before = await _told(raised, self._server, error)
-            give(self._order, fault)
-            self.faults.append((self._now(), fault))
+            ordered = self._now()
+            self._give(fault)
             while error and await _told(raised, self._server, error) == before:
                 await asyncio.wait([call() for _ in range(_CROWD)])
-                if self._now() > self.faults[-1][0] + _HEEDED_S:
+                if self._now() > ordered + _HEEDED_S:
                     self.books.wrong.append(f"{fault} was ordered, and no batch raised {error}")
                     break
+                if self._now() > self.faults[-1][0] + _AGAIN_S:
+                    self._give(fault)
+
+    def _give(self, fault: str) -> None:
+        give(self._order, fault)
+        self.faults.append((self._now(), fault))
 
     async def _watch(self) -> None:
         for number in count():

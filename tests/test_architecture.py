@@ -55,7 +55,7 @@ def test_the_gateway_never_touches_an_executor() -> None:
     assert "server.executor" not in _imported(ROOT / "server" / "gateway.py")
 
 
-def test_no_file_is_over_six_hundred_lines() -> None:
+def test_no_file_is_over_seven_hundred_lines() -> None:
     for package in ALLOWED:
         for path in _modules(package):
-            assert len(path.read_text().splitlines()) <= 600, path
+            assert len(path.read_text().splitlines()) <= 700, path

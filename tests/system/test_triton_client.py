@@ -32,8 +32,10 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def image(binary: bool, module: Any = triton) -> Any:
-    tensor = module.InferInput("image", list(PIXELS.shape), "UINT8")
-    tensor.set_data_from_numpy(PIXELS, binary_data=binary)
+    """Both pictures; as JSON the first one alone, as two are over the bound of 1 MiB."""
+    pixels = PIXELS if binary else PIXELS[:1]
+    tensor = module.InferInput("image", list(pixels.shape), "UINT8")
+    tensor.set_data_from_numpy(pixels, binary_data=binary)
     return tensor
 
 
@@ -57,7 +59,7 @@ def test_tensors_pass_in_every_form(
         request_compression_algorithm=packed,
         response_compression_algorithm=packed,
     )
-    np.testing.assert_array_equal(result.as_numpy("logits"), expected)
+    np.testing.assert_array_equal(result.as_numpy("logits"), expected if binary_in else expected[:1])
     assert result.get_response()["id"] == "7"
     assert result.get_response()["parameters"]["energy_source"] == "literature"
 
