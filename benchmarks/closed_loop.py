@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.serving import Server, command_line, run_json, running, save
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
+from server.connection import Listening
 from server.controller import Controller
 from server.dispatcher import Dispatcher
 from server.emulated import EmulatedDevice
@@ -72,7 +73,7 @@ def serve_jumping(port: int, believed: Profile, played: tuple[Profile, Profile],
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, Intake(2**30))
     with bind("127.0.0.1", port) as bound:
-        serve(create_app(inference, "benchmark"), fleet, bound)
+        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listening())
 
 
 def measured(server: Server, rate: float) -> dict[str, Any]:

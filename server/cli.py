@@ -18,9 +18,9 @@ from policies.types import SpecError
 from profiler.first import FirstProfiles
 from server.assembly import assemble, keys_of
 from server.config import Settings, read_settings
-from server.connection import TimeLimits
+from server.connection import Listening, TimeLimits
 from server.keys import Keys
-from server.lifecycle import Listening, exit_on_sigterm, serve
+from server.lifecycle import exit_on_sigterm, serve
 from server.logs import logging_to
 from server.plan import Plan, make_plan
 from server.tls import tls_of

@@ -5,8 +5,8 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
@@ -130,18 +130,20 @@ class ConnectionLimit:
 
 
 @dataclass(frozen=True)
-class Edge:
+class Listening:
     """What all connections of a server share.
 
     Attributes:
-        time_limits: for each connection.
+        limits: time limits of each connection.
         tls: the server's certificate; None: plain HTTP.
-        limit: of the number of connections.
+        reload: by name of a file, the function that reads it again; called on SIGHUP.
+        connections: the limit on their number.
     """
 
-    time_limits: TimeLimits
-    tls: Tls | None
-    limit: ConnectionLimit
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    tls: Tls | None = None
+    reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    connections: ConnectionLimit = field(default_factory=ConnectionLimit)
 
 
 class _Flow(FlowControl):
@@ -175,16 +177,16 @@ class Connection(HttpToolsProtocol):
 
     def __init__(
         self,
-        edge: Edge,
+        listening: Listening,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Uvicorn gives all but `edge`, by these names."""
+        """Uvicorn gives all but `listening`, by these names."""
         super().__init__(config, server_state, app_state, _loop)
-        self._edge = edge
-        self._limits = edge.time_limits
+        self._connections = listening.connections
+        self._limits = listening.limits
         self.connected = False  # it is not before the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
@@ -213,7 +215,7 @@ class Connection(HttpToolsProtocol):
         if plain is not None:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self.connected = True
-        self.flow = _Flow(transport)
+        self.flow = self._flow = _Flow(transport)
         if self.scheme == "http":
             self.accepted()
         if not transport.is_closing():
@@ -221,11 +223,11 @@ class Connection(HttpToolsProtocol):
 
     def accepted(self) -> None:
         """Register the connection with the limit, which may close an idle one."""
-        self._health_only = self._edge.limit.opened(self)
+        self._health_only = self._connections.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the app, whose request need not be the last one parsed."""
-        self._edge.limit.closed(self)
+        self._connections.closed(self)
         self._release_pipelined()
         for timer in (self._timer, self._stuck, self._too_slow, self._peer_check):
             if timer is not None:
@@ -321,11 +323,11 @@ class Connection(HttpToolsProtocol):
         """Start the app, or refuse."""
         self._check_headers()
         self._pieces, self._held = [], 0
-        self._edge.limit.used(self)
+        self._connections.used(self)
         super().on_headers_complete()
         self._stage = "body"
         if self.pipeline:
-            self.flow.pipelining = True  # type: ignore[attr-defined]  # it is a _Flow
+            self._flow.pipelining = True
             self._check_peer_after(_PEER_CHECK)  # a disconnect is not seen while reading is paused
         if self.expect_100_continue or self._health_only:
             self.cycle.keep_alive = False  # refused early, the body may come or not: the next request could not be told
@@ -367,7 +369,7 @@ class Connection(HttpToolsProtocol):
 
     def _charge_pipelined(self, count: int) -> None:
         """Count bytes of a request that waits for its turn; end the connection if all such requests hold too many."""
-        limit = self._edge.limit
+        limit = self._connections
         if limit.pipelined_bytes + count > _MAX_PIPELINED_BYTES:
             self._pieces = []
             self._fail(503, "too many requests are sent ahead of their answers; wait for each answer")
@@ -375,7 +377,7 @@ class Connection(HttpToolsProtocol):
         self._pipelined_bytes += count
 
     def _release_pipelined(self) -> None:
-        self._edge.limit.pipelined_bytes -= self._pipelined_bytes
+        self._connections.pipelined_bytes -= self._pipelined_bytes
         self._pipelined_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -403,7 +405,7 @@ class Connection(HttpToolsProtocol):
         if self._too_slow is not None and not self.flow.write_paused:
             self._stop_timing_answer()
         if self.transport.is_closing():
-            self._edge.limit.closing(self)
+            self._connections.closing(self)
             self._watch_reading()
             return
         if self.pipeline:
@@ -413,12 +415,12 @@ class Connection(HttpToolsProtocol):
         elif self._half_closed or self._deaf:
             self._close()
         else:
-            self._edge.limit.idle(self)
+            self._connections.idle(self)
             if self._stage == "between":
                 self._limit(self._limits.keep_alive)
         if not self.pipeline:
             self._release_pipelined()
-            self.flow.pipelining = False  # type: ignore[attr-defined]  # it is a _Flow
+            self._flow.pipelining = False
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
@@ -489,7 +491,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._deaf = True
-        self._edge.limit.closing(self)
+        self._connections.closing(self)
         self.transport.write(words)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -499,7 +501,7 @@ class Connection(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._deaf = True
-        self._edge.limit.closing(self)
+        self._connections.closing(self)
         self._watch_reading()
         self.transport.close()
 
@@ -543,17 +545,10 @@ class TlsAcceptor(asyncio.Protocol):
     connections and on time would not cover it.
     """
 
-    def __init__(
-        self,
-        edge: Edge,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        """As `Connection`; `edge` has a TLS context."""
-        self._edge = edge
-        self._connection = Connection(edge, config, server_state, app_state, _loop)
+    def __init__(self, listening: Listening, **given: Any) -> None:
+        """As `Connection`; `listening` has a TLS context."""
+        self._listening = listening
+        self._connection = Connection(listening, **given)
         self._loop = self._connection.loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -566,26 +561,26 @@ class TlsAcceptor(asyncio.Protocol):
         self._connection.accepted()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
-        assert self._edge.tls is not None  # or there would be no handshake
+        assert self._listening.tls is not None  # or there would be no handshake
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._connection,
                 accepted,
-                ssl=self._edge.tls.context,
-                ssl_handshake_timeout=self._edge.time_limits.headers,
+                ssl=self._listening.tls.context,
+                ssl_handshake_timeout=self._listening.limits.headers,
             )
         except OSError as error:  # ssl.SSLError is an OSError
             _log.debug("a TLS handshake failed: %s", error)
 
     def _ended(self, accepted: socket.socket) -> None:
         if not self._connection.connected:
-            self._edge.limit.closed(self._connection)
+            self._listening.connections.closed(self._connection)
             accepted.close()
 
 
-def accept(edge: Edge) -> Callable[..., asyncio.Protocol]:
+def accept(listening: Listening) -> Callable[..., asyncio.Protocol]:
     """What uvicorn makes a protocol with for each connection."""
-    return partial(Connection if edge.tls is None else TlsAcceptor, edge)
+    return partial(Connection if listening.tls is None else TlsAcceptor, listening)
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

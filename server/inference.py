@@ -32,10 +32,8 @@ _HEAVY = 16_000_000  # of a picture that takes long to decode
 _SHORT = 2**18  # bytes of a picture whose header is found sooner than a thread
 _LANES = 8  # pictures of one call that are decoded at once
 _PART = 8  # a call's pictures take one part in so many of the memory budget, or are decoded one by one
-
-
+_THREADS = min(28, available_cpus())  # that decode, of the pool's 32
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
-_SHORT_JSON = 4096  # bytes; the values of less are not counted
 _VALUES_OF_JSON = 4  # bytes of tensors from a byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
 
@@ -62,10 +60,9 @@ class Inference:
         decoders: threads that decode pictures.
         capacity: samples that can wait; one call cannot bring more.
         intake: the memory budget of all calls.
-        decoding: how many pictures are decoded at once. No more than there are processors, so that a picture that
-            waits takes no memory, and the pool has threads left for what is short.
+        decoding: how many pictures are decoded, or bodies decompressed, at once. No more than there are processors, so
+            that a picture that waits takes no memory, and the pool has threads left for what is short.
         heavy: how many of them may be such that take long, so that other pictures are decoded meanwhile.
-        inflating: how many bodies are decompressed at once.
         parsing: how many long JSON documents are parsed at once: the interpreter can do no more.
     """
 
@@ -75,9 +72,8 @@ class Inference:
     decoders: Pool
     capacity: int
     intake: Intake
-    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, available_cpus())))
-    heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, min(28, available_cpus()) // 2)))
-    inflating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(min(28, available_cpus())))
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
+    heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     @asynccontextmanager
@@ -149,7 +145,7 @@ class Inference:
         return body
 
     async def _decompressed(self, body: bytes, encoding: str, share: Share, bound: Bound) -> bytes:
-        async with self.inflating:
+        async with self.decoding:
             pieces = decompressing(body, encoding, bound.max_bytes, bound.remedy)
             plain: list[bytes] = []
             size = 0
@@ -174,13 +170,12 @@ class Inference:
         """
         if len(document) <= _LONG_JSON:
             check_json(document, JSON_REMEDY)
-            if len(document) > _SHORT_JSON:
-                share.grow(_VALUES_OF_JSON * len(document))
-            return parse()
-        async with self.parsing:
-            size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
-            with share.more(size.memory):
-                parsed: _T = await self.off_the_loop(parse)
+            parsed = parse()
+        else:
+            async with self.parsing:
+                size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
+                with share.more(size.memory):
+                    parsed = await self.off_the_loop(parse)
         share.grow(_VALUES_OF_JSON * len(document))
         return parsed
 

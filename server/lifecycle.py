@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from time import monotonic
 
 import uvicorn
@@ -17,10 +16,9 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import SpecError
-from server.connection import ConnectionLimit, Edge, TimeLimits, accept
+from server.connection import Listening, accept
 from server.fleet import Fleet
 from server.memory import heap
-from server.tls import Tls
 
 _log = logging.getLogger("batchwright")
 LOST = 3  # exit code: the device is lost, start the server again
@@ -45,21 +43,6 @@ class _Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         _log.info("ready on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
         await self.stop.wait()
-
-
-@dataclass(frozen=True)
-class Listening:
-    """How connections are taken.
-
-    Attributes:
-        limits: of time.
-        tls: what is needed to speak TLS; None: plain HTTP.
-        reload: by name of a file, the function that reads it again; called on SIGHUP.
-    """
-
-    limits: TimeLimits = field(default_factory=TimeLimits)
-    tls: Tls | None = None
-    reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -88,8 +71,8 @@ def serve(
     app: ASGIApp,
     fleet: Fleet,
     bound: socket.socket,
-    drain_delay: float = 0.0,
-    listening: Listening = Listening(),
+    drain_delay: float,
+    listening: Listening,
 ) -> int:
     """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
 
@@ -196,7 +179,7 @@ async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None
 def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=accept(Edge(listening.limits, listening.tls, ConnectionLimit())),  # type: ignore[arg-type]  # a factory
+        http=accept(listening),  # type: ignore[arg-type]  # a factory
         ws="none",
         proxy_headers=False,
         lifespan="on",

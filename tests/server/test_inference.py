@@ -20,7 +20,7 @@ from PIL import Image
 from starlette.types import Message
 
 from policies.rules.control_limit import greedy, static
-from policies.types import Policy
+from policies.types import Kind, Policy
 from server.admission import Limits
 from server.dispatcher import Dispatcher
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
@@ -466,7 +466,7 @@ def test_what_a_call_holds_is_reserved_until_its_answer_is_sent_and_then_the_ans
         executor.fault, client = small, Unread()
         call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
         await settle()
-        assert inference.intake.held == len(document + pixels)
+        assert inference.intake.held == len(document + pixels) + 4 * len(document), "the body, and what was parsed"
         await client.begun.wait()
         await asyncio.sleep(0.1)
         length = next(int(value) for name, value in client.sent[0]["headers"] if name == b"content-length")
@@ -496,7 +496,7 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
         assert inference.intake.held > 3 * len(flat) + 8_000_000
         await pool.run()
         assert len(pool.jobs) == 1
-        assert inference.intake.held == 3 * len(flat) + 4 * len(flat)
+        assert inference.intake.held == 3 * len(flat) + 4 * len(flat), "its values, until the call is answered"
         for call in calls:
             call.cancel()
         await settle()
@@ -576,28 +576,25 @@ def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
     with_inference(scenario)
 
 
-def test_checking_for_room_takes_the_same_time_whatever_waits() -> None:
-    counted = 0
+def test_checking_for_room_looks_at_no_waiting_request() -> None:
+    looks = 0
 
-    class Counting(str):
-        __slots__ = ()
-
-        def __hash__(self) -> int:
-            nonlocal counted
-            counted += 1
-            return super().__hash__()
+    class Watched(Kind):
+        @property
+        def model(self) -> str:
+            nonlocal looks
+            looks += 1
+            return "m"
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        name = Counting("m")
-        with inference.intake.share() as share:
-            inference._let_in(name, 1, share, caller())
-        few = counted
-        waiting = [inference.fleet.submit("m", [0.0]) for _ in range(500)]
+        waiting = inference.fleet.submit("m", [0.0] * 7)
         await settle()
+        inference.fleet.first._batcher.rekind(lambda _: Watched("m"))
+        looks_before = looks
         with inference.intake.share() as share:
-            inference._let_in(name, 1, share, caller())
-        assert counted == 2 * few
-        for future in waiting:
-            future.cancel()
+            inference._let_in("m", 1, share, caller(timeout=60.0))
+        assert looks == looks_before
+        assert inference.fleet.queue_length("m") == 7
+        waiting.cancel()
 
     with_inference(scenario, policy=static(8))

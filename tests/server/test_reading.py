@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import server.connection
-from server.connection import Connection, ConnectionLimit, Edge, TimeLimits
+from server.connection import Connection, Listening, TimeLimits
 from tests.server.test_connection import echo
 from tests.virtual import virtual_loop
 
@@ -47,8 +47,8 @@ def how_long_it_waits(pace: float, leaving: bool) -> float:
         transport = Unread(loop, 10**6, pace)
         config = uvicorn.Config(echo, ws="none", log_config=None)
         config.load()
-        edge = Edge(TimeLimits(headers=10**6, reading=30.0, answer=2000.0), None, ConnectionLimit())
-        connection = Connection(edge, config, ServerState(), {}, loop)
+        shared = Listening(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
+        connection = Connection(shared, config, ServerState(), {}, loop)
         connection.connection_made(transport)
         connection.pause_writing()
         if leaving:

@@ -1,6 +1,7 @@
 """Policies swapped by an operator: on the profile of the moment, all of them or none."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +21,16 @@ def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_
 
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
         fleet, solved_for = Fleet([dispatcher]), list[str]()
-        loop = asyncio.get_running_loop()
+        loop, done = asyncio.get_running_loop(), threading.Event()
+
+        def refit() -> None:
+            dispatcher.use("m", choose("greedy", refitted))
+            done.set()
 
         def solve(now: Chosen) -> Chosen:
             if not solved_for:  # the controller is faster
-                refit = lambda: dispatcher.use("m", choose("greedy", refitted))  # noqa: E731
-                asyncio.run_coroutine_threadsafe(asyncio.to_thread(loop.call_soon_threadsafe, refit), loop).result()
+                loop.call_soon_threadsafe(refit)
+                done.wait(10.0)
             solved_for.append(now.profile.name)
             return choose("serial", now.profile)
 

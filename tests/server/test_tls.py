@@ -80,7 +80,7 @@ def test_a_certificate_is_replaced_also_by_one_of_another_type_and_one_that_cann
 
 
 def served(context: ssl.SSLContext, suite: str | None = None) -> str | None:
-    """The certificate, PEM, that a server shows a client, who may insist on a cipher suite of TLS 1.2."""
+    """The certificate, PEM, that a server shows a client; with `suite`, to one that offers only this of TLS 1.2."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

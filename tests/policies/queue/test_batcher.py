@@ -284,13 +284,13 @@ def test_the_waiting_are_counted_by_model_whatever_happens(data: st.DataObject) 
             return Launch(picked, 1)
 
     queue = Batcher(Anything(), {"m": 4, "n": 4}, NoMonitor())
-    everybody: list[Request] = []
+    arrived: list[Request] = []
     launch: Launch | None = None
     for now in range(data.draw(st.integers(1, 25))):
         match data.draw(st.sampled_from(["arrive", "arrive", "decide", "complete", "cancel", "fail"])):
             case "arrive":
                 request = Request(now, now, Kind(data.draw(st.sampled_from("mn"))), stages=2)
-                everybody.append(request)
+                arrived.append(request)
                 queue.arrive(request)
             case "decide" if launch is None and len(queue):
                 action = queue.decide(float(now))
@@ -301,8 +301,8 @@ def test_the_waiting_are_counted_by_model_whatever_happens(data: st.DataObject) 
             case "fail" if launch is not None:
                 queue.fail(launch)
                 launch = None
-            case "cancel" if everybody:
-                queue.cancel(data.draw(st.sampled_from(everybody)))
+            case "cancel" if arrived:
+                queue.cancel(data.draw(st.sampled_from(arrived)))
             case _:
                 pass
         waiting = [r.kind.model for r in queue.state(float(now)).waiting]
