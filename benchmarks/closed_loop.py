@@ -15,19 +15,19 @@ from typing import Any
 from benchmarks.serving import Server, command_line, run_json, running, save
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
-from server.connection import Listening
-from server.controller import Controller
-from server.dispatcher import Dispatcher
-from server.emulated import EmulatedDevice
-from server.energy import CountingMeter
-from server.executor import Batch, Logits, ThreadExecutor
-from server.fleet import Fleet
-from server.gateway import create_app
-from server.inference import Inference
-from server.intake import Intake
-from server.lifecycle import bind, serve
-from server.metrics import Metrics
-from server.models import emulated_model
+from server.api.inference import Inference
+from server.app.application import create_app
+from server.app.lifecycle import bind, serve
+from server.backends.emulated import EmulatedDevice
+from server.backends.executor import Batch, Logits, ThreadExecutor
+from server.energy.meters import CountingMeter
+from server.models.model import emulated_model
+from server.scheduling.controller import Controller
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from server.transport.connection import Listening
+from server.transport.memory_budget import Intake
 
 BASE = "googlenet-tesla-p4-x10"
 JUMP = 1.5

@@ -21,11 +21,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import server.emulated
+import server.backends.emulated
 from policies.profile import Profile
-from server.emulated import EmulatedDevice
-from server.energy import CountingMeter
-from server.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.backends.emulated import EmulatedDevice
+from server.backends.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.energy.meters import CountingMeter
 
 _POISON, _NOT_A_NUMBER = b"POISON", b"NOTNUM"
 
@@ -92,7 +92,7 @@ def give(order: Path, text: str) -> None:
 
 def main() -> None:
     """Serve; the composition root takes its emulated device from where it always does."""
-    server.emulated.EmulatedDevice = FaultyDevice  # type: ignore[misc, assignment]
+    server.backends.emulated.EmulatedDevice = FaultyDevice  # type: ignore[misc, assignment]
     from server.cli import main as serve_model
 
     serve_model()

@@ -26,14 +26,14 @@ from profiler.energy_plan import EnergyPlan, full_energy_plan
 from profiler.measure import Subject, full_plan, measure
 from profiler.preflight import preflight
 from profiler.sweep import Sweep, rig_of, with_energy
-from server.admission import Limits
-from server.calls import Answer
-from server.dispatcher import Dispatcher
-from server.energy import EnergyMeter, meter_for
+from server.backends.executor import Executor, ThreadExecutor
+from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
-from server.executor import Executor, ThreadExecutor
-from server.metrics import Metrics
-from server.models import smooth_pictures
+from server.models.model import smooth_pictures
+from server.scheduling.admission import Limits
+from server.scheduling.calls import Answer
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
 
 LOADS = (0.2, 0.4, 0.6)
 SLO_FACTORS = (1.5, 3.0)  # times greedy's p95 at the same load
@@ -234,8 +234,8 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
     Raises:
         UnmeasuredError: the sensor failed.
     """
-    from server.torch_device import resolve_device, settings, torch_device
-    from server.torch_models import load
+    from server.backends.torch_images import resolve_device, settings, torch_device
+    from server.models.torchvision_source import load
 
     place, device_name = resolve_device(what.device)
     found = preflight(what.device)

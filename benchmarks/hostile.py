@@ -1,7 +1,7 @@
 """Hostile input for the tensor protocol and the codec: good calls that were damaged, and what must come of each.
 
-Drawn by hypothesis, judged by `judge`; a short run stands in tests/server/test_protocol_fuzz.py, the long one is
-benchmarks/fuzz.py.
+Drawn by hypothesis, judged by `judge`. tests/server/api/open_inference/test_protocol_fuzz.py is the short run,
+benchmarks/fuzz.py the long one.
 """
 
 import gzip
@@ -16,13 +16,13 @@ import orjson
 from hypothesis import strategies as st
 from PIL import Image
 
-from server.documents import wants_ready_only
-from server.encoding import compress, decompress
+from server.api.open_inference.documents import wants_ready_only
+from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_error, render_infer
+from server.api.open_inference.tensors import RAW, TensorSpec
 from server.errors import ServerError
-from server.http import milliseconds
-from server.models import ImageCodec
-from server.protocol import InferCall, parse_header_length, parse_infer, render_error, render_infer
-from server.tensors import RAW, TensorSpec
+from server.models.model import ImageCodec
+from server.transport.asgi import milliseconds
+from server.transport.content_encoding import compress, decompress
 
 _NUMBERS = ["UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64"]
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "BOOL": (3,), **dict.fromkeys(_NUMBERS, (2,))})

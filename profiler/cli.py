@@ -27,10 +27,10 @@ from profiler.preflight import preflight
 from profiler.report import profile_table, summary
 from profiler.stages import with_stages
 from profiler.sweep import Sweep, rig_of, with_energy
-from server.emulated import EmulatedDevice
-from server.energy import CountingMeter, meter_for
-from server.executor import ThreadExecutor
-from server.text_specs import check_text, identity
+from server.backends.emulated import EmulatedDevice
+from server.backends.executor import ThreadExecutor
+from server.energy.meters import CountingMeter, meter_for
+from server.models.text_sources import check_text, identity
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages of the sizes that a quick plan measures
@@ -139,8 +139,8 @@ def _emulated(model: str, played: Profile) -> _Bench:
 
 def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _Bench:
     # torch takes seconds to import, which an emulated device should not cost
-    from server.loading import device_of, load
-    from server.torch_device import resolve_device, settings, tunes
+    from server.backends.loading import device_of, load
+    from server.backends.torch_images import resolve_device, settings, tunes
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))

@@ -18,7 +18,7 @@ from threading import Event, Thread
 
 import numpy as np
 
-from server.energy import EnergyMeter
+from server.energy.meters import EnergyMeter
 
 Clock = Callable[[], float]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from profiler.energy import Clock, Load, feeding
-from server.executor import Batch, Completion, Executor
+from server.backends.executor import Batch, Completion, Executor
 
 
 class Feed(Protocol):

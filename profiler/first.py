@@ -14,12 +14,12 @@ from profiler.lengths import rungs, with_lengths
 from profiler.measure import Plan, Subject, measure, quick_plan
 from profiler.stages import with_stages
 from profiler.sweep import is_sensor, rig_of, with_energy
+from server.backends.executor import Executor, OutOfMemoryError, ThreadExecutor
 from server.config import Settings
-from server.energy import EnergyMeter
-from server.executor import Executor, OutOfMemoryError, ThreadExecutor
-from server.models import AnyModel, made_up
-from server.text import TextCodec
-from server.text_specs import identity
+from server.energy.meters import EnergyMeter
+from server.models.model import AnyModel, made_up
+from server.models.text import TextCodec
+from server.models.text_sources import identity
 
 _PASSES = 5  # through all stages
 _log = logging.getLogger("batchwright.profiler")
@@ -75,10 +75,10 @@ class FirstProfiles:
         Raises:
             SpecError: the largest batch does not fit its memory.
         """
-        from server import torch_device
+        from server.backends import torch_images
 
-        place, _ = torch_device.resolve_device(settings.device)
-        key, tunes = _key(settings, model.name, model.max_batch_size), torch_device.tunes(place, model)
+        place, _ = torch_images.resolve_device(settings.device)
+        key, tunes = _key(settings, model.name, model.max_batch_size), torch_images.tunes(place, model)
         try:
             return first_profile(subject_of(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
         except OutOfMemoryError as error:
@@ -90,11 +90,11 @@ class FirstProfiles:
 
 def _key(settings: Settings, model: str, largest: int) -> cache.Key:
     """What a measured profile depends on, beside the model's name and the device's."""
-    from server import torch_device  # torch takes seconds to import, which an emulated device should not cost
+    from server.backends import torch_images  # torch takes seconds to import, which an emulated device should not cost
 
-    place, device_name = torch_device.resolve_device(settings.device)
+    place, device_name = torch_images.resolve_device(settings.device)
     about = ", ".join(
-        filter(None, (torch_device.settings(place, stages=settings.stages), identity(model, settings.specs[model])))
+        filter(None, (torch_images.settings(place, stages=settings.stages), identity(model, settings.specs[model])))
     )
     return cache.Key(model, device_name, largest, about)
 

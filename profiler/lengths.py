@@ -9,8 +9,8 @@ import numpy as np
 from policies.profile import Profile, interpolate
 from profiler.feed import take
 from profiler.measure import OnProgress, Subject
-from server.executor import Batch
-from server.text import TextCodec
+from server.backends.executor import Batch
+from server.models.text import TextCodec
 
 _TEXTS = 16  # of each length
 _MOST_OFTEN = 5

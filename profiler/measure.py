@@ -19,9 +19,9 @@ from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
 from profiler.feed import take
-from server.energy import EnergyMeter
-from server.executor import Batch, Executor
-from server.text import TextCodec
+from server.backends.executor import Batch, Executor
+from server.energy.meters import EnergyMeter
+from server.models.text import TextCodec
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policies.cpus import available_cpus
-from server.nvml import NvmlError, PynvmlBoard, find_handle, open_board
+from server.energy.nvml import NvmlError, PynvmlBoard, find_handle, open_board
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that mean more than a GPU at rest.
 _HELD_DOWN: Mapping[int, str] = {

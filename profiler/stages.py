@@ -8,7 +8,7 @@ import numpy as np
 from policies.profile import Profile, interpolate
 from profiler.feed import take
 from profiler.measure import OnProgress, Subject
-from server.executor import Batch
+from server.backends.executor import Batch
 
 
 async def with_stages(

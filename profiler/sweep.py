@@ -33,7 +33,7 @@ from profiler.energy import (
 from profiler.energy_plan import EnergyPlan, lasting
 from profiler.feed import ExecutorFeed, Feed
 from profiler.measure import OnProgress, Subject
-from server.energy import EnergyMeter
+from server.energy.meters import EnergyMeter
 
 _log = logging.getLogger("batchwright.profiler")
 

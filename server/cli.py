@@ -16,17 +16,17 @@ from prometheus_client import disable_created_metrics
 from policies.command import run
 from policies.types import SpecError
 from profiler.first import FirstProfiles
-from server.assembly import assemble, keys_of
+from server.app.assembly import assemble, keys_of
+from server.app.lifecycle import exit_on_sigterm, serve
+from server.app.plan import Plan, make_plan
 from server.config import Settings, read_settings
-from server.connection import Listening, TimeLimits
-from server.keys import Keys
-from server.lifecycle import exit_on_sigterm, serve
-from server.logs import logging_to
-from server.plan import Plan, make_plan
-from server.tls import tls_of
+from server.telemetry.logs import logging_to
+from server.transport.auth import Keys
+from server.transport.connection import Listening, TimeLimits
+from server.transport.tls import tls_of
 
 if TYPE_CHECKING:
-    from server.tracing import Tracing
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright")
 app = typer.Typer(add_completion=False)
@@ -122,7 +122,7 @@ def _tracing(settings: Settings) -> "Iterator[Tracing | None]":
         yield None
         return
     try:
-        from server.tracing import tracing_to
+        from server.telemetry.tracing import tracing_to
     except ImportError as error:
         raise SpecError(f"--otlp-endpoint needs {error.name}; in the clone pip install '.[otel]'") from error
     tracing = tracing_to(settings.otlp_endpoint, version("batchwright"))

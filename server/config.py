@@ -20,8 +20,8 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from policies.types import SpecError
-from server.logs import Form, Level
-from server.text_sizes import Guess
+from server.models.text_lengths import Guess
+from server.telemetry.logs import Form, Level
 
 _PREFIX = "BATCHWRIGHT_"
 

@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from policies.catalog import Chosen
 from policies.types import SpecError
 from profiler.first import FirstProfiles
-from server.assembly import Assembled, assemble, keys_of
+from server.app.assembly import Assembled, assemble, keys_of
+from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
-from server.http import below_root, respond, respond_error
-from server.logs import logging_to
-from server.plan import make_plan, policy_of
-from server.swapping import swap
+from server.scheduling.policy_swap import swap
+from server.telemetry.logs import logging_to
+from server.transport.asgi import below_root, respond, respond_error
 
 _log = logging.getLogger("batchwright")
 _CHANGES = ("policy", "slo_p95_ms", "w2")  # what may be changed while it serves

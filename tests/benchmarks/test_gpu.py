@@ -14,9 +14,9 @@ from policies.types import SpecError
 from profiler.energy import Load, Mean, Steady, UnmeasuredError
 from profiler.energy_plan import full_energy_plan
 from profiler.sweep import with_energy
-from tests.profiler.virtual_device import VirtualDevice
-from tests.server.doubles import STEPS, FakeExecutor
-from tests.virtual import virtual_loop
+from tests.support.fakes import STEPS, FakeExecutor
+from tests.support.virtual_clock import virtual_loop
+from tests.support.virtual_device import VirtualDevice
 
 IDLE, WATTS = 100.0, 160.0
 PROFILE = replace(STEPS, model="m", idle_power=IDLE)

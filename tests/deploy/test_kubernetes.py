@@ -15,12 +15,12 @@ import yaml
 from deploy.expressions import DEPLOY
 from policies.catalog import parse_spec
 from policies.profile import load_profile
-from server.api_document import api_document
+from server.api.openapi_document import api_document
 from server.cli import app
 from server.config import Settings, load_settings
-from tests.deploy.crd_fields import FIELDS, strange
-from tests.deploy.exported import exported, labels, names
-from tests.deploy.kustomized import render
+from tests.support.crd_fields import FIELDS, strange
+from tests.support.exported_metrics import exported, labels, names
+from tests.support.kustomized import render
 
 ROOT = DEPLOY / "kubernetes"
 FOLDERS = [ROOT / "base", ROOT / "monitoring", *sorted((ROOT / "overlays").iterdir())]

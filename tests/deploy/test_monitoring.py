@@ -11,7 +11,7 @@ import yaml
 from deploy.expressions import DASHBOARDS, DEPLOY, RULES, Expression, all_expressions, dashboards, rules
 from deploy.grafana.build import DATASOURCE
 from deploy.grafana.build import dashboards as built
-from tests.deploy.exported import ALWAYS, exported, exported_buckets, labels, names
+from tests.support.exported_metrics import ALWAYS, exported, exported_buckets, labels, names
 
 UNITS = {"none", "s", "reqps", "hertz", "joule", "watt", "percentunit"}  # base units, in Grafana's words
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from server.executor import Batch
-from server.models import smooth_pictures
-from server.torch_device import resolve_device, torch_device
-from server.torch_models import load
+from server.backends.executor import Batch
+from server.backends.torch_images import resolve_device, torch_device
+from server.models.model import smooth_pictures
+from server.models.torchvision_source import load
 
 pytestmark = pytest.mark.gpu
 

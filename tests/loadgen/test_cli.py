@@ -14,8 +14,8 @@ from loadgen import history
 from loadgen.cli import lateness, main
 from loadgen.history import Result
 from loadgen.report import Record, from_records, report
-from tests.loadgen.stub import Stub, busy, serving_in_a_thread
 from tests.loadgen.test_report import KEYS
+from tests.support.stub_server import Stub, busy, serving_in_a_thread
 
 SIMULATE = ["--simulate", "googlenet-tesla-p4"]
 GREEDY = [*SIMULATE, "--policy", "greedy"]

@@ -14,8 +14,8 @@ from loadgen import client
 from loadgen.client import Answer, Log, offer, open_session
 from loadgen.report import Record
 from policies.types import SpecError
-from tests.loadgen.stub import METADATA, Stub, busy, hang_up, hold, serving
-from tests.virtual import virtual_loop
+from tests.support.stub_server import METADATA, Stub, busy, hang_up, hold, serving
+from tests.support.virtual_clock import virtual_loop
 
 PATIENCE = 30.0  # s; reached only by a client that waits for what never comes
 

@@ -19,7 +19,7 @@ from loadgen.progress import describe as describe_progress
 from loadgen.report import Record
 from loadgen.schedule import Schedule
 from policies.types import SpecError
-from tests.loadgen.stub import Stub, busy, serving_in_a_thread
+from tests.support.stub_server import Stub, busy, serving_in_a_thread
 
 
 def quiet(schedule: Schedule) -> Progress:

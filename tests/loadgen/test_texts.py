@@ -14,9 +14,9 @@ from loadgen.live import Target
 from loadgen.schedule import Schedule, schedule
 from loadgen.sizes import draw, whole
 from loadgen.texts import PROMPT, SAMPLE
-from tests.loadgen.stub import METADATA, Stub, busy, serving_in_a_thread
 from tests.loadgen.test_cli import Shell, shell
 from tests.loadgen.test_live import quiet
+from tests.support.stub_server import METADATA, Stub, busy, serving_in_a_thread
 
 __all__ = ["shell"]
 IDS = {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}

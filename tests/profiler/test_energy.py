@@ -23,9 +23,9 @@ from profiler.energy import (
     steady_power,
     tick,
 )
-from server.energy import EnergyMeter, NoMeter
-from server.nvml_meters import nvml_meter
-from tests.server.recorded import RecordedBoard, VirtualTime
+from server.energy.meters import EnergyMeter, NoMeter
+from server.energy.nvml_meters import nvml_meter
+from tests.support.recorded_board import RecordedBoard, VirtualTime
 
 POLL = 5e-4  # s, profiler.energy's
 STEP = 0.1  # s

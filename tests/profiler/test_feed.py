@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from profiler.feed import ExecutorFeed, take
-from server.executor import Batch, Completion, Executor, ThreadExecutor
+from server.backends.executor import Batch, Completion, Executor, ThreadExecutor
 
 SERVICE = 2.0  # s
 

@@ -12,9 +12,9 @@ from policies.profile import Profile
 from profiler import cache
 from profiler.cache import Key
 from profiler.first import first_profile, subject_of
-from server.energy import NoMeter
-from server.executor import Batch, Completion
-from server.models import emulated_model
+from server.backends.executor import Batch, Completion
+from server.energy.meters import NoMeter
+from server.models.model import emulated_model
 
 KEY = Key("net", "Some CPU", 4, "fp32")
 

@@ -9,10 +9,10 @@ from policies.profile import parse_profile
 from profiler.cache import Key, load
 from profiler.first import first_profile, subject_of
 from profiler.lengths import rungs
-from server.energy import NoMeter
-from server.executor import Batch, Completion
-from server.models import AnyModel, ServedModel
-from server.text import Text, TextCodec
+from server.backends.executor import Batch, Completion
+from server.energy.meters import NoMeter
+from server.models.model import AnyModel, ServedModel
+from server.models.text import Text, TextCodec
 from tests.profiler.test_first import completed
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from policies.profile import parse_profile
 from profiler.measure import Measurement, Plan, Subject, full_plan, measure, quick_plan
-from server.energy import CountingMeter, NoMeter
-from server.executor import Batch, Completion
+from server.backends.executor import Batch, Completion
+from server.energy.meters import CountingMeter, NoMeter
 
 ServiceTime = Callable[[int, int], float]  # batch size, how many of that size came before -> s
 

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from profiler.preflight import Findings, PynvmlGpu, SystemCpu, inspect_cpu, inspect_gpu, preflight
-from server.nvml import GPU_LOST, NvmlError
+from server.energy.nvml import GPU_LOST, NvmlError
 
 OWN = 4242
 

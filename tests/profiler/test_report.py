@@ -12,7 +12,7 @@ from policies.profile import Profile
 from profiler.energy_plan import full_energy_plan, quick_energy_plan
 from profiler.report import profile_table, summary
 from profiler.sweep import Sweep, with_energy
-from tests.profiler.virtual_device import VirtualDevice
+from tests.support.virtual_device import VirtualDevice
 
 PROFILE = Profile("n", (0.002, 0.003, 0.004), model="net", device="here", cvs=(0.01,) * 3)
 

@@ -10,8 +10,8 @@ from policies.profile import Profile, parse_profile
 from profiler.energy import Mean, UnmeasuredError, Windows
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.sweep import Point, Sweep, sweep, watts, with_energy
-from server.energy import CountingMeter, NoMeter
-from tests.profiler.virtual_device import VirtualDevice
+from server.energy.meters import CountingMeter, NoMeter
+from tests.support.virtual_device import VirtualDevice
 
 SIZES = 32
 # Two edges of each window are seen up to a poll of 0.5 ms late, of 4 s: 0.03 per cent; above idle, up to twice that.

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.drill import give
 from benchmarks.serving import Server, running
-from tests.system.client import Reply, ask
+from tests.support.http_client import Reply, ask
 
 _RAW = {"Inference-Header-Content-Length": "0"}
 POISON, NOT_A_NUMBER = b"POISON", b"NOTNUM"

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.drill import give
 from benchmarks.serving import Server, running
 from policies.profile import load_profile
-from tests.system.client import Reply, ask
+from tests.support.http_client import Reply, ask
 from tests.system.test_faults import pixels, until
 
 FAST = "googlenet-tesla-p4-x10"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.identity import check
 from benchmarks.serving import serving
-from tests.system.client import ask, photograph
+from tests.support.http_client import ask, photograph
 
 
 def profile_file(folder: Path) -> str:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks.serving import command_line, serving
-from tests.system.client import ask, photograph
+from tests.support.http_client import ask, photograph
 from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 
 READY = "/v2/health/ready"

@@ -7,14 +7,14 @@ from typing import cast
 
 from starlette.routing import Route
 
-import server.admin
-import server.gateway
+import server.api.admin
+import server.app.application
 from benchmarks.routes import check_routes
 from benchmarks.serving import serving
-from server.api_document import api_document
-from server.inference import Inference
-from server.open_inference import Documents, Infer, open_inference_routes
-from server.predict import Predict, predict_routes
+from server.api.inference import Inference
+from server.api.open_inference.routes import Documents, Infer, open_inference_routes
+from server.api.openapi_document import api_document
+from server.api.predict import Predict, predict_routes
 
 
 def documented() -> set[tuple[str, str]]:
@@ -27,7 +27,7 @@ def test_the_document_lists_the_routes_that_there_are_and_no_others() -> None:
     listed = [*open_inference_routes(Infer(nobody), Documents(nobody, "1")), *predict_routes(Predict(nobody))]
     routes = [route for route in listed if type(route) is Route]
     methods = {(method.lower(), route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
-    source = "".join(map(inspect.getsource, (server.gateway, server.admin)))
+    source = "".join(map(inspect.getsource, (server.app.application, server.api.admin)))
     assert documented() == methods | set(re.findall(r'@app\.(get|post|put|delete|patch)\("([^"]+)"', source))
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import server
 from benchmarks.serving import Server, serving
-from tests.system.client import ask, photograph
+from server.api import dashboard
+from tests.support.http_client import ask, photograph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 EMULATED = ("googlenet", "--device", "emulated:googlenet-tesla-p4")
-ASSETS = Path(server.__file__).parent / "assets"
+ASSETS = Path(str(dashboard.__file__)).parent / "assets"
 POLICY = "/admin/models/googlenet/policy"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.serving import Server, serving
-from tests.system.client import Reply, ask, photograph
+from tests.support.http_client import Reply, ask, photograph
 
 EMULATED = ("googlenet", "--device", "emulated:googlenet-tesla-p4")
 NEVER = "static:32,max_wait_ms=inf"  # launches nothing until 32 wait

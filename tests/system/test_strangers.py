@@ -20,8 +20,8 @@ import pytest
 
 from benchmarks.prefixed import PREFIX
 from benchmarks.serving import Server, command_line, free_port, running, serving
-from tests.server.test_tls import certificate
-from tests.system.client import ask, photograph
+from tests.server.transport.test_tls import certificate
+from tests.support.http_client import ask, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
 
 POLICY = "/admin/models/googlenet/policy"

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 
 from benchmarks.serving import serving
-from tests.system.client import ask
+from tests.support.http_client import ask
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
 SHARED = {"vocab_size": 259, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "initializer_range": 0.3}

@@ -16,8 +16,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.serving import command_line, free_port, serving
-from server.tracing import tracing_to
-from tests.system.client import Reply, ask, photograph
+from server.telemetry.tracing import tracing_to
+from tests.support.http_client import Reply, ask, photograph
 from tests.system.test_serve import EMULATED
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -125,7 +125,7 @@ def test_a_collector_has_two_seconds_unless_somebody_says_otherwise(
             super().__init__(endpoint, timeout=timeout)
             asked.append(timeout)
 
-    monkeypatch.setattr("server.tracing.OTLPSpanExporter", Exporter)
+    monkeypatch.setattr("server.telemetry.tracing.OTLPSpanExporter", Exporter)
     tracing_to("http://127.0.0.1:1", "0").close()
     assert asked == [seconds]
 

@@ -77,7 +77,7 @@ def test_classification_ranks_the_logits(client: Any, expected: Any, binary: boo
 
 
 def test_encoded_pictures_are_bytes_elements(client: Any) -> None:
-    from tests.system.client import photograph
+    from tests.support.http_client import photograph
 
     tensor = triton.InferInput("image", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([photograph()], dtype=np.object_))

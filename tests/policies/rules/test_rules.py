@@ -14,7 +14,7 @@ from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
 from policies.types import Kind, Launch, Mix, Policy, Request, State, Wait
-from tests.policies.states import state, waiting
+from tests.support.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
 TABLE = lookup([Row(10.0, (0, 0, 2)), Row(20.0, (0, 0, 2)), Row(40.0, (0, 0, 0, 3))], 4)

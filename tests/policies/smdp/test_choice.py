@@ -26,7 +26,7 @@ from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import Trial
 from policies.types import SpecError
-from tests.policies.smdp.drawn import profiles
+from tests.support.random_profiles import profiles
 
 P4 = load_profile("googlenet-tesla-p4")
 

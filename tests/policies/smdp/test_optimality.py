@@ -12,7 +12,7 @@ from policies.smdp.distributions import Floats, distribution
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.types import SpecError
-from tests.policies.smdp.drawn import profiles
+from tests.support.random_profiles import profiles
 
 P4 = load_profile("googlenet-tesla-p4")
 # The solver stops when the gain moves by less than 1e-10 and improves actions that gain more than 1e-12 of the largest

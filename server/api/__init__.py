@@ -1,0 +1,1 @@
+"""The HTTP interface: inference routes, administration, the OpenAPI document, the dashboard."""

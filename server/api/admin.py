@@ -1,0 +1,154 @@
+"""The routes of who runs the server: which policies decide, and which devices serve."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from starlette.requests import Request
+
+from policies.catalog import Chosen, choose, names_file
+from server.api.inference import Inference
+from server.errors import BadInputError
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.scheduling.policy_swap import swap
+from server.transport.asgi import headers_of, read_body
+from server.transport.memory_budget import Intake
+
+_MAX_CHANGE = 2**16  # bytes of a change
+_Change = TypeVar("_Change", bound=BaseModel)
+
+
+class PolicyChange(BaseModel):
+    """The body of PUT /admin/models/{m}/policy."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: str = Field(max_length=1000)
+
+
+class DeviceChange(BaseModel):
+    """The body of PUT /admin/devices/{index}."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    serving: StrictBool
+
+
+def add_admin(app: FastAPI, inference: Inference) -> None:
+    """The routes below /admin."""
+    _add_policies(app, inference)
+    _add_devices(app, inference)
+
+
+def _add_policies(app: FastAPI, inference: Inference) -> None:
+    fleet = inference.fleet
+    swapping = asyncio.Lock()  # in the order in which they came
+
+    async def set_to(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
+        name = inference.model(model).name
+        async with swapping:
+            await swap(fleet, inference.metrics, {name: lambda now: choose(spec(now), now.profile, now.defaults)})
+        return describe(name)
+
+    def describe(name: str) -> dict[str, Any]:
+        told = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.dispatchers}
+        first = told[fleet.first.device]
+        return first if len(told) == 1 else first | {"devices": told}
+
+    @app.get("/admin/models/{model}/policy")
+    async def read_policy(model: str) -> dict[str, Any]:
+        return describe(inference.model(model).name)
+
+    @app.put("/admin/models/{model}/policy")
+    async def set_policy(model: str, request: Request) -> dict[str, Any]:
+        change = await _read_change(request, inference.intake, PolicyChange, '{"policy": "SPEC"}')
+        if names_file(change.policy):
+            raise BadInputError(
+                "a request cannot name a file of the server; start the server with it, or name a policy"
+            )
+        return await set_to(model, lambda _: change.policy)
+
+    @app.post("/admin/models/{model}/solve")
+    async def solve(model: str) -> dict[str, Any]:
+        return await set_to(model, lambda now: now.spec)
+
+
+def _add_devices(app: FastAPI, inference: Inference) -> None:
+    fleet = inference.fleet
+
+    @app.get("/admin/devices")
+    async def read_devices() -> list[dict[str, Any]]:
+        return describe_devices(fleet)
+
+    @app.put("/admin/devices/{index}")
+    async def set_device(index: int, request: Request) -> dict[str, Any]:
+        change = await _read_change(request, inference.intake, DeviceChange, '{"serving": true}, or false')
+        fleet.serve(index, change.serving)
+        return describe_devices(fleet)[index]
+
+
+async def _read_change(request: Request, intake: Intake, kind: type[_Change], wanted: str) -> _Change:
+    with intake.share() as share:
+        body = await read_body(headers_of(request.scope), request.receive, _MAX_CHANGE, share.reach, f"send {wanted}")
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        what = "policy" if kind is PolicyChange else "device"
+        raise BadInputError(f"the body is no {what} change ({message}); send {wanted}") from error
+
+
+def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
+    """The devices as the admin pages and the page at / show them."""
+    return [
+        {
+            "device": dispatcher.device,
+            "serving": fleet.serves(dispatcher),
+            "up": not dispatcher.broken.is_set(),
+            "open_calls": dispatcher.open_calls,
+            "models": {model: _on_device(dispatcher, model) for model in dispatcher.chosen},
+        }
+        for dispatcher in fleet.dispatchers
+    ]
+
+
+def _on_device(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
+    chosen = dispatcher.chosen[model]
+    return {
+        "policy": chosen.spec,
+        "profile": chosen.profile.name,
+        "queue_length": dispatcher.queue_length(model),
+        "arrival_rate_hz": dispatcher.arrival_rate(model),
+        "capacity_hz": chosen.profile.capacity,
+    }
+
+
+def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
+    """The policy as the admin pages show it; expectations are those of the row that serves at this rate (1/s)."""
+    rows = [] if chosen.table is None else chosen.table.rows
+    response, power = _expected(chosen, arrival_rate)
+    return {
+        "name": chosen.name,
+        "spec": chosen.spec,
+        "parameters": dict(chosen.parameters),
+        "profile": chosen.profile.name,
+        "rows": [{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
+        "expected_response_time_ms": None if response is None else 1e3 * response,
+        "expected_power_w": power,
+        "arrival_rate_hz": arrival_rate,
+    }
+
+
+def _expected(chosen: Chosen, arrival_rate: float) -> tuple[float | None, float | None]:
+    """Mean response time, s, and mean power, W, of a solved table at this rate; None where nobody has solved."""
+    if chosen.table is None:
+        return None, None
+    rows = chosen.table.rows
+    if arrival_rate < rows[0].arrival_rate / 2:  # everybody is launched, nearly always alone
+        energy = chosen.profile.energy(1)
+        return chosen.profile.service_time(1), None if energy is None else arrival_rate * energy
+    row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate))
+    return row.mean_response_time, row.mean_power

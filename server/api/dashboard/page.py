@@ -1,0 +1,119 @@
+"""The page at /: its HTML with the facts as they stand, and the files it is made of, by fixed names alone."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from importlib import metadata, resources
+from string import Template
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from policies.catalog import CATALOG
+from server.api.inference import Inference
+
+_RULES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'",
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+)
+PAGE_HEADERS: Mapping[str, str] = {
+    "content-security-policy": "; ".join(_RULES),
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+_FOR_EVER = "public, max-age=31536000, immutable"  # the page names its files with their versions
+_FILES = {
+    "app": "app.js",
+    "charts": "charts.js",
+    "style": "style.css",
+    "plotly": "plotly.js",
+    "plotly_css": "plotly.css",  # all but empty: plotly puts its rules there, where the page lets it
+}
+_STYLE_ID = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
+_GUARD = b"for (const id of %s) document.head.append(Object.assign(document.createElement('meta'), { id }));\n"
+_GUARD_VERSION = 1
+_SUGGESTED = (
+    *("greedy", "serial", "static:8", "timeout:5", "rate-matching", "max-under-deadline:slo_ms=50"),
+    *("smdp:w2=1", "smdp:w2=16", "smdp:slo_p95_ms=100", "smdp:slo_mean_ms=50", "smdp:power_cap_w=20"),
+)
+
+
+def render_page(inference: Inference, address: str) -> str:
+    """The page as it stands now, for whom the server is at `address`; without a script it still tells the facts."""
+    models = "".join(f"<option>{escape(name)}</option>" for name in inference.models)
+    return _html().substitute(
+        address=escape(address),
+        models=models,
+        rows="".join(_row(inference, name) for name in inference.models),
+        policies="".join(f'<option value="{escape(spec)}"></option>' for spec in _SUGGESTED),
+        names=", ".join(CATALOG),
+        **{key: f"assets/{file}?v={_version(file)}" for key, file in _FILES.items()},
+    )
+
+
+def page_routes() -> list[Route]:
+    """The files, for a router: their names are known here, no path comes from a request."""
+    return [_route(file) for file in _FILES.values()]
+
+
+def _route(file: str) -> Route:
+    async def answer(request: Request) -> Response:
+        headers = {"etag": f'"{_version(file)}"', "cache-control": _FOR_EVER, "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            body = await asyncio.to_thread(_packed, file)
+        else:
+            body = await asyncio.to_thread(_read, file)
+        return Response(body, headers=headers, media_type=_TYPES[file.rpartition(".")[2]])
+
+    return Route(f"/assets/{file}", answer)
+
+
+@cache
+def _packed(file: str) -> bytes:
+    """The file, compressed once: plotly's script shrinks from 4.8 MB to 1.5."""
+    return gzip.compress(_read(file), mtime=0)
+
+
+@cache
+def _version(file: str) -> str:
+    """Another one when the file is another; plotly's is too large to be read for that."""
+    if file == "plotly.js":
+        return f"{metadata.version('plotly')}-{_GUARD_VERSION}"
+    return hashlib.sha256(_read(file)).hexdigest()[:12]
+
+
+@cache
+def _read(file: str) -> bytes:
+    if file == "plotly.js":
+        return _guarded((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+    return (resources.files("server.api.dashboard") / "assets" / file).read_bytes()
+
+
+def _guarded(plotly: bytes) -> bytes:
+    """Plotly's script, which leaves out style elements, of maps, whose ids there are already: so there are."""
+    ids = sorted({name.decode() for name in _STYLE_ID.findall(plotly)})
+    return _GUARD % json.dumps(ids).encode() + plotly
+
+
+@cache
+def _html() -> Template:
+    return Template(_read("index.html").decode())
+
+
+def _row(inference: Inference, name: str) -> str:
+    fleet, weights = inference.fleet, inference.models[name].weights
+    return (
+        f"<tr><td>{escape(name)}<td>{escape(weights)}<td>{escape(fleet.first.chosen[name].spec)}"
+        f"<td>{fleet.queue_length(name)}<td>{fleet.arrival_rate(name):.1f}</tr>"
+    )

@@ -1,0 +1,204 @@
+"""The documents of Open Inference Protocol v2 that describe server and models, as JSON-ready values.
+
+The C++ clients and perf_analyzer read most keys without asking whether they are there, so every key stays, also where
+this server has nothing to say (cache_hit, memory_usage). A version is a numeric string because perf_analyzer parses it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from server.api.open_inference.tensors import TensorSpec
+from server.errors import BadInputError
+from server.transport.json_limits import parse_object
+
+VERSION = "1"
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the documents tell of a model.
+
+    Attributes:
+        name: The model's name.
+        platform: What runs it, such as `pytorch`; never `ensemble`, which perf_analyzer takes for a graph of models.
+        input: Its input, and what may come beside it.
+        outputs: Its outputs.
+        max_batch_size: The largest batch.
+    """
+
+    name: str
+    platform: str
+    input: TensorSpec
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something happened and how long it took in total, in ns as the protocol wants it."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """The batches of one size: l(b) as measured."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """What happened to one model since the start.
+
+    Attributes:
+        name: The model's name.
+        last_inference_ms: Unix time of the last inference in ms; 0 before the first.
+        inference_count: Samples served.
+        execution_count: Batches run.
+        success: Calls answered well, from arrival to answer; fail: the others.
+        queue: Waiting; compute_input: preparing inputs; compute_infer: the model; compute_output: taking out results.
+            As success, each counts calls.
+        batches: The same by batch size, counting batches.
+    """
+
+    name: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    batches: tuple[BatchStatistics, ...] = ()
+
+
+def server_metadata(name: str, version: str) -> dict[str, Any]:
+    """Answer GET /v2."""
+    return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(model: ModelFacts) -> dict[str, Any]:
+    """Answer GET /v2/models/{m}; shapes begin with -1, the number of samples."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": model.platform,
+        "inputs": [_tensor_metadata(each) for each in (model.input, *model.input.beside)],
+        "outputs": [_tensor_metadata(output) for output in model.outputs],
+    }
+
+
+def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.tail]}
+
+
+def model_config(model: ModelFacts) -> dict[str, Any]:
+    """Answer GET /v2/models/{m}/config.
+
+    `dynamic_batching` makes perf_analyzer see a batching scheduler; `sequence_batching` must be absent.
+    """
+    return {
+        "name": model.name,
+        "platform": model.platform,
+        "backend": model.platform,
+        "max_batch_size": model.max_batch_size,
+        "input": [
+            _tensor_config(model.input),
+            *(_tensor_config(each) | {"optional": True} for each in model.input.beside),
+        ],
+        "output": [_tensor_config(output) for output in model.outputs],
+        "dynamic_batching": {},
+        "model_transaction_policy": {"decoupled": False},
+        "response_cache": {"enable": False},
+    }
+
+
+def _tensor_config(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.tail)}
+
+
+def wants_ready_only(body: bytes) -> bool:
+    """Read the body of POST /v2/repository/index: empty, or an object with `ready`.
+
+    Raises:
+        BadInputError: It is neither.
+    """
+    if not body.strip():
+        return False
+    document = parse_object(body, "body", 'none or {"ready": true}')
+    if type(document.get("ready", False)) is not bool:
+        raise BadInputError('the body is no object with a boolean `ready`; send none or {"ready": true}')
+    return bool(document.get("ready", False))
+
+
+def repository_index(models: Iterable[tuple[str, str]], ready_only: bool) -> list[dict[str, Any]]:
+    """Answer POST /v2/repository/index: a bare array.
+
+    Args:
+        models: For each its name and state, READY or UNAVAILABLE.
+        ready_only: Leave out those that are not READY.
+    """
+    return [
+        {"name": name, "version": VERSION, "state": state, "reason": ""}
+        for name, state in models
+        if state == "READY" or not ready_only
+    ]
+
+
+def statistics(models: Iterable[ModelStatistics]) -> dict[str, Any]:
+    """Answer GET /v2/models/stats and /v2/models/{m}/stats."""
+    return {"model_stats": [_model_statistics(model) for model in models]}
+
+
+def _model_statistics(model: ModelStatistics) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "version": VERSION,
+        "last_inference": model.last_inference_ms,
+        "inference_count": model.inference_count,
+        "execution_count": model.execution_count,
+        "inference_stats": {
+            "success": _duration(model.success),
+            "fail": _duration(model.fail),
+            "queue": _duration(model.queue),
+            **_compute(model),
+            "cache_hit": _duration(Duration()),
+            "cache_miss": _duration(Duration()),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {"batch_size": batch.batch_size, **_compute(batch)}
+            for batch in sorted(model.batches, key=lambda batch: batch.batch_size)
+        ],
+        "memory_usage": [],
+    }
+
+
+def _compute(measured: ModelStatistics | BatchStatistics) -> dict[str, Any]:
+    return {
+        "compute_input": _duration(measured.compute_input),
+        "compute_infer": _duration(measured.compute_infer),
+        "compute_output": _duration(measured.compute_output),
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

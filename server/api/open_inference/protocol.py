@@ -1,0 +1,335 @@
+"""Open Inference Protocol v2 over HTTP: bytes <-> tensors, as pure functions.
+
+A body is a JSON document, or a JSON document followed by the tensors' bytes (little-endian, row-major, no padding); the
+header Inference-Header-Content-Length tells how long the document is. Length 0 means a raw body: no document, all of it
+is the one sample. Everything a client can get wrong is a `BadInputError` here, before anything of the claimed size is
+allocated. In documents null means absent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from server.api.open_inference.tensors import RAW, Tensor, TensorSpec, from_binary, from_json, join_elements, show
+from server.errors import BadInputError, TooLargeError
+from server.transport.json_limits import parse_object
+
+T = TypeVar("T")
+
+MAX_ID = 256  # characters of a call's `id`, which its answer repeats
+_FORMS = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind
+_JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """How the client wants one output: binary or JSON; the `classification` best classes, or the tensor (0)."""
+
+    name: str
+    binary: bool
+    classification: int
+
+
+_NO_TENSOR = Tensor("", RAW, (), [])
+
+
+@dataclass(slots=True)
+class InferCall:
+    """One inference call; each of its samples becomes a request.
+
+    Attributes:
+        id: The client's name for the call; empty when it gave none.
+        parameters: Those of the document's top-level parameters that the model reads.
+        timeout: The client's time-out in s from arrival; None when it gave none.
+        tensor: The model's input.
+        outputs: What to answer, in this order.
+        beside: By name, what came with it, for the same samples.
+    """
+
+    id: str
+    parameters: dict[str, Any]
+    timeout: float | None
+    tensor: Tensor
+    outputs: tuple[RequestedOutput, ...]
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def drop_inputs(self) -> None:
+        """Drop the input tensors, whose samples are about to be queued."""
+        self.tensor, self.beside = _NO_TENSOR, {}
+
+
+def parse_header_length(text: str | None) -> int | None:
+    """Read Inference-Header-Content-Length; None when the header is absent.
+
+    Raises:
+        BadInputError: It is not a non-negative decimal integer.
+    """
+    if text is None:
+        return None
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise BadInputError(f"Inference-Header-Content-Length is {show(text)}; send the JSON's length in bytes")
+    return int(digits)
+
+
+def parse_infer(
+    body: bytes, header_length: int | None, spec: TensorSpec, outputs: Sequence[str], max_samples: int
+) -> InferCall:
+    """Read an inference call.
+
+    Args:
+        body: The plain (decompressed) body.
+        header_length: Bytes of JSON at its start; None: all of it; 0: a raw body.
+        spec: The model's input, and what may come beside it.
+        outputs: The names of the model's outputs.
+        max_samples: The most samples that can ever be admitted together.
+
+    Raises:
+        TooLargeError: The call has more than `max_samples`.
+        BadInputError: The bytes are no such call, or not one for this model.
+    """
+    if header_length == 0:
+        return _raw_call(body, spec, outputs)
+    text = document_of(body, header_length)
+    start = len(text)
+    document = parse_object(text, "inference document", "an object with `inputs`")
+    parameters = _optional(document, "parameters", dict, {})
+    if any(key.startswith("triton_") for key in parameters):
+        raise BadInputError("a parameter's name starts with `triton_`, which is reserved; rename it")
+    tensors = _read_inputs(document, body, start, spec, max_samples)
+    return InferCall(
+        id=_read_id(document),
+        parameters={key: parameters[key] for key in spec.parameters if key in parameters},
+        timeout=_count(parameters, "timeout") / 1e6 or None,
+        tensor=tensors.pop(spec.name),
+        outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
+        beside=tensors,
+    )
+
+
+def _raw_call(body: bytes, spec: TensorSpec, outputs: Sequence[str]) -> InferCall:
+    if not body:
+        raise BadInputError("the raw body is empty; send one sample, or JSON without Inference-Header-Content-Length")
+    requested = tuple(RequestedOutput(name, True, 0) for name in outputs)
+    return InferCall("", {}, None, Tensor(spec.name, RAW, (1,), [body]), requested)
+
+
+def document_of(body: bytes, header_length: int | None) -> bytes:
+    """The JSON part of a body; empty for a raw body.
+
+    Raises:
+        BadInputError: the body is shorter.
+    """
+    start = len(body) if header_length is None else header_length
+    if not 0 <= start <= len(body):
+        raise BadInputError(f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes")
+    return body[:start]
+
+
+def _read_id(document: dict[str, Any]) -> str:
+    name = _optional(document, "id", str, "")
+    if len(name) > MAX_ID:
+        raise BadInputError(f"`id` has {len(name)} characters, over {MAX_ID}; send a shorter one")
+    return name
+
+
+def _read_outputs(document: dict[str, Any], names: Sequence[str], binary: bool) -> tuple[RequestedOutput, ...]:
+    entries = _optional(document, "outputs", list, [])
+    if not entries:
+        return tuple(RequestedOutput(name, binary, 0) for name in names)
+    requested = tuple(_read_output(entry, names, binary) for entry in entries)
+    if len({output.name for output in requested}) < len(requested):
+        raise BadInputError(f"`outputs` has {len(requested)} entries with repeated names; name each output once")
+    return requested
+
+
+def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOutput:
+    if type(entry) is not dict or type(entry.get("name")) is not str:
+        raise BadInputError(f"an entry of `outputs` is {show(entry)}; send an object with `name`")
+    name = entry["name"]
+    if name not in names:
+        raise BadInputError(f"the requested output {show(name)} does not exist; the model has {', '.join(names)}")
+    parameters = _optional(entry, "parameters", dict, {})
+    if parameters.get("shared_memory_region") is not None:
+        raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
+    classification = _count(parameters, "classification")
+    return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
+
+
+def _read_inputs(
+    document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int
+) -> dict[str, Tensor]:
+    """The tensors by name; the bytes of those that are binary follow the JSON in the order of the entries."""
+    entries = _input_entries(document.get("inputs"), spec)
+    forms = {name: _read_form(entry, of) for name, (entry, of) in entries.items()}
+    _check_samples(forms, spec.name, max_samples)
+    sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
+    _check_follow(sizes, len(body) - start)
+    tensors = {}
+    for name, (datatype, shape) in forms.items():
+        size = sizes[name]
+        if size is None:
+            data = from_json(entries[name][0]["data"], datatype, shape)
+        else:
+            alone = start + size == len(body)  # then nothing is copied
+            part, at = (body, start) if alone else (body[start : start + size], 0)
+            data = from_binary(part, at, datatype, shape)
+            start += size
+        tensors[name] = Tensor(name, datatype, shape, data)
+    return tensors
+
+
+def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
+    """Each entry under its name with its specification; the model's input is among them."""
+    known = {each.name: each for each in (spec, *spec.beside)}
+    is_list = type(entries) is list and 1 <= len(entries) <= len(known)
+    if not is_list or any(type(entry) is not dict for entry in entries):
+        wanted = ", ".join(map(str, spec.beside))
+        raise BadInputError(
+            f"`inputs` is {show(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
+        )
+    found = {}
+    for entry in entries:
+        name = entry.get("name")
+        if type(name) is not str or name not in known or name in found:
+            raise BadInputError(f"the input's name is {show(name)}; the model takes {spec}")
+        found[name] = entry, known[name]
+    if spec.name not in found:
+        raise BadInputError(f"`inputs` has no {spec.name}; the model takes {spec}")
+    return found
+
+
+def _check_samples(forms: Mapping[str, tuple[str, tuple[int, ...]]], name: str, most: int) -> None:
+    samples = forms[name][1][0]
+    if samples > most:
+        raise TooLargeError(f"the call has {samples} samples, more than {most}; send them in several calls")
+    other = next((key for key, (_, shape) in forms.items() if shape[0] != samples), None)
+    if other is not None:
+        raise BadInputError(f"input {other} is for {forms[other][1][0]} samples, {name} for {samples}; send as many")
+
+
+def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
+    """Whether as many bytes follow the JSON as its binary tensors take."""
+    binary = {name: size for name, size in sizes.items() if size is not None}
+    if not binary and follow:
+        raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
+    if sum(binary.values()) != follow:
+        raise BadInputError(
+            f"input {', '.join(binary)}: binary_data_size is {sum(binary.values())} but {follow} bytes follow the JSON;"
+            " make them equal, with Inference-Header-Content-Length the JSON's length"
+        )
+
+
+def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
+    """Check datatype and shape against the specification; the number of samples has no bound yet."""
+    name, datatype, shape = spec.name, entry.get("datatype"), entry.get("shape")
+    if type(datatype) is not str or datatype not in spec.tails:
+        raise BadInputError(f"input {name}: the datatype is {show(datatype)}; the model takes {spec}")
+    # True == 1 and 3.0 == 3, so types are compared too.
+    if type(shape) is list and all(type(size) is int for size in shape) and spec.takes(datatype, tuple(shape)):
+        return datatype, tuple(shape)
+    raise BadInputError(f"input {name}: the shape is {show(shape)}; the model takes {spec}, at least 1 sample")
+
+
+def _binary_size(entry: dict[str, Any], name: str) -> int | None:
+    """Find where the values are: the size of the binary tensor, or None when they are in the JSON."""
+    parameters = _optional(entry, "parameters", dict, {})
+    if parameters.get("shared_memory_region") is not None:
+        raise BadInputError(f"input {name}: shared memory is not supported; send the data in the body")
+    binary = parameters.get("binary_data_size") is not None
+    if binary == (entry.get("data") is not None):
+        raise BadInputError(f"input {name} has {'both' if binary else 'none'} of `data` and binary_data_size; send one")
+    return _count(parameters, "binary_data_size") if binary else None
+
+
+def render_infer(
+    call: InferCall,
+    model: str,
+    outputs: Mapping[str, NDArray[Any]],
+    labels: Sequence[str] | None,
+    parameters: Mapping[str, Any],
+) -> tuple[bytes, int | None]:
+    """Write the answer to a call.
+
+    Args:
+        call: The call that is answered; its inputs are not needed.
+        model: The model's name.
+        outputs: Output name -> float32 array [samples, classes], or int64; one entry for each that is requested.
+        labels: One for each class, or None.
+        parameters: Facts about the answer, left out when empty.
+
+    Returns:
+        The body and its Inference-Header-Content-Length; None when all of it is JSON, where NaN and infinity are null.
+    """
+    document: dict[str, Any] = {"id": call.id} if call.id else {}
+    document |= {"model_name": model, "model_version": "1"}
+    if parameters:
+        document["parameters"] = dict(parameters)
+    blobs: list[bytes] = []
+    document["outputs"] = [_render_output(output, outputs[output.name], labels, blobs) for output in call.outputs]
+    header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join((header, *blobs)), len(header)) if blobs else (header, None)
+
+
+def _render_output(
+    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str] | None, blobs: list[bytes]
+) -> dict[str, Any]:
+    """Describe one output; its bytes, if binary, are appended to `blobs`."""
+    entry: dict[str, Any] = {"name": output.name}
+    encode: Callable[[Any], bytes]
+    if output.classification:
+        data: Any = _best_classes(array, output.classification, labels)
+        entry |= {"datatype": "BYTES", "shape": (len(array), len(data) // len(array))}
+        encode = join_elements
+    else:
+        datatype, form = _FORMS[array.dtype.kind]
+        data = np.ascontiguousarray(array, form).reshape(-1)  # flat: the C++ client reads element by element
+        entry |= {"datatype": datatype, "shape": array.shape}
+        encode = np.ndarray.tobytes
+    if not output.binary:
+        return entry | {"data": data}
+    blobs.append(encode(data))
+    # Nothing else may stand in these parameters: the C++ client would take it for a binary size.
+    return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
+
+
+def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> list[str]:
+    """List `value:index[:label]`, for each sample the best first; equal ones, if all fit, by index."""
+    count = values.shape[1]
+    first = count - min(most, count)
+    texts: list[str] = []
+    for row in values:
+        best = row.argpartition(first)[first:] if most > 1 else row.argmax(keepdims=True)
+        ranked = sorted(zip((-row[best]).tolist(), best.tolist(), strict=True))
+        texts += [f"{-value:f}:{index}{_suffix(labels, index)}" for value, index in ranked]
+    return texts
+
+
+def _suffix(labels: Sequence[str] | None, index: int) -> str:
+    return f":{labels[index]}" if labels else ""
+
+
+def render_error(message: str) -> bytes:
+    """Write the body of every answer other than 200."""
+    # Part of a message may come from a URL, and JSON cannot hold the lone surrogates of a badly decoded one.
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def _optional(fields: dict[str, Any], key: str, kind: type[T], default: T) -> T:
+    value = fields.get(key)
+    if value is None:
+        return default
+    if type(value) is not kind:  # not isinstance: true is no integer
+        raise BadInputError(f"`{key}` is {show(value)}; send {_JSON_NAMES[kind]}")
+    return value
+
+
+def _count(fields: dict[str, Any], key: str) -> int:
+    value = _optional(fields, key, int, 0)
+    if value < 0:
+        raise BadInputError(f"`{key}` is {value}; send 0 or more")
+    return value

@@ -1,0 +1,1 @@
+"""The application: plan, assembly, HTTP application, life cycle of the process."""

@@ -1,0 +1,1 @@
+"""Backends: what runs a batch on a device."""

@@ -1,0 +1,1 @@
+"""Models: their interface, preprocessing of images and texts, and the sources that they are loaded from."""

@@ -1,0 +1,1 @@
+"""Scheduling: admission, queues, dispatchers and the controller that adapts their policies."""

@@ -1,0 +1,1 @@
+"""Telemetry: metrics, statistics, history, logs and traces."""

@@ -1,0 +1,83 @@
+"""Counts and durations since the start, by model: what the Open Inference Protocol calls statistics."""
+
+import time
+from dataclasses import dataclass, field
+
+from server.api.open_inference.documents import BatchStatistics, Duration, ModelStatistics
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+    def duration(self) -> Duration:
+        return Duration(self.count, round(1e9 * self.seconds))
+
+
+@dataclass(slots=True)
+class _Model:
+    samples: int = 0
+    last_ms: int = 0
+    success: _Tally = field(default_factory=_Tally)
+    fail: _Tally = field(default_factory=_Tally)
+    queue: _Tally = field(default_factory=_Tally)
+    decode: _Tally = field(default_factory=_Tally)
+    infer: _Tally = field(default_factory=_Tally)
+    batches: dict[int, _Tally] = field(default_factory=dict)
+
+
+class Statistics:
+    """Tallies of calls and batches."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._models: dict[str, _Model] = {}
+
+    def batch(self, model: str, finished: int, whole: tuple[int, float] | None) -> None:
+        """A batch finished so many; `whole` is its size and service time, s, None where it was run stage by stage."""
+        tally = self._of(model)
+        tally.samples += finished
+        tally.last_ms = time.time_ns() // 1_000_000
+        if whole is not None:
+            size, service = whole
+            tally.batches.setdefault(size, _Tally()).add(service)
+
+    def answered(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
+        """A call was answered; times in s."""
+        tally = self._of(model)
+        tally.success.add(total)
+        tally.queue.add(waiting)
+        tally.decode.add(decode)
+        tally.infer.add(service)
+
+    def failed(self, model: str, total: float) -> None:
+        """A call got another answer after `total` s."""
+        self._of(model).fail.add(total)
+
+    def of(self, model: str) -> ModelStatistics:
+        """The model's statistics so far."""
+        tally = self._of(model)
+        nothing = Duration()
+        return ModelStatistics(
+            name=model,
+            last_inference_ms=tally.last_ms,
+            inference_count=tally.samples,
+            execution_count=sum(t.count for t in tally.batches.values()),
+            success=tally.success.duration(),
+            fail=tally.fail.duration(),
+            queue=tally.queue.duration(),
+            compute_input=tally.decode.duration(),
+            compute_infer=tally.infer.duration(),
+            compute_output=Duration(tally.success.count, 0),
+            batches=tuple(
+                BatchStatistics(size, nothing, t.duration(), nothing) for size, t in sorted(tally.batches.items())
+            ),
+        )
+
+    def _of(self, model: str) -> _Model:
+        return self._models.setdefault(model, _Model())

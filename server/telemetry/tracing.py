@@ -1,0 +1,140 @@
+"""OpenTelemetry: a span a request, a span a batch, and links between them. Needs the extra "otel".
+
+A batch is nobody's child: several requests share it, each from a trace of its own. So it begins a trace, with a link to
+every request that it serves; and each request has a link back. Sampling, the service's name and more are told by the
+variables of the OpenTelemetry specification (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, ...).
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextvars import Token
+from typing import Any
+
+from opentelemetry import context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.types import Scope
+
+from server.scheduling.calls import Served
+
+_ROUTES = {
+    "/predict": re.compile(r"/predict(?:/[^/]+)?"),
+    "/v2/models/{model}/infer": re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer"),
+    "/admin": re.compile(r"/admin/.*"),
+}
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_TIMEOUT = 2.0  # s for a collector to take spans; its own default of 10 would stretch the end of the server so far
+_W3C = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Makes the spans."""
+
+    def __init__(self, provider: TracerProvider, version: str) -> None:
+        """`provider` samples and exports; `version` is this package's."""
+        self._provider = provider
+        self._tracer = provider.get_tracer("batchwright", version)
+
+    def request(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str) -> "RequestSpan":
+        """Begin the span of a request, a child of the one that its traceparent names; it is current until it ends."""
+        carrier = {
+            n: headers[n.encode()].decode("latin-1") for n in ("traceparent", "tracestate") if n.encode() in headers
+        }
+        method, path = scope["method"], scope["path"]
+        route = next((name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)), "")
+        span = self._tracer.start_span(
+            f"{method} {route}".rstrip(),
+            _W3C.extract(carrier),
+            SpanKind.SERVER,
+            {"http.request.method": method, "url.path": path[:200], "batchwright.request_id": request_id},
+        )
+        return RequestSpan(span)
+
+    @staticmethod
+    def current() -> Span | None:
+        """The span of the request that is being answered, if it is recorded."""
+        span = get_current_span()
+        return span if span.is_recording() else None
+
+    def batch(self, device: str, served: Served) -> None:
+        """The span of a batch that is over, tied to those of its calls; none if no call of it is recorded."""
+        launch, completion = served.launch, served.completion
+        calls = {id(request.payload.call): request for request in launch.requests}.values()
+        spans = [(call.span, request) for request in calls if (call := request.payload.call).span is not None]
+        if not spans:
+            return
+        attributes: dict[str, Any] = {
+            "batchwright.model": launch.requests[0].kind.model,
+            "batchwright.device": device,
+            "batchwright.policy": served.policy,
+            "batchwright.reason": launch.reason,
+            "batchwright.batch_size": len(launch.requests),
+            "batchwright.first_stage": served.batch.first_stage,
+        }
+        if served.energy is not None:
+            attributes["batchwright.energy_j"] = served.energy
+        epoch = time.time_ns() - time.monotonic_ns()
+        batch = self._tracer.start_span(
+            "batch",
+            context.Context(),  # a trace of its own
+            SpanKind.INTERNAL,
+            attributes,
+            [Link(span.get_span_context()) for span, _ in spans],
+            epoch + round(1e9 * completion.started),
+        )
+        for span, request in spans:
+            if not span.is_recording():  # its client has gone
+                continue
+            waited = {"batchwright.waiting_s": request.started - request.arrival}
+            span.add_link(batch.get_span_context(), waited)
+        batch.end(epoch + round(1e9 * completion.finished))
+
+    def close(self) -> None:
+        """Export what is left; gives up soon where nobody takes it."""
+        self._provider.shutdown()
+
+
+class RequestSpan:
+    """The span of one request, current from its beginning."""
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._token: Token[context.Context] = context.attach(set_span_in_context(span))
+
+    @property
+    def traceparent(self) -> bytes | None:
+        """What goes out with the answer; None where the SDK is disabled."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(self._span))
+        return carrier["traceparent"].encode() if carrier else None
+
+    @property
+    def trace_id(self) -> str:
+        """Of the trace it belongs to, 32 hexadecimal digits."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def end(self, status: int) -> None:
+        """Over, with this status; 0 stands for a client that went."""
+        context.detach(self._token)
+        self._span.set_attribute("http.response.status_code", status or 499)
+        if status >= 500:
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
+
+
+def tracing_to(endpoint: str, version: str) -> Tracing:
+    """Tracing that exports by OTLP over HTTP; `endpoint` is a collector's URL, such as http://localhost:4318."""
+    resource = Resource.create({"service.name": "batchwright", "service.version": version})
+    provider = TracerProvider(resource=resource)
+    timeout = None if any(map(os.environ.get, _TIMEOUTS)) else _TIMEOUT
+    exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=timeout)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, version)

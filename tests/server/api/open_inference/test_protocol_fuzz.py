@@ -1,0 +1,43 @@
+"""Hostile input: each damaged call is answered or refused as the client's error; the long run is benchmarks/fuzz.py."""
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+
+from benchmarks.hostile import CASES, MOST_BYTES, MOST_SAMPLES, OUTPUTS, SPEC, Case, good_calls, judge
+from server.api.open_inference.protocol import parse_infer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory() -> Iterator[None]:
+    """All cases together never hold more than a few megabytes, whatever they claim."""
+    judge(Case("compress", ("gzip",)))
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+@settings(max_examples=300, derandomize=True, deadline=2000)
+@given(CASES)
+def test_hostile_input_is_taken_or_refused_as_the_clients_error(case: Case) -> None:
+    judge(case)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(good_calls())
+def test_the_calls_that_are_damaged_are_good_to_begin_with(call: tuple[dict[str, object], bytes]) -> None:
+    header = json.dumps(call[0]).encode()
+    parse_infer(header + call[1], len(header), SPEC, OUTPUTS, MOST_SAMPLES)
+
+
+def test_the_judge_notices_what_is_no_client_error() -> None:
+    with pytest.raises(TypeError):
+        judge(Case("infer", ("no bytes", 1, "one too many")))
+    assert judge(Case("decompress", (bytes(MOST_BYTES + 1), None))) == "TooLargeError"

@@ -1,0 +1,82 @@
+"""Tensors of every datatype, from bytes and from JSON values."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.open_inference.tensors import TensorSpec, from_binary, from_json, join_elements
+from server.errors import BadInputError
+
+VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
+    "BOOL": np.array([[True, False]]),
+    **{
+        name: np.array([[bounds.min, bounds.max]], dtype=bounds.dtype)
+        for name, bounds in {
+            f"{prefix}{bits}": np.iinfo(f"{kind}{bits // 8}")
+            for prefix, kind in (("UINT", "u"), ("INT", "i"))
+            for bits in (8, 16, 32, 64)
+        }.items()
+    },
+    "FP16": np.array([[1.5, -np.inf]], dtype=np.float16),
+    "BF16": np.array([[0x3F80, 0xFF80]], dtype=np.uint16),
+    "FP32": np.array([[1.5, -0.1]], dtype=np.float32),
+    "FP64": np.array([[1e300, -0.1]]),
+}
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_binary_values_of_every_datatype_arrive_unchanged(datatype: str) -> None:
+    values = VALUES[datatype]
+    array = from_binary(b"any" + values.tobytes(), 3, datatype, (1, 2))
+    assert isinstance(array, np.ndarray)
+    np.testing.assert_array_equal(array, values, strict=True)
+
+
+@pytest.mark.parametrize("datatype", VALUES.keys() - {"FP16", "BF16"})
+def test_json_values_of_every_other_datatype_arrive_unchanged(datatype: str) -> None:
+    values = VALUES[datatype]
+    for data in (values.tolist(), values.ravel().tolist()):
+        array = from_json(data, datatype, (1, 2))
+        assert isinstance(array, np.ndarray)
+        np.testing.assert_array_equal(array, values, strict=True)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_precision_travels_as_bytes_only(datatype: str) -> None:
+    with pytest.raises(BadInputError, match=f"{datatype} cannot be sent as JSON"):
+        from_json([1.0], datatype, (1,))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "message"),
+    [
+        ("INT8", 128, "send -128 to 127"),
+        ("INT64", 2**63, "outside INT64"),
+        ("UINT64", -1, "outside UINT64"),
+        ("FP32", 1e39, "too large for FP32: send at most 3.4"),
+        ("FP64", float("inf"), "too large for FP64"),
+        ("FP32", True, "holds bool; send float or int"),
+        ("BOOL", 1, "holds int; send bool"),
+    ],
+)
+def test_a_json_value_outside_its_datatype_is_bad_input(datatype: str, value: Any, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        from_json([value], datatype, (1,))
+
+
+def test_integers_are_floats_too() -> None:
+    np.testing.assert_array_equal(from_json([1, 2.5, 2**64 - 1], "FP64", (3,)), [1.0, 2.5, 2.0**64])
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_joined_elements_split_into_the_same(texts: list[str]) -> None:
+    assert from_binary(join_elements(texts), 0, "BYTES", (len(texts),)) == [text.encode() for text in texts]
+
+
+def test_a_specification_advertises_its_first_datatype_and_tells_all() -> None:
+    spec = TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()})
+    assert (spec.datatype, spec.tail) == ("UINT8", (224, 224, 3))
+    assert str(spec) == "`image` as UINT8 [-1, 224, 224, 3] or BYTES [-1]"

@@ -1,0 +1,133 @@
+"""Who is let in: by room, and by time."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.rules.control_limit import greedy, serial, static
+from server.errors import ExpiredError, QueueFullError, TooLateError
+from server.scheduling.admission import Lateness, Limits
+from server.scheduling.calls import Answer
+from server.scheduling.dispatcher import Dispatcher
+from tests.support.fakes import STEPS, FakeExecutor, parts, play
+
+
+def test_capacity_counts_the_waiting_and_admits_a_call_whole_or_not_at_all() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)  # in service: it takes no place
+        waiting = dispatcher.submit("m", [1.0, 2.0, 3.0])
+        with pytest.raises(QueueFullError, match="3 of 4 places") as refusal:
+            dispatcher.submit("m", [4.0, 5.0])
+        assert refusal.value.retry_after is not None
+        assert refusal.value.retry_after >= 1
+        assert dispatcher.queue_length("m") == 3
+        await asyncio.gather(running, waiting, dispatcher.submit("m", [6.0]))
+
+    play(scenario, parts(greedy(8)), limits=Limits(4))
+
+
+def test_an_answer_that_would_be_late_is_refused_at_once() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        with pytest.raises(TooLateError, match="about 11 ms, too long for a time-out with 11 ms left"):
+            dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are for the way
+        running = dispatcher.submit("m", [0.0], 0.012)
+        await asyncio.sleep(0.001)  # 10 ms of service are left
+        waiting = dispatcher.submit("m", [float(n) for n in range(10)])  # 18 ms for eight, 12 for two
+        with pytest.raises(TooLateError, match="about 41 ms") as refused:
+            dispatcher.submit("m", [1.0], 0.043)
+        assert refused.value.retry_after == 1
+        assert dispatcher.queue_length("m") == 10
+        in_time = dispatcher.submit("m", [1.0], 0.044)
+        await asyncio.gather(running, waiting, in_time)
+        assert asyncio.get_running_loop().time() == pytest.approx(0.042)
+
+    play(scenario, parts(greedy(8)))
+
+
+def test_a_full_queue_says_how_long_its_work_takes() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        waiting = dispatcher.submit("m", [float(n) for n in range(1000)])
+        with pytest.raises(QueueFullError, match="come again in 3 s"):  # 125 batches of 18 ms
+            dispatcher.submit("m", [1.0])
+        await asyncio.gather(running, waiting)
+
+    play(scenario, parts(greedy(8)), limits=Limits(1000))
+
+
+def test_who_can_no_longer_be_on_time_is_not_run_for_nobody() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # believed to take 11 to 18 ms
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        doomed = dispatcher.submit("m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
+        stays = dispatcher.submit("m", [2.0])
+        with pytest.raises(ExpiredError, match="after 99 ms the time-out would pass before an answer"):
+            await doomed
+        await asyncio.gather(running, stays)
+        assert [entry[2] for entry in executor.log] == [[0.0], [2.0]]
+
+    play(scenario, parts(greedy(8)), slow)
+
+
+def test_a_time_out_that_the_policys_own_batch_keeps_is_not_given_up() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        hurried = dispatcher.submit("m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
+        others = [dispatcher.submit("m", [float(n)]) for n in range(8)]
+        assert (await hurried)[0].batch_size == 1
+        await asyncio.gather(running, *others)
+
+    play(scenario, parts(serial()))
+
+
+def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_silence_to_forget() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # believed to take 11 to 18 ms
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        async def backlog() -> list["asyncio.Future[list[Answer]]"]:
+            calls = [dispatcher.submit("m", [float(n)], 2.0) for n in range(80)]
+            await asyncio.sleep(0.001)
+            return calls
+
+        await asyncio.gather(*await backlog())  # the last after 1 s, 180 ms were believed
+        calls = await backlog()
+        with pytest.raises(TooLateError, match="about 1"):
+            dispatcher.submit("m", [0.0], 0.9)
+        await asyncio.gather(*calls)
+        dispatcher.submit("m", [0.0], 0.05).cancel()  # nobody is here: nothing that was learned holds
+        await asyncio.sleep(60)
+        calls = await backlog()
+        await asyncio.gather(*calls, dispatcher.submit("m", [0.0], 1.9))
+
+    play(scenario, parts(greedy(8)), slow)
+
+
+def test_a_policy_that_waits_on_purpose_teaches_nothing() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        for _ in range(5):
+            with pytest.raises(ExpiredError):
+                await dispatcher.submit("m", [0.0], 0.5)
+        assert executor.log == []
+
+    play(scenario, parts(static(8)))
+
+
+@given(st.lists(st.floats(-1, 1), min_size=30, max_size=60))
+def test_the_margin_covers_most_of_what_was_seen(excesses: list[float]) -> None:
+    lateness = Lateness()
+    for n, excess in enumerate(excesses):
+        lateness.see(excess, 0.01 * n)
+    margin = lateness.margin(0.6)
+    assert 0.0 <= margin <= 3.0 * max(map(abs, excesses))
+    steady = Lateness()
+    for n in range(60):
+        steady.see(0.1, 0.01 * n)
+    assert steady.margin(0.6) == pytest.approx(0.1, rel=0.1)

@@ -1,0 +1,41 @@
+"""One call: what a lost device means for it."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from policies.rules.control_limit import greedy
+from server.scheduling.calls import Answer, Asked, Call
+from tests.support.fakes import chosen
+from tests.support.virtual_clock import virtual_loop
+
+ANSWER = Answer(0.0, 1, 0.0, 0.0, None, "d")
+
+
+@pytest.mark.parametrize(
+    ("started", "answered", "losses"),
+    [
+        ((False, False), (False, False), 0),
+        ((True, False), (False, False), 1),
+        ((True, True), (False, False), 1),
+        ((True, False), (True, False), 0),
+        ((True, True), (True, False), 1),
+    ],
+    ids=["waiting", "in service", "all in service", "served, the other waits", "one served"],
+)
+def test_a_lost_device_counts_only_for_samples_that_were_in_service(
+    started: tuple[bool, bool], answered: tuple[bool, bool], losses: int
+) -> None:
+    loop = virtual_loop()
+    call = Call(loop.create_future(), Asked("m", [1.0, 2.0], (), 0.0, 9.0), earliest=1.0)
+    requests = call.ask(chosen(greedy(8))["m"], count())
+    for index, request in enumerate(requests):
+        if started[index]:
+            request.started = 0.5
+        if answered[index]:
+            call.answer(index, replace(ANSWER))
+    call.lose()
+    assert call.losses == losses
+    assert call.earliest == 0.0, "how late it is now tells nothing about the other devices"
+    loop.close()

@@ -1,0 +1,372 @@
+"""The controller in front of a device that changes, on a virtual clock: it notices, solves again and swaps."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.catalog import Chosen, choose
+from policies.profile import Profile, load_profile
+from policies.queue.arrivals import poisson
+from server.backends.executor import Batch, Completion, OutOfMemoryError
+from server.energy.meters import CountingMeter, EnergyMeter
+from server.scheduling.controller import Controller
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import UNLIMITED, FakeExecutor, play
+from tests.support.virtual_clock import virtual_loop
+
+P4 = load_profile("googlenet-tesla-p4-x10")
+SLOWER = replace(
+    P4,
+    service_times=tuple(1.5 * t for t in P4.service_times),
+    energies=tuple(1.5 * e for e in P4.energies or ()),
+)
+
+
+class Inline(Executor):
+    """Solves at once, where it is asked."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  (as a pool does)
+            done.set_exception(error)
+        return done
+
+
+class ChangingExecutor(FakeExecutor):
+    """Plays one profile, then another, and counts the energy of what it plays."""
+
+    def __init__(self, before: Profile, after: Profile, at: float) -> None:
+        super().__init__(before)
+        self.meter = CountingMeter()
+        self.believed = P4
+        self._after, self._at = after, at
+
+    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+        if asyncio.get_running_loop().time() >= self._at:
+            self._profile = self._after
+        self.meter.add(self._profile.energy(len(batch.inputs)) or 0.0)
+        return super().run(batch)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """After a run: what decides, and what the metrics say."""
+
+    chosen: Chosen
+    metrics: str
+
+    def changes(self, reason: str) -> float:
+        line = f'batchwright_policy_changes_total{{model="m",reason="{reason}"}} '
+        return float(next((rest for rest in self.metrics.split("\n") if rest.startswith(line)), f"{line}0").split()[-1])
+
+
+def serve(
+    executor: ChangingExecutor, spec: str, rate: float, swap: str | None = None, meter: EnergyMeter | None = None
+) -> Seen:
+    """30 s of Poisson arrivals under the controller; with `swap`, somebody sets that policy after 5 s."""
+    loop = virtual_loop()
+    instants = poisson(rate, 30.0, np.random.default_rng(3)).tolist()
+
+    async def main() -> Seen:
+        metrics = Metrics()
+        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        task = asyncio.ensure_future(dispatcher.run())
+        answers = []
+        for instant in instants:
+            await asyncio.sleep(instant - loop.time())
+            if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
+                dispatcher.use("m", choose(swap, P4))
+            answers.append(dispatcher.submit("m", [0.0]))
+        await dispatcher.drain()
+        await asyncio.gather(*answers)
+        task.cancel()
+        return Seen(dispatcher.chosen["m"], metrics.render().decode())
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_a_device_that_slows_down_is_solved_for_anew(load: float) -> None:
+    seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", load * P4.capacity)
+    assert seen.changes("drift") >= 1
+    assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
+    assert seen.chosen.profile.energies == pytest.approx(SLOWER.energies, rel=0.05)
+    assert seen.chosen.table is not None
+    assert seen.chosen.table.rows[-1].arrival_rate == pytest.approx(0.98 * SLOWER.capacity, rel=0.02)
+    assert seen.chosen.spec == "smdp:w2=16"
+
+
+def test_a_device_that_stays_as_it_was_is_let_be() -> None:
+    seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.5 * P4.capacity)
+    assert seen.changes("drift") == 0
+    assert seen.chosen.profile is P4
+
+
+def test_a_policy_set_by_hand_is_adopted_and_keeps_following_the_device() -> None:
+    seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", 0.3 * P4.capacity, swap="rate-matching")
+    assert seen.chosen.name == "rate-matching"
+    assert seen.changes("drift") >= 1
+    assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
+
+
+def test_an_objective_that_is_missed_lightens_the_weight_of_power() -> None:
+    # the bound holds on the device as it was believed to be; as it is, half as slow again, it takes a faster policy
+    bound, rate = 90.0, 0.3 * P4.capacity
+    seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g}", rate)
+    assert seen.changes("drift") >= 1
+    assert seen.changes("objective") >= 1
+    before, after = choose(f"smdp:slo_p95_ms={bound:g}", P4).table, seen.chosen.table
+    assert before is not None
+    assert after is not None
+    assert after.rows[14].w2 < before.rows[14].w2
+
+
+def does_not_fit(outputs: list[Any]) -> list[Any]:
+    if len(outputs) > 12:
+        raise OutOfMemoryError
+    return outputs
+
+
+@pytest.mark.parametrize("slower", [P4, SLOWER])
+def test_a_memory_that_is_too_small_is_solved_for_and_the_device_followed_on(slower: Profile) -> None:
+    executor = ChangingExecutor(P4, slower, 15.0)
+    executor.fault = does_not_fit
+    seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity)
+    assert seen.changes("memory") >= 1
+    assert (seen.changes("drift") >= 1) == (slower is SLOWER)
+    assert seen.chosen.spec == "smdp:w2=16"
+    assert seen.chosen.table is not None
+    assert max(max(row.batch_size) for row in seen.chosen.table.rows) == seen.chosen.profile.max_batch_size <= 12
+    assert max(len(entry[2]) for entry in executor.log[-50:]) <= 12
+
+
+def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = does_not_fit
+    seen = serve(executor, "static:16", 0.3 * P4.capacity)
+    assert seen.chosen.spec == "greedy"
+    assert seen.chosen.profile.max_batch_size == 8
+    assert 'batchwright_policy_info{device="fake",model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
+
+
+def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_smaller_memory() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        await dispatcher.submit("m", [0.0])
+        dispatcher.use("m", choose("timeout:1", P4))
+        executor.fault = does_not_fit
+        await dispatcher.submit("m", [float(n) for n in range(20)])
+        await asyncio.sleep(1.0)
+        assert dispatcher.chosen["m"].spec == "timeout:1"
+        assert dispatcher.chosen["m"].profile.max_batch_size == 10
+
+    play(scenario, {"m": choose("timeout:7", P4)}, executor)
+
+
+class Board:
+    """A board's counter: what the batches take above idle, and idle power all the time."""
+
+    source, resolution, scope, about = "nvml", 0.1, "board", "made up"
+
+    def __init__(self, batches: CountingMeter, idle: float) -> None:
+        self._batches, self._idle = batches, idle
+
+    def read(self) -> float | None:
+        now = asyncio.get_running_loop().time()
+        return (self._batches.read() or 0.0) + self._idle * now
+
+
+class BrokenMeter(Board):
+    def read(self) -> float | None:
+        raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("idle", [None, 45.0])
+def test_what_a_board_draws_while_idle_is_no_drift(idle: float | None) -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.believed = replace(P4, idle_power=idle)
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=Board(executor.meter, 45.0))
+    assert seen.changes("drift") == 0
+
+
+def test_a_sensor_that_breaks_is_told_once_and_service_times_are_still_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = ChangingExecutor(P4, SLOWER, 10.0)
+    executor.believed = replace(P4, idle_power=0.0)
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=BrokenMeter(executor.meter, 0.0))
+    assert seen.changes("drift") >= 1
+    assert seen.chosen.profile.energies == P4.energies
+    assert [record.message for record in caplog.records].count(
+        "the energy counter cannot be read; it is not asked again"
+    ) == 1
+
+
+def poisoned(outputs: list[Any]) -> list[Any]:
+    if any(output < 0 for output in outputs):
+        raise ValueError("a poisoned sample")
+    return outputs
+
+
+def test_recovered_batches_are_no_drift_of_the_energies() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = poisoned
+    loop = virtual_loop()
+    instants = poisson(0.6 * P4.capacity, 60.0, np.random.default_rng(3)).tolist()
+
+    async def main() -> tuple[Seen, float]:
+        metrics = Metrics()
+        dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=16", P4)}, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline())
+        delivery = dispatcher.delivery
+        delivery.on_served, delivery.on_disturbed = controller.served, controller.disturbed
+        task, answers = asyncio.ensure_future(dispatcher.run()), []
+        for index, instant in enumerate(instants):
+            await asyncio.sleep(instant - loop.time())
+            answers.append(dispatcher.submit("m", [-1.0 if index % 100 == 0 else 1.0]))  # one batch in ten or so
+        await dispatcher.drain()
+        results = await asyncio.gather(*answers, return_exceptions=True)
+        task.cancel()
+        assert sum(isinstance(result, Exception) for result in results) == len(instants[::100])
+        predicted = sum(
+            float(line.split()[-1])
+            for line in metrics.render().decode().splitlines()
+            if line.startswith("batchwright_energy_joules_total")
+        )
+        return Seen(dispatcher.chosen["m"], metrics.render().decode()), (executor.meter.read() or 0.0) / predicted
+
+    try:
+        seen, ratio = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert ratio > 1.05, "the attempts that failed took energy, so that a counter sees more than the profile says"
+    assert seen.changes("drift") == 0
+    assert seen.chosen.profile is P4
+
+
+def test_answers_of_recovered_batches_count_for_the_objective() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.fault = poisoned
+    heard: list[tuple[int, int]] = []
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        dispatcher.delivery.on_served = lambda model, size, service, responses: heard.append((size, len(responses)))
+        await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
+        await asyncio.sleep(1.0)
+
+    play(scenario, {"m": choose("static:4", P4)}, executor)
+    assert heard == [(2, 2), (1, 1)], "of the halves that succeeded, each with its own size"
+
+
+def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    reading: Future[float] = Future()
+
+    class Slowly(Inline):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+            return reading
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, Slowly())
+        evidence = controller._watched["m"].evidence
+        await asyncio.sleep(1.0)
+        controller.served("m", 1, P4.service_times[0], [0.1])
+        controller.disturbed("m")
+        reading.set_result(5.0)
+        await asyncio.sleep(0.1)
+        assert evidence._reading is None
+
+    play(scenario, {"m": choose("greedy", P4)}, executor)
+
+
+def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    largest, tried = [12], list[tuple[float, int]]()
+
+    def fault(outputs: list[Any]) -> list[Any]:
+        if len(outputs) > largest[0]:
+            tried.append((asyncio.get_running_loop().time(), len(outputs)))
+            raise OutOfMemoryError
+        return outputs
+
+    executor.fault = fault
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+
+        async def burst() -> int:
+            answers = await dispatcher.submit("m", [1.0] * 64)
+            assert len(answers) == 64
+            return max(answer.batch_size for answer in answers)
+
+        while loop.time() < 4000.0:
+            await burst()
+            await asyncio.sleep(10.0)
+        times = [at for at, _ in tried if at > 1.0]
+        assert times == pytest.approx([300.0, 900.0, 2100.0], abs=25.0), "300 s after the first lack, then 600 and 1200"
+        largest[0], size = 100, 0
+        while loop.time() < 8000.0:
+            size = await burst()
+            await asyncio.sleep(10.0)
+        assert size == 32, "the memory is there again, and so is the largest batch"
+        assert dispatcher.chosen["m"].profile.max_batch_size == 32
+        assert dispatcher.chosen["m"].spec == "smdp:w2=0"
+        await asyncio.sleep(4000.0)  # until there was time for a further try, and nothing was left to try
+        assert not controller._shrunk
+        largest[0] = 12
+        await burst()
+        assert controller._shrunk["m"].wait == 300.0, "another lack of memory begins anew"
+
+    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+
+
+def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    solving = OnDemand()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, solving)
+        dispatcher.on_shrunk = controller.shrunk
+        executor.fault = does_not_fit
+        await dispatcher.submit("m", [1.0] * 20)
+        assert len(solving.jobs) == 1
+        dispatcher.use("m", choose("timeout:1", dispatcher.chosen["m"].profile))
+        solving.run()
+        await asyncio.sleep(1.0)
+        assert dispatcher.chosen["m"].spec == "timeout:1"
+
+    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+
+
+class OnDemand(Inline):
+    """Solves when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        self.jobs.append((Future(), lambda: fn(*args, **kwargs)))
+        return self.jobs[-1][0]
+
+    def run(self) -> None:
+        for future, job in self.jobs:
+            future.set_result(job())

@@ -1,0 +1,322 @@
+"""The dispatcher on an event loop whose clock jumps: exact instants, no sleeping."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.simulated import Device
+from policies.catalog import CATALOG, choose
+from policies.profile import load_profile
+from policies.queue.arrivals import poisson
+from policies.queue.batcher import Batcher
+from policies.queue.simulator import simulate
+from policies.rules.control_limit import greedy, serial, static, timeout
+from policies.types import Action, Kind, Launch, Policy, Request, State
+from server.backends.executor import Batch, Completion
+from server.errors import (
+    DrainingError,
+    ExecutionError,
+    ExpiredError,
+)
+from server.scheduling.calls import Answer
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import STEPS, FakeExecutor, chosen, parts, play
+from tests.support.virtual_clock import virtual_loop
+
+SPECS = {
+    "greedy": "greedy",
+    "serial": "serial",
+    "static": "static:5",
+    "timeout": "timeout:20",
+    "rate-matching": "rate-matching",
+    "rate-matching-literal": "rate-matching-literal",
+    "max-under-deadline": "max-under-deadline:slo_ms=60",
+    "smdp": "smdp:w2=1.6",
+    "lazy": "lazy:slo_ms=60",
+    "catch-up": "catch-up:slo_ms=60",
+    "auto": "auto",
+    "multi-bin": "multi-bin:2",
+    "joining": "joining",
+}
+
+
+def test_the_table_of_specs_covers_the_catalog() -> None:
+    assert SPECS.keys() == CATALOG.keys()
+
+
+@pytest.mark.parametrize("max_wait_ms", ["inf", "25"])
+@pytest.mark.parametrize("load", [0.1, 0.7, 1.2])
+@pytest.mark.parametrize("name", SPECS)
+def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, load: float, max_wait_ms: str) -> None:
+    profile = load_profile("googlenet-tesla-p4-x10").truncated(16)
+    profile = profile.in_stages(4) if name in ("lazy", "catch-up") else profile
+    if name == "joining":
+        profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in profile.service_times))
+    spec = f"{SPECS[name]}{',' if ':' in SPECS[name] else ':'}max_wait_ms={max_wait_ms}"
+    rate = load * profile.capacity
+    instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 300 / rate, np.random.default_rng(7)).tolist()
+
+    async def live(dispatcher: Dispatcher, executor: FakeExecutor) -> list[tuple[float, float, list[Any]]]:
+        calls = []
+        for n, instant in enumerate(instants):
+            await asyncio.sleep(instant - asyncio.get_running_loop().time())
+            calls.append(dispatcher.submit("m", [n]))
+        await dispatcher.drain()
+        await asyncio.gather(*calls)
+        return executor.log
+
+    choice = choose(spec, profile)
+    played = play(live, {"m": choice}, FakeExecutor(profile))
+    choice = choose(spec, profile)
+    requests = [
+        Request(n, t, Kind("m"), deadline=t + choice.slo, stages=profile.stages) for n, t in enumerate(instants)
+    ]
+    batcher = Batcher(choice.policy, {"m": 16}, choice.monitor)
+    simulated = [
+        (s.start, s.finish, [r.id for r in s.launch.requests])
+        for s in simulate(batcher, requests, Device(profile, profile.service_time).service_time)
+    ]
+    until = instants[-1]  # after the last arrival the live one drains at once, the simulated one asks on
+    before = [entry for entry in simulated if entry[0] < until]
+    assert len(before) > 8
+    if name == "rate-matching-literal" and max_wait_ms == "inf":
+        assert len({len(entry[2]) for entry in before}) > 1, "several windows, several sizes"
+    assert [entry[2] for entry in played[: len(before)]] == [entry[2] for entry in before]
+    # both add the same instants; the virtual loop adds relative delays, so the last bits may differ
+    np.testing.assert_allclose([e[:2] for e in played[: len(before)]], [e[:2] for e in before], rtol=0, atol=1e-9)
+    served = sorted(chain(*(entry[2] for entry in played)))
+    assert sorted(set(served)) == list(range(len(instants)))
+    assert len(served) <= profile.stages * len(instants), "the last ones are drained, all stages in one launch"
+
+
+def test_an_answer_tells_what_happened() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
+        first = dispatcher.submit("m", [10.0])
+        await asyncio.sleep(0.002)
+        second = dispatcher.submit("m", [20.0, 30.0])
+        return [*await first, *await second]
+
+    answers = play(scenario, parts(greedy(8)))
+    assert [float(a.output) for a in answers] == [10.0, 20.0, 30.0]
+    assert [a.batch_size for a in answers] == [1, 2, 2]
+    assert [a.waiting for a in answers] == pytest.approx([0.0, 0.009, 0.009])
+    assert [a.service for a in answers] == pytest.approx([0.011, 0.012, 0.012])
+    assert [a.energy for a in answers] == pytest.approx([0.1, 0.1, 0.1])
+
+
+def test_one_call_with_many_samples_may_be_served_in_different_batches_and_is_answered_together() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[float]:
+        answers = await dispatcher.submit("m", [float(n) for n in range(5)])
+        assert [len(entry[2]) for entry in executor.log] == [2, 2, 1]
+        return [float(a.output) for a in answers]
+
+    assert play(scenario, parts(greedy(2))) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_expired_are_told_on_the_instant_while_the_device_is_busy_and_never_run() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        late = dispatcher.submit("m", [1.0], 0.03)
+        with pytest.raises(ExpiredError, match="30 ms"):
+            await late
+        assert asyncio.get_running_loop().time() == pytest.approx(0.031)
+        await running
+        await dispatcher.drain()
+        assert [entry[2] for entry in executor.log] == [[0.0]]
+
+    play(scenario, parts(greedy(8)), FakeExecutor(replace(STEPS, service_times=(0.1,) * 8)))  # slower than believed
+
+
+def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        running = dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.001)
+        gone, stays = dispatcher.submit("m", [1.0, 2.0]), dispatcher.submit("m", [3.0])
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert dispatcher.queue_length("m") == 1
+        await asyncio.gather(running, stays)
+        assert [entry[2] for entry in executor.log] == [[0.0], [3.0]]
+        assert dispatcher.open_calls == 0
+
+    play(scenario, parts(greedy(8)))
+
+
+def test_a_call_cancelled_while_in_service_disturbs_nobody_else_in_the_batch() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
+        gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        await asyncio.sleep(0.001)
+        gone.cancel()
+        return await stays
+
+    answers = play(scenario, parts(greedy(8)))
+    assert float(answers[0].output) == 2.0
+
+
+@dataclass(frozen=True)
+class Broken:
+    def decide(self, state: State, /) -> Action:
+        raise ZeroDivisionError
+
+
+class Dead:
+    """An executor that cannot even be asked."""
+
+    name = "dead"
+
+    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+        raise RuntimeError("no device")
+
+
+def test_a_broken_loop_answers_everybody_admits_nobody_and_does_not_hang_the_draining() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        with pytest.raises(ExecutionError, match="the dispatcher broke"):
+            await dispatcher.submit("m", [1.0])
+        assert not dispatcher.ready
+        with pytest.raises(DrainingError):
+            dispatcher.submit("m", [2.0])
+        await dispatcher.drain()
+
+    play(scenario, parts(greedy(8)), Dead())  # type: ignore[arg-type]
+
+
+def test_a_swap_keeps_the_measured_rate() -> None:
+    first, second = (choose("greedy", STEPS), choose("rate-matching", STEPS))
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
+        await dispatcher.submit("m", [1.0, 2.0])
+        before = dispatcher.arrival_rate("m")
+        dispatcher.use("m", second)
+        return before, dispatcher.arrival_rate("m")
+
+    before, after = play(scenario, {"m": first})
+    assert before == after > 0
+
+
+@dataclass(frozen=True)
+class Rude:
+    def decide(self, state: State, /) -> Action:
+        return Launch([])
+
+
+@pytest.mark.parametrize("policy", [Broken(), Rude()])
+def test_a_broken_policy_is_replaced_by_greedy_service_until_another_is_set(policy: Policy) -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        await dispatcher.submit("m", [1.0])
+        dispatcher.use("m", chosen(static(2))["m"])
+        first = dispatcher.submit("m", [2.0])
+        await asyncio.sleep(5)
+        assert not first.done()
+        await asyncio.gather(first, dispatcher.submit("m", [3.0]))
+        assert executor.log[-1][2] == [2.0, 3.0]
+
+    play(scenario, parts(policy))
+
+
+def test_draining_serves_everybody_without_waiting_and_takes_nobody_new() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        calls = [dispatcher.submit("m", [float(n)]) for n in range(3)]
+        draining = asyncio.ensure_future(dispatcher.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            dispatcher.submit("m", [9.0])
+        dispatcher.use("m", chosen(static(8))["m"])  # a swap must not stop the draining
+        await draining
+        assert all(call.done() for call in calls)
+        assert [entry[2] for entry in executor.log] == [[0.0, 1.0, 2.0]]
+
+    play(scenario, parts(static(8)))
+
+
+def test_a_swap_decides_from_the_next_epoch_on_and_loses_nobody() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        waiting = dispatcher.submit("m", [1.0])
+        await asyncio.sleep(5)
+        dispatcher.use("m", chosen(greedy(8))["m"])
+        await waiting
+        assert executor.log[0][0] == pytest.approx(5.0)
+
+    play(scenario, parts(static(2)))
+
+
+def test_models_of_one_device_are_decided_for_apart() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        a, b = dispatcher.submit("a", [1.0]), dispatcher.submit("b", [2.0])
+        await a
+        assert [entry[2] for entry in executor.log] == [[1.0]]
+        await asyncio.gather(b, dispatcher.submit("b", [3.0]))
+        assert executor.log[-1][2] == [2.0, 3.0]
+
+    play(scenario, {"a": chosen(greedy(8))["m"], "b": chosen(static(2))["m"]})
+
+
+def test_deadlines_are_missed_and_counted_not_enforced() -> None:
+    loop = virtual_loop()
+    metrics = Metrics()
+
+    async def main() -> None:
+        by_model = chosen(serial(), slo=0.012)
+        dispatcher = Dispatcher(FakeExecutor(), by_model, metrics, loop.time)
+        task = asyncio.ensure_future(dispatcher.run())
+        await dispatcher.submit("m", [1.0, 2.0])
+        task.cancel()
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert b'batchwright_deadline_missed_total{model="m"} 1.0' in metrics.render()
+
+
+def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
+    loop = virtual_loop()
+    metrics = Metrics()
+
+    async def main() -> None:
+        dispatcher = Dispatcher(FakeExecutor(), chosen(timeout(2, 0.1)), metrics, loop.time)
+        task = asyncio.ensure_future(dispatcher.run())
+        await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0])  # two batches at once: one gap
+        await asyncio.sleep(1.0)
+        await dispatcher.submit("m", [5.0])  # after silence: none
+        await dispatcher.submit("m", [5.0])  # the policy waited: none
+        task.cancel()
+
+    loop.run_until_complete(main())
+    loop.close()
+    text = metrics.render().decode()
+    assert 'batchwright_idle_gap_seconds_count{device="fake"} 1.0' in text
+    assert 'batchwright_idle_gap_seconds_sum{device="fake"} 0.0' in text
+
+
+def test_infinite_waits_cost_nothing() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> float:
+        await asyncio.sleep(3600)
+        (answer,) = await dispatcher.submit("m", [1.0], inf)
+        return answer.waiting
+
+    assert play(scenario, parts(greedy(STEPS.max_batch_size))) == 0.0
+
+
+def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[int] = []
+
+    def broken(model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
+        asked.append(batch_size)
+        raise RuntimeError("a bug")
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Answer]]:
+        dispatcher.delivery.on_served = broken
+        first = await dispatcher.submit("m", [1.0])
+        await asyncio.sleep(0)
+        return [first, await dispatcher.submit("m", [2.0])]
+
+    answers = play(scenario, parts(greedy(8)))
+    assert [answer.output for call in answers for answer in call] == [1.0, 2.0]
+    assert asked == [1]
+    assert "the controller failed" in caplog.text

@@ -1,0 +1,68 @@
+"""The dispatcher by stages: what is counted, expected and told."""
+
+import asyncio
+from typing import Any
+
+from policies.catalog import Chosen, choose
+from server.scheduling.calls import Answer
+from server.scheduling.dispatcher import Dispatcher
+from tests.support.fakes import STEPS, FakeExecutor, play
+
+STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
+
+
+def lazy(spec: str = "lazy:slo_ms=1000") -> dict[str, Chosen]:
+    return {"m": choose(spec, STAGED)}
+
+
+def test_requests_are_counted_once_and_energies_add_up_over_stages() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> tuple[list[Answer], str]:
+        answers = await dispatcher.submit("m", [1.0, 2.0])
+        assert len(executor.log) == 4
+        return answers, dispatcher._metrics.render().decode()
+
+    answers, metrics = play(scenario, lazy(), FakeExecutor(STAGED))
+    assert [float(answer.output) for answer in answers] == [1.0, 2.0]
+    assert [round(answer.energy or 0.0, 9) for answer in answers] == [0.1, 0.1]
+    assert [round(answer.service, 9) for answer in answers] == [0.012, 0.012]
+    labels = '{device="fake",model="m"}'
+    assert f"batchwright_batch_size_sum{labels} 2.0" in metrics
+    assert f"batchwright_batch_size_count{labels} 1.0" in metrics
+
+
+def test_the_backlog_holds_the_stages_that_the_batch_in_service_has_still_to_pass() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        call = dispatcher.submit("m", [1.0])
+        await asyncio.sleep(0.001)
+        assert round(dispatcher.backlog(), 6) == 0.010, "11 ms for all four stages, of which 1 has passed"
+        await call
+
+    play(scenario, lazy(), FakeExecutor(STAGED))
+
+
+def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
+    heard: list[Any] = []
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        dispatcher.delivery.on_served = lambda *batch: heard.append(batch[1])
+        dispatcher.delivery.on_disturbed = heard.append
+        await dispatcher.submit("m", [1.0])
+        await asyncio.sleep(0)
+        dispatcher.use("m", choose("greedy", STAGED))
+        await dispatcher.submit("m", [1.0, 2.0])
+        await asyncio.sleep(0)
+
+    play(scenario, lazy(), FakeExecutor(STAGED))
+    assert heard == ["m", "m", "m", "m", 2]
+
+
+def test_a_swap_finishes_those_who_are_between_stages() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[float]:
+        first = dispatcher.submit("m", [1.0])
+        await asyncio.sleep(0.004)
+        second = dispatcher.submit("m", [2.0])
+        await asyncio.sleep(0.004)
+        dispatcher.use("m", choose("greedy", STAGED))
+        return [float((await call)[0].output) for call in (first, second)]
+
+    assert play(scenario, lazy(), FakeExecutor(STAGED)) == [1.0, 2.0]

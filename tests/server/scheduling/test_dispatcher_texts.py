@@ -1,0 +1,349 @@
+"""Texts through the dispatcher and over HTTP, on a virtual clock: bins, joining, what is counted and answered."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.types import Message
+
+from policies.catalog import Chosen, choose
+from policies.profile import Profile
+from policies.rules.multi_bin import Bins
+from server.api.inference import Inference
+from server.api.open_inference.routes import Infer
+from server.api.predict import Predict
+from server.backends.executor import Batch, Completion
+from server.errors import ServerError, TooLateError, UnavailableError
+from server.models.model import AnyModel, ServedModel
+from server.models.text import ByteTokenizer, Generated, Text, TextCodec, Unfinished
+from server.models.text_lengths import sizes_of
+from server.scheduling.admission import Limits
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from server.transport.memory_budget import Intake
+from tests.server.api.test_inference import sends, settle
+from tests.support.fakes import FakeExecutor, play
+
+# an iteration takes 1 ms, however many share it; the plain service time is that of 50 tokens
+PROFILE = Profile("texts", (0.050,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.100),) * 4)
+GENERATOR = TextCodec(vocabulary=259, most_tokens=40, most_new_tokens=100, pad=0, tokenizer=ByteTokenizer())
+CLASSIFIER = TextCodec(vocabulary=259, most_tokens=40, most_new_tokens=0, pad=0, tokenizer=ByteTokenizer())
+
+
+@dataclass(frozen=True)
+class Begun(Unfinished):
+    text: Text
+    tokens: tuple[int, ...]
+
+
+class Iterating(FakeExecutor):
+    """Generates 7, 8, 9, ...; a text that is not forced ends by itself after as many tokens as its first id says."""
+
+    async def _run(self, batch: Batch) -> Completion:
+        start = asyncio.get_running_loop().time()
+        rows = [x if isinstance(x, Begun) else Begun(x, ()) for x in batch.inputs]
+        assert not any(self._ended(row) for row in rows), "who is done is not run again"
+        done = 0
+        while done != batch.stages and not all(map(self._ended, rows)):
+            rows = [replace(row, tokens=(*row.tokens, len(row.tokens) + 7)) for row in rows]
+            done += 1
+        await asyncio.sleep(0.001 * done)
+        self.log.append((start, start + 0.001 * done, [row.text.limit for row in rows]))
+        outputs: list[Any] = [Generated(row.tokens[: self._most(row)]) if self._ended(row) else row for row in rows]
+        return Completion(self.fault(outputs), start, start + 0.001 * done)
+
+    @staticmethod
+    def _most(row: Begun) -> int:
+        return row.text.limit if row.text.forced else min(row.text.limit, row.text.tokens[0])
+
+    def _ended(self, row: Begun) -> bool:
+        return len(row.tokens) >= self._most(row)
+
+
+class Inline(Executor):
+    """Threads that need no time."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:  # noqa: BLE001  (as a pool does)
+            future.set_exception(error)
+        return future
+
+
+def text(limit: int, ends: int = 100) -> Text:
+    return Text([ends, 3], limit)
+
+
+def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> Chosen:
+    """Below and above 10 ms."""
+    return replace(choose(spec, PROFILE), bins=Bins(2, lambda _: (0.010,)).knowing([0.0]))
+
+
+def limits(executor: FakeExecutor) -> list[list[int]]:
+    return [batch for _, _, batch in executor.log]
+
+
+def test_texts_of_different_bins_share_no_batch() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        asked = [text(n) for n in (4, 40, 50, 5)]
+        answers = await dispatcher.submit("m", asked, sizes=[0.004, 0.040, 0.050, 0.005])
+        assert limits(executor) == [[40, 50], [4, 5]], "first formed first served"
+        assert [len(answer.output.tokens) for answer in answers] == [4, 40, 50, 5]
+
+    play(scenario, {"m": two_bins()}, Iterating())
+
+
+def test_who_waits_has_a_kind_of_the_policy_that_decides() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        calls = [dispatcher.submit("m", [text(n) for n in (4, 40, 5)], sizes=[0.004, 0.040, 0.005])]
+        await settle()
+        dispatcher.use("m", two_bins())
+        await settle()
+        calls.append(dispatcher.submit("m", [text(n) for n in (50, 6, 60)], sizes=[0.050, 0.006, 0.060]))
+        await asyncio.sleep(1.0)
+        assert limits(executor) == [[4, 5], [40, 50]], "6 and 60 wait for their like"
+        dispatcher.use("m", choose("greedy", PROFILE))
+        await asyncio.gather(*calls)
+        assert limits(executor)[2:] == [[6, 60]]
+
+    play(scenario, {"m": choose("static:4,max_wait_ms=inf", PROFILE)}, Iterating())
+
+
+@pytest.mark.parametrize("spec", ["joining", "multi-bin:2,inner=joining"])
+def test_who_is_done_leaves_at_once_and_who_waits_joins_at_the_next_iteration(spec: str) -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        loop, answered = asyncio.get_running_loop(), dict[int, float]()
+
+        async def ask(limit: int, ends: int, at: float) -> None:
+            await asyncio.sleep(at)
+            (answer,) = await dispatcher.submit("m", [text(limit, ends)], sizes=[0.02])
+            answered[limit] = round(1e3 * (loop.time() - began), 6)
+            assert len(answer.output.tokens) == min(limit, ends)
+            assert answer.service == pytest.approx(1e-3 * min(limit, ends))
+
+        began = loop.time()
+        await asyncio.gather(ask(20, 100, 0.0), ask(30, 3, 0.0), ask(5, 100, 0.0042), ask(1, 100, 0.010))
+        assert answered == {20: 20.0, 30: 3.0, 5: 10.0, 1: 11.0}
+        sizes = [len(batch) for batch in limits(executor)]
+        assert sizes == [2] * 3 + [1] * 2 + [2] * 6 + [1] * 9
+
+    play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
+
+
+def test_a_batch_that_runs_to_its_end_keeps_all_until_its_longest_is_done() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> str:
+        answers = await dispatcher.submit("m", [text(20), text(30, ends=3), text(5)])
+        assert [len(answer.output.tokens) for answer in answers] == [20, 3, 5]
+        assert {round(answer.service, 6) for answer in answers} == {0.020}
+        await settle()
+        return dispatcher._metrics.render().decode()
+
+    metrics = play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
+    assert 'batchwright_tokens_total{model="m",use="needed"} 34.0' in metrics  # and 2 of each prompt
+    assert 'batchwright_tokens_total{model="m",use="padding"} 32.0' in metrics
+
+
+def test_an_iteration_that_the_device_failed_on_loses_nobodys_progress() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        faults = iter([False, True])
+
+        def fault(outputs: list[Any]) -> list[Any]:
+            if next(faults, False):
+                raise RuntimeError("once")
+            return outputs
+
+        executor.fault = fault
+        answers = await dispatcher.submit("m", [text(4), text(6), text(2)])
+        assert [list(answer.output.tokens) for answer in answers] == [[*range(7, 7 + n)] for n in (4, 6, 2)]
+
+    play(scenario, {"m": choose("joining", PROFILE)}, Iterating())
+
+
+def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        assert len(await dispatcher.submit("m", [text(3)], timeout=0.010)) == 1, "though 50 tokens take 50 ms"
+        with pytest.raises(TooLateError):
+            await dispatcher.submit("m", [text(1)], timeout=0.0009)
+
+    play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
+
+
+@pytest.mark.parametrize("spec", ["greedy", "joining", "lazy:slo_ms=1000,timesteps=9"])
+def test_a_batch_is_held_for_hung_by_its_longest_text_not_by_an_iteration(spec: str) -> None:
+    class Watched(Iterating):
+        def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+            return asyncio.shield(super().run(batch))  # unlike a task, it takes an exception from outside
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        begun = dispatcher.submit("m", [text(100), text(3)])
+        await asyncio.sleep(0.05)
+        await dispatcher.drain()  # who is under way by iterations goes on to the end in one launch
+        assert [len(answer.output.tokens) for answer in await begun] == [100, 3]
+
+    play(scenario, {"m": choose(spec, PROFILE)}, Watched(), Limits(patience=0.0))
+
+
+def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> None:
+    class Hung(FakeExecutor):
+        def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+            return asyncio.get_running_loop().create_future()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        with pytest.raises(UnavailableError):
+            await dispatcher.submit("m", [text(4), text(2)])
+        assert asyncio.get_running_loop().time() == pytest.approx(20 * 0.004)
+
+    play(scenario, {"m": choose("greedy", PROFILE)}, Hung(), Limits(patience=0.0))
+
+
+def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callable[[int], Any]) -> int:
+    """How many of 100 arrivals a second for ten seconds, at twice the capacity, are answered within half a second."""
+    rng = np.random.default_rng(0)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> int:
+        async def ask(limit: int) -> bool:
+            try:
+                await dispatcher.submit("m", [sample(limit)], 0.5, [0.001 * limit])
+            except ServerError:
+                return False
+            return True
+
+        calls = []
+        for limit in rng.integers(1, 101, 1000).tolist():
+            await asyncio.sleep(rng.exponential(0.01))
+            calls.append(asyncio.ensure_future(ask(limit)))
+        return sum(await asyncio.gather(*calls))
+
+    answered: int = play(scenario, {"m": choose(spec, profile)}, executor)
+    return answered
+
+
+@pytest.mark.parametrize("spec", ["greedy", "multi-bin:2"])
+def test_texts_that_would_be_late_are_refused_under_a_backlog_as_pictures_are(spec: str) -> None:
+    mean = Profile("pictures", (0.080,) * 4)  # of four lengths, uniform to 100, the longest is 80 in the mean
+    pictures = goodput("greedy", mean, FakeExecutor(mean), float)
+    assert goodput(spec, PROFILE, Iterating(), text) > 0.65 * pictures > 300
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["greedy", "joining", "multi-bin:2,inner=joining", "lazy:slo_ms=500,timesteps=20", "catch-up:slo_ms=500"],
+)
+def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        rng = np.random.default_rng(1)
+        calls = []
+        for limit in rng.integers(1, 30, 100).tolist():
+            calls.append(dispatcher.submit("m", [text(limit)], sizes=[0.001 * limit]))
+            await asyncio.sleep(0.006)
+        await asyncio.gather(*calls)
+        await settle()
+        statistics = dispatcher._metrics.statistics.of("m")
+        assert statistics.inference_count == 100
+        sizes = {batch.batch_size: batch.compute_infer.count for batch in statistics.batches}
+        assert sum(size * count for size, count in sizes.items()) <= 100
+        assert 'generated_tokens_count{model="m"} 100.0' in dispatcher._metrics.render().decode()
+
+    play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
+
+
+def asking(
+    codec: TextCodec, scenario: Callable[["Asker"], Coroutine[Any, Any, None]], executor: FakeExecutor | None = None
+) -> None:
+    """A server of one text model, whose lengths are learned online."""
+
+    async def build(dispatcher: Dispatcher, _: Any) -> None:
+        labels = () if codec.generates else ("bad", "good")
+        model: AnyModel = ServedModel("m", codec, labels, "random", 4, sizes_of(codec, PROFILE, "online"))
+        parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, Intake(2**30, lambda: 1))
+        await scenario(Asker(Inference({"m": model}, *parts), model))
+
+    play(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())
+
+
+@dataclass
+class Asker:
+    inference: Inference
+    model: AnyModel
+
+    async def __call__(self, path: str, document: Any) -> tuple[int, Any]:
+        """The status and the JSON that come back."""
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        body = json.dumps(document).encode()
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "state": {}}
+        app = Predict(self.inference) if path.startswith("/predict") else Infer(self.inference)
+        await app(scope, sends(body), send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_text_is_answered_with_a_text() -> None:
+    async def scenario(ask: Asker) -> None:
+        status, said = await ask("/predict/m", {"text": "ab", "max_new_tokens": 60, "ignore_eos": True})
+        assert status == 200
+        assert list(said) == [
+            *("model", "text", "new_tokens", "batch_size", "waiting_ms", "service_ms", "energy_mj", "energy_source")
+        ]
+        assert said["text"] == bytes(range(4, 64)).decode()
+        assert said["new_tokens"] == 60
+        assert said["service_ms"] == pytest.approx(60.0)
+        status, said = await ask("/predict/m", {"text": "ab", "max_new_tokens": 101})
+        assert (status, said) == (400, {"error": "max_new_tokens is 101; send 1 to 100"})
+
+    asking(GENERATOR, scenario)
+
+
+def test_ids_are_answered_with_ids_padded_at_the_end() -> None:
+    async def scenario(ask: Asker) -> None:
+        ids = {"name": "input_ids", "datatype": "INT64", "shape": [2, 2], "data": [[100, 0], [2, 50]]}
+        most = {"name": "max_new_tokens", "datatype": "INT32", "shape": [2], "data": [3, 9]}
+        status, said = await ask("/v2/models/m/infer", {"inputs": [ids, most]})
+        assert status == 200
+        (output,) = said["outputs"]
+        assert output == {"name": "output_ids", "datatype": "INT64", "shape": [2, 3], "data": [7, 8, 9, 7, 8, 0]}
+        assert said["parameters"]["batch_size"] == 2
+        status, said = await ask("/v2/models/m/infer", {"inputs": [ids | {"data": [[300, 0], [2, 50]]}]})
+        assert (status, said["error"][:12]) == (400, "token id 300")
+
+    asking(GENERATOR, scenario)
+
+
+def test_how_long_texts_were_is_learned_from_answers() -> None:
+    async def scenario(ask: Asker) -> None:
+        sizes, asked = ask.model.sizes, Text([50, 7], 90)
+        assert sizes is not None
+        before = sizes.of(asked)
+        for _ in range(3):
+            await ask("/predict/m", {"text": "/", "max_new_tokens": 90})  # whose byte, 47, is id 50
+        assert before == pytest.approx(0.090)
+        assert sizes.of(asked) == pytest.approx(0.050)
+
+    asking(GENERATOR, scenario)
+
+
+def test_a_text_is_answered_with_classes() -> None:
+    class Classes(FakeExecutor):
+        async def _run(self, batch: Batch) -> Completion:
+            assert batch.inputs == [Text([100, 101])]
+            return Completion([np.array([1.0, 3.0], np.float32)], 0.0, 0.001)
+
+    async def scenario(ask: Asker) -> None:
+        status, said = await ask("/predict/m", {"text": "ab"})
+        assert status == 200
+        assert [each["label"] for each in said["predictions"]] == ["good", "bad"]
+        ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [100, 101, 0]}
+        status, said = await ask("/v2/models/m/infer", {"inputs": [ids]})
+        assert said["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 3.0]}]
+
+    asking(CLASSIFIER, scenario, Classes())

@@ -1,0 +1,349 @@
+"""Several devices behind one server, on a virtual clock."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.catalog import choose
+from policies.profile import Profile
+from policies.queue.arrivals import poisson
+from policies.rules.control_limit import greedy, static
+from policies.rules.patient import Patient
+from policies.types import Policy
+from server.backends.executor import Batch, DeviceLostError
+from server.errors import BadInputError, DrainingError, ExpiredError, NotFoundError, QueueFullError, UnavailableError
+from server.scheduling.admission import Limits
+from server.scheduling.calls import Answer, Call
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen
+from tests.support.virtual_clock import virtual_loop
+
+SLOW = replace(STEPS, name="slow", service_times=tuple(2.0 * t for t in STEPS.service_times))
+Scenario = Callable[[Fleet, list[FakeExecutor]], Coroutine[Any, Any, Any]]
+
+
+def play(scenario: Scenario, *profiles: Profile, policy: Policy | None = None, limits: Limits = UNLIMITED) -> Any:
+    """Run a scenario against a running fleet, a device for each profile, on a virtual clock."""
+    loop = virtual_loop()
+    executors = [FakeExecutor(profile) for profile in profiles]
+    for index, executor in enumerate(executors):
+        executor.name = f"device {index}"
+
+    async def main() -> Any:
+        metrics = Metrics()
+        fleet = Fleet(
+            [
+                Dispatcher(executor, chosen(policy or greedy(8), profile), metrics, loop.time, limits)
+                for executor, profile in zip(executors, profiles, strict=True)
+            ],
+            limits.capacity,
+        )
+        task = asyncio.ensure_future(fleet.run())
+        try:
+            return await scenario(fleet, executors)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def lose(executor: FakeExecutor) -> None:
+    def lost(_: list[Any]) -> list[Any]:
+        raise DeviceLostError("gone")
+
+    executor.fault = lost
+
+
+def served(executor: FakeExecutor) -> list[Any]:
+    return [sample for _, _, inputs in executor.log for sample in inputs]
+
+
+def test_a_call_goes_whole_to_the_device_that_should_answer_it_first() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        one = fleet.submit("m", [1.0])  # 11 ms on the first, 22 on the second
+        await asyncio.sleep(0.001)
+        two = fleet.submit("m", [2.0, 3.0])  # 10 + 12 on the first, 24 on the second
+        three = fleet.submit("m", [4.0] * 5)  # 10 + 17 on the first, 30 on the second
+        four = fleet.submit("m", [5.0] * 4)  # 10 + 18 + 13 on the first, 28 on the second
+        answers = [*await one, *await two, *await three, *await four]
+        assert [served(executor) for executor in executors] == [[1.0, 2.0, 3.0, *[4.0] * 5], [5.0] * 4]
+        assert [answer.device for answer in answers] == ["device 0"] * 8 + ["device 1"] * 4
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_row() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        for dispatcher, profile in zip(fleet.dispatchers, (STEPS, SLOW), strict=True):
+            dispatcher.use("m", choose("smdp:w2=0", profile))
+        loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Answer]]]()
+        rate = 0.6 * fleet.capacity("m")
+        for instant in poisson(rate, 20.0, np.random.default_rng(1)).tolist():
+            await asyncio.sleep(instant - loop.time())
+            calls.append(fleet.submit("m", [0.0]))
+        shares = [dispatcher.arrival_rate("m") for dispatcher in fleet.dispatchers]
+        assert min(shares) > 0.0
+        assert sum(shares) == pytest.approx(fleet.arrival_rate("m"))
+        assert fleet.arrival_rate("m") == pytest.approx(rate, rel=0.35)  # by some 60 arrivals of the last time constant
+        await fleet.drain()
+        answers = [await call for call in calls]
+        by_device = [sum(answer[0].device == f"device {n}" for answer in answers) for n in range(2)]
+        assert by_device[0] > by_device[1] > 0
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs_go_on() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        lose(executors[0])
+        calls = [fleet.submit("m", [float(n)]) for n in range(30)]
+        hurried = fleet.submit("m", [99.0], 0.08)
+        before = [dispatcher.open_calls for dispatcher in fleet.dispatchers]
+        assert min(before) > 0
+        answers = [(await call)[0] for call in calls]
+        assert [float(answer.output) for answer in answers] == [float(n) for n in range(30)]
+        assert {answer.device for answer in answers} == {"device 1"}
+        assert max(answer.waiting for answer in answers) > 0.011, "since it came, not since it was moved"
+        with pytest.raises(ExpiredError):
+            await hurried
+        await asyncio.sleep(0.0)  # the last ones leave
+        assert (fleet.alive, fleet.ready, fleet.broken.is_set()) == (True, True, False)
+        assert [fleet.serves(dispatcher) for dispatcher in fleet.dispatchers] == [False, True]
+        assert fleet.queue_length("m") == fleet.open_calls == 0
+        with pytest.raises(BadInputError, match="device 0 is lost"):
+            fleet.serve(0, True)
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_wait_ends_in_time() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        lose(executors[0])
+        old = fleet.submit("m", [1.0])
+        await asyncio.sleep(0.9)
+        young = fleet.submit("m", [2.0])
+        assert [dispatcher.open_calls for dispatcher in fleet.dispatchers] == [1, 1]
+        fleet.serve(0, False)  # it launches, and is lost
+        answers = [(await call)[0] for call in (old, young)]
+        assert served(executors[1]) == [1.0, 2.0]
+        assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "max_wait of the older one"
+
+    play(scenario, STEPS, STEPS, policy=Patient(static(8), 8, 1.0))
+
+
+def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> list[str]:
+        def bug(_: Batch) -> Any:
+            raise ZeroDivisionError
+
+        executors[0].run = bug  # type: ignore[method-assign]
+        calls = [fleet.submit("m", [float(n)]) for n in range(4)]
+        return [(await call)[0].device for call in calls]
+
+    assert play(scenario, STEPS, SLOW) == ["device 1"] * 4
+
+
+def test_the_last_device_that_is_lost_ends_it_as_ever() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        lose(executors[0])
+        first = fleet.submit("m", [1.0])
+        await first
+        lose(executors[1])
+        second = fleet.submit("m", [2.0])
+        with pytest.raises(UnavailableError):
+            await second
+        assert (fleet.alive, fleet.ready, fleet.broken.is_set()) == (False, False, True)
+        with pytest.raises(DrainingError):
+            fleet.submit("m", [3.0])
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_call_that_loses_device_after_device_does_not_lose_them_all() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        def poisoned(outputs: list[Any]) -> list[Any]:
+            if 666.0 in outputs:
+                raise DeviceLostError("gone")
+            return outputs
+
+        for executor in executors:
+            executor.fault = poisoned
+        bad = fleet.submit("m", [666.0])
+        await asyncio.sleep(0.001)
+        waiting = [fleet.submit("m", [float(n)]) for n in range(6)]
+        with pytest.raises(UnavailableError):
+            await bad
+        assert [float((await call)[0].output) for call in waiting] == [float(n) for n in range(6)]
+        assert sum(fleet.serves(dispatcher) for dispatcher in fleet.dispatchers) == 1
+
+    play(scenario, STEPS, STEPS, STEPS, policy=greedy(1))
+
+
+def test_a_device_that_is_taken_away_serves_what_it_has_at_once_and_comes_back() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        patient = fleet.submit("m", [1.0])  # which would wait for seven more, for ever
+        await asyncio.sleep(1.0)
+        assert not patient.done()
+        fleet.serve(0, False)
+        assert (await patient)[0].device == "device 0"
+        away = [fleet.submit("m", [float(n)]) for n in range(8)]
+        assert {(await call)[0].device for call in away} == {"device 1"}
+        assert fleet.capacity("m") == SLOW.capacity
+        with pytest.raises(BadInputError, match="device 1 is the last"):
+            fleet.serve(1, False)
+        fleet.serve(0, True)
+        back = [fleet.submit("m", [float(n)]) for n in range(8)]
+        await asyncio.sleep(1.0)
+        assert {(await call)[0].device for call in back} == {"device 0"}, "and waits for eight again"
+        assert [len(inputs) for _, _, inputs in executors[0].log] == [1, 8]
+
+    play(scenario, STEPS, SLOW, policy=static(8))
+
+
+def test_a_device_that_is_no_device_or_of_a_server_that_stops_stays_as_it_is() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        for index in (-1, 2):
+            with pytest.raises(NotFoundError, match="there are 2"):
+                fleet.serve(index, False)
+        fleet.leaving = True
+        assert not fleet.ready
+        with pytest.raises(DrainingError):
+            fleet.serve(0, False)
+        assert float((await fleet.submit("m", [5.0]))[0].output) == 5.0, "calls are admitted until it drains"
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_device_lost_while_the_server_drains_leaves_its_calls_to_the_others() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        lose(executors[1])
+        calls = [fleet.submit("m", [float(n)]) for n in range(6)]
+        await fleet.drain()
+        assert [float(call.result()[0].output) for call in calls] == [float(n) for n in range(6)]
+        with pytest.raises(DrainingError):
+            fleet.submit("m", [1.0])
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_queue_is_full_when_so_many_wait_on_all_devices_together() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        running = [fleet.submit("m", [float(n)]) for n in range(2)]
+        await asyncio.sleep(0.001)
+        waiting = [fleet.submit("m", [float(n)]) for n in range(4)]
+        with pytest.raises(QueueFullError, match="4 of 4 places"):
+            fleet.submit("m", [9.0])
+        with pytest.raises(QueueFullError, match="4 of 4 places"):
+            fleet.check_room("m", 1)
+        await asyncio.gather(*running, *waiting)
+
+    play(scenario, STEPS, STEPS, policy=greedy(1), limits=Limits(4))
+
+
+def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
+    staged = replace(STEPS, stage_service_times=tuple((t / 2, t / 2) for t in STEPS.service_times))
+
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        def first_stage(inputs: list[Any]) -> list[Any]:
+            lose(executors[0])
+            return [x + 1000.0 for x in inputs]
+
+        for dispatcher in fleet.dispatchers:
+            dispatcher.use("m", choose("lazy:slo_ms=100", staged))
+        calls = [fleet.submit("m", [7.0])]
+        await asyncio.sleep(0.001)
+        calls += [fleet.submit("m", [float(n)]) for n in range(3)]
+        executors[0].fault = first_stage
+        assert [float((await call)[0].output) for call in calls] == [7.0, 0.0, 1.0, 2.0]
+        assert not fleet.serves(fleet.dispatchers[0])
+
+    play(scenario, staged, staged)
+
+
+def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_works() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        fleet.serve(0, False)
+        lose(executors[1])
+        answers = await asyncio.gather(*(fleet.submit("m", [float(n)]) for n in range(20)))
+        assert [answer[0].device for answer in answers] == ["device 0"] * 20
+        assert [float(answer[0].output) for answer in answers] == list(range(20))
+        assert not fleet.broken.is_set()
+        assert fleet.ready
+        assert fleet.alive
+        assert fleet.serves(fleet.dispatchers[0])
+        lose(executors[0])
+        with pytest.raises(UnavailableError):
+            await fleet.submit("m", [0.0])
+        assert fleet.broken.is_set()
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_device_that_was_taken_away_serves_what_a_lost_one_leaves_while_the_server_drains() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        fleet.serve(0, False)
+        calls = [fleet.submit("m", [float(n)]) for n in range(20)]
+        lose(executors[1])
+        await fleet.drain()
+        assert [float((await call)[0].output) for call in calls] == list(range(20))
+        assert not fleet.ready
+
+    play(scenario, STEPS, SLOW)
+
+
+def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        for executor in executors[:3]:
+            lose(executor)
+        fleet.serve(3, False)
+        served = fleet.submit("m", [1.0])  # whichever device has it loses it
+        with pytest.raises(UnavailableError):
+            await served
+        await asyncio.sleep(1.0)
+        assert sum(dispatcher.broken.is_set() for dispatcher in fleet.dispatchers) == 2, "it is not tried a third time"
+        running = fleet.submit("m", [2.0] * 8)
+        waiting = fleet.submit("m", [3.0] * 8)  # behind it; it has not begun
+        answers = await asyncio.gather(running, waiting)
+        assert [call.losses for call in seen] == [2, 1, 0]
+        assert {answer.device for answer in answers[1]} == {"device 3"}
+
+    seen: list[Call] = []
+
+    def noting(dispatcher: Dispatcher) -> None:
+        take = dispatcher.take
+
+        def taking(call: Call) -> None:
+            if call not in seen:
+                seen.append(call)
+            take(call)
+
+        dispatcher.take = taking  # type: ignore[method-assign]
+
+    async def noted(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        for dispatcher in fleet.dispatchers:
+            noting(dispatcher)
+        await scenario(fleet, executors)
+
+    play(noted, STEPS, STEPS, STEPS, STEPS)
+
+
+def test_the_waiting_are_counted_on_all_devices_and_for_all_models() -> None:
+    async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
+        calls = [fleet.submit("m", [0.0] * 5) for _ in range(4)]
+        assert fleet.waiting == fleet.queue_length("m") == 20
+        await asyncio.sleep(0.001)
+        assert fleet.waiting == fleet.queue_length("m") == 4, "eight are in service on each"
+        await asyncio.gather(*calls)
+        assert fleet.waiting == 0
+
+    play(scenario, STEPS, STEPS)

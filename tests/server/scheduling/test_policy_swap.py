@@ -1,0 +1,54 @@
+"""Policies swapped by an operator: on the profile of the moment, all of them or none."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from policies.catalog import Chosen, choose
+from policies.types import SpecError
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.scheduling.policy_swap import swap
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import STEPS, play
+
+
+def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_is_solved_for() -> None:
+    refitted = replace(STEPS, name="refitted", service_times=tuple(2.0 * t for t in STEPS.service_times))
+
+    async def scenario(dispatcher: Dispatcher, _: Any) -> None:
+        fleet, solved_for = Fleet([dispatcher]), list[str]()
+        loop, done = asyncio.get_running_loop(), threading.Event()
+
+        def refit() -> None:
+            dispatcher.use("m", choose("greedy", refitted))
+            done.set()
+
+        def solve(now: Chosen) -> Chosen:
+            if not solved_for:  # the controller is faster
+                loop.call_soon_threadsafe(refit)
+                done.wait(10.0)
+            solved_for.append(now.profile.name)
+            return choose("serial", now.profile)
+
+        await swap(fleet, Metrics(), {"m": solve})
+        assert solved_for == ["steps", "refitted"]
+        assert dispatcher.chosen["m"].spec == "serial"
+        assert dispatcher.chosen["m"].profile is refitted
+
+    play(scenario, {"m": choose("greedy", STEPS)})
+
+
+def test_nothing_is_swapped_when_one_policy_cannot_be_had() -> None:
+    async def scenario(dispatcher: Dispatcher, _: Any) -> None:
+        def refuse(now: Chosen) -> Chosen:
+            raise SpecError("no such policy")
+
+        with pytest.raises(SpecError):
+            await swap(Fleet([dispatcher]), Metrics(), {"m": refuse})
+        assert dispatcher.chosen["m"].spec == "greedy"
+
+    play(scenario, {"m": choose("greedy", STEPS)})

@@ -1,0 +1,190 @@
+"""Faults of the device: only those fail who fail alone; a lost device ends it all."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.catalog import Chosen
+from policies.rules.control_limit import greedy
+from server.backends.executor import Batch, Completion, DeviceLostError, OutOfMemoryError
+from server.errors import DrainingError, ExecutionError, UnavailableError
+from server.scheduling.calls import Answer
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import FakeExecutor, chosen, parts, play
+from tests.support.virtual_clock import pause, virtual_loop
+
+
+def poisoned(outputs: list[Any]) -> list[Any]:
+    if any(output < 0 for output in outputs):
+        raise ValueError("a negative sample")
+    return outputs
+
+
+@given(st.lists(st.floats(-1, 1, width=32).filter(bool), min_size=1, max_size=20))
+def test_poisoned_samples_fail_alone(samples: list[float]) -> None:
+    executor = FakeExecutor()
+    executor.fault = poisoned
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        calls = [dispatcher.submit("m", [sample]) for sample in samples]
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        for sample, result in zip(samples, done, strict=True):
+            if sample < 0:
+                assert isinstance(result, ExecutionError)
+                assert "ValueError" in str(result)
+                assert "a negative sample" not in str(result), "what a device says is for the log"
+            else:
+                assert not isinstance(result, BaseException)
+                assert result[0].output == np.float32(sample)
+        assert dispatcher.open_calls == 0
+        assert dispatcher.chosen["m"].profile.max_batch_size == 8, "nothing was wrong with the size"
+
+    play(scenario, parts(greedy(8)), executor)
+
+
+def too_large(largest: int) -> Callable[[list[Any]], list[Any]]:
+    def fault(outputs: list[Any]) -> list[Any]:
+        if len(outputs) > largest:
+            raise OutOfMemoryError
+        return outputs
+
+    return fault
+
+
+@pytest.mark.parametrize(("fits", "learned"), [(1, 1), (2, 2), (3, 2), (5, 4), (7, 4)])
+def test_out_of_memory_halves_the_batch_and_the_maximum_and_loses_nobody(fits: int, learned: int) -> None:
+    executor = FakeExecutor()
+    executor.fault = too_large(fits)
+    shrunk: list[tuple[str, Chosen]] = []
+
+    def on_shrunk(model: str, before: Chosen) -> None:
+        shrunk.append((model, before))
+        raise RuntimeError("a bug of who watches")
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        dispatcher.on_shrunk = on_shrunk
+        before = dispatcher.chosen["m"]
+        answers = await dispatcher.submit("m", [float(n) for n in range(20)])
+        assert [a.output for a in answers] == list(range(20))
+        assert dispatcher.chosen["m"].profile.max_batch_size == learned
+        assert max(len(entry[2]) for entry in executor.log[-3:]) <= learned
+        assert shrunk[0] == ("m", before)
+
+    play(scenario, parts(greedy(8)), executor)
+
+
+def test_a_batch_that_does_not_come_back_is_held_for_hung_and_everybody_is_told() -> None:
+    class Hung(FakeExecutor):
+        def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+            return asyncio.get_running_loop().create_future()
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        assert dispatcher.alive
+        calls = [dispatcher.submit("m", [float(n)]) for n in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [UnavailableError] * 3
+        assert str(results[0]) == "the device is lost; send the request to another server"
+        assert asyncio.get_running_loop().time() == pytest.approx(30.0)
+        assert dispatcher.broken.is_set()
+        assert not dispatcher.ready
+        assert not dispatcher.alive
+
+    play(scenario, parts(greedy(2)), Hung())
+
+
+def test_a_process_that_was_paused_does_not_hold_its_batch_for_hung() -> None:
+    class Slow(FakeExecutor):
+        async def _run(self, batch: Batch) -> Completion:
+            await asyncio.sleep(31.0)  # above the 30 s after which a batch is held for hung
+            return Completion(list(batch.inputs), 0.0, 31.0)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> Any:
+        asyncio.get_running_loop().call_later(29.0, pause, 100.0)
+        answers = await dispatcher.submit("m", [1.0])
+        return answers[0].output
+
+    assert play(scenario, parts(greedy(2)), Slow()) == 1.0
+
+
+def test_one_poisoned_sample_does_not_make_the_memory_smaller_than_it_is() -> None:
+    def fault(outputs: list[Any]) -> list[Any]:
+        return poisoned(too_large(4)(outputs))
+
+    executor = FakeExecutor()
+    executor.fault = fault
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        samples = [1.0, -2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0]  # neither half is served whole
+        await asyncio.gather(*(dispatcher.submit("m", [x]) for x in samples), return_exceptions=True)
+        assert dispatcher.chosen["m"].profile.max_batch_size == 4
+
+    play(scenario, parts(greedy(8)), executor)
+
+
+def test_a_lost_device_ends_it_even_in_the_middle_of_a_rescue() -> None:
+    def fault(outputs: list[Any]) -> list[Any]:
+        raise RuntimeError("oops") if len(outputs) > 1 else DeviceLostError("an illegal access")
+
+    executor = FakeExecutor()
+    executor.fault = fault
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        with pytest.raises(UnavailableError, match="the device is lost; send"):
+            await dispatcher.submit("m", [1.0, 2.0])
+        with pytest.raises(DrainingError):
+            dispatcher.submit("m", [1.0])
+
+    play(scenario, parts(greedy(2)), executor)
+
+
+def test_a_loop_that_does_not_turn_is_not_alive() -> None:
+    loop = virtual_loop()
+
+    async def main() -> list[bool]:
+        dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(2)), Metrics(), loop.time)
+        await asyncio.sleep(100)
+        seen = [dispatcher.alive]  # nobody came: there was nothing to do
+        waiting = dispatcher.submit("m", [1.0])  # and nobody runs the loop
+        for wait in (4.9, 0.2):
+            await asyncio.sleep(wait)
+            seen.append(dispatcher.alive)
+        waiting.cancel()
+        return seen
+
+    assert loop.run_until_complete(main()) == [True, True, False]
+    loop.close()
+
+
+def fail(outputs: list[Any]) -> list[Any]:
+    raise RuntimeError("the device burns")
+
+
+@pytest.mark.parametrize("fault", [fail, lambda outputs: []])
+def test_a_failing_batch_fails_its_requests_and_the_loop_goes_on(fault: Callable[[list[Any]], list[Any]]) -> None:
+    executor = FakeExecutor()
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Answer]:
+        executor.fault = fault
+        with pytest.raises(ExecutionError, match="the device failed on this input alone"):
+            await dispatcher.submit("m", [1.0, 2.0])
+        executor.fault = lambda outputs: outputs
+        return await dispatcher.submit("m", [3.0])
+
+    assert float(play(scenario, parts(greedy(8)), executor)[0].output) == 3.0
+
+
+def test_after_a_failed_batch_the_rest_of_its_call_is_not_run_for_nobody() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        executor.fault = fail
+        with pytest.raises(ExecutionError):
+            await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0, 5.0])
+        await asyncio.sleep(1.0)
+        assert [entry[2] for entry in executor.log] == [[1.0, 2.0], [1.0], [2.0]]
+
+    play(scenario, parts(greedy(2)))

@@ -1,0 +1,93 @@
+"""The ring of the last ten minutes, fed as the metrics feed it."""
+
+import pytest
+
+from policies.types import Kind, Launch, Request
+from server.telemetry.history import BATCHES, POINTS, WINDOW, History
+
+M = "m"
+
+
+def launch(size: int, waited: float = 0.25) -> Launch:
+    return Launch([Request(i, 1.0, Kind(M), started=1.0 + waited) for i in range(size)], reason="policy")
+
+
+def test_a_second_tells_what_happened_in_it_and_no_more() -> None:
+    history = History()
+    history.arrived(M, 3)
+    history.arrived(M, 2)
+    for service in (0.010, 0.030):
+        history.batch(M, "greedy", launch(2), service, 0.5)
+    history.batch(M, "greedy", launch(1), 0.005, 0.25)
+    history.answered(M, [0.1, 0.2, 0.3, 0.4, 0.5])
+    history.tick(M, 1000.0, 7, 42.0)
+    history.tick(M, 1001.0, 0, 40.0)
+    first, second = history.points(M, 0)
+    assert first["sizes"] == [[1, 1, 5.0], [2, 2, pytest.approx(20.0)]]
+    assert (first["arrivals"], first["answered"], first["joules"]) == (5, 5, 1.25)
+    assert (first["queue"], first["rate"], first["t"], first["span"]) == (7, 42.0, 1000.0, 1.0)
+    assert (first["p50"], first["mean"]) == (pytest.approx(300.0), pytest.approx(300.0))
+    assert (second["arrivals"], second["answered"], second["joules"], second["sizes"]) == (0, 0, None, [])
+
+
+def test_percentiles_are_of_the_last_seconds_together_and_then_of_nobody() -> None:
+    history = History()
+    history.answered(M, [0.1])
+    history.tick(M, 0.0, 0, 0.0)
+    history.answered(M, [0.3])
+    for second in range(1, WINDOW + 1):
+        history.tick(M, second, 0, 0.0)
+    assert [point["p50"] for point in history.points(M, 0)] == pytest.approx(
+        [100.0, *[200.0] * (WINDOW - 1), 300.0], abs=1e-9
+    )
+    history.tick(M, WINDOW + 1, 0, 0.0)
+    assert history.points(M, 0)[-1]["p99"] is None
+
+
+def test_only_what_is_new_is_given_and_another_run_s_number_gives_all() -> None:
+    history = History()
+    for second in range(5):
+        history.tick(M, second, 0, 0.0)
+    assert [point["seq"] for point in history.points(M, 3)] == [4, 5]
+    assert history.points(M, 5) == []
+    assert len(history.points(M, 9)) == 5
+    assert history.seq(M) == 5
+    assert History().points(M, 0) == []
+
+
+def test_memory_is_bounded_however_long_and_busy_it_runs() -> None:
+    history = History()
+    for second in range(POINTS + 10):
+        history.batch(M, "greedy", launch(1), 0.001, None)
+        history.tick(M, second, 0, 0.0)
+    points = history.points(M, 0)
+    assert (len(points), points[0]["seq"], points[-1]["seq"]) == (POINTS, 11, POINTS + 10)
+    assert len(history.batches(M)) == BATCHES
+    for _ in range(1000):
+        history.answered(M, [0.1] * 100)
+    assert len(history._of(M).now.responses) < 5000
+    assert history._of(M).now.answered == 100_000
+
+
+def test_a_late_second_is_a_longer_one() -> None:
+    history = History()
+    for now in (0.0, 1.0, 3.5):
+        history.tick(M, now, 0, 0.0)
+    assert [point["span"] for point in history.points(M, 0)] == [1.0, 1.0, 2.5]
+
+
+def test_the_last_batches_come_newest_first_with_why_they_were_launched() -> None:
+    history = History()
+    history.batch(M, "smdp", launch(3), 0.02, 0.6)
+    history.batch(M, "greedy", launch(1, waited=0.001), 0.01, None)
+    newest, oldest = history.batches(M)
+    assert (newest["size"], newest["policy"], newest["energy_mj"]) == (1, "greedy", None)
+    assert (oldest["size"], oldest["reason"], oldest["waited_ms"]) == (3, "policy", pytest.approx(250.0))
+    assert (oldest["service_ms"], oldest["energy_mj"]) == (pytest.approx(20.0), pytest.approx(600.0))
+
+
+def test_models_are_apart() -> None:
+    history = History()
+    history.arrived("a", 1)
+    history.tick("a", 0.0, 0, 0.0)
+    assert history.points("b", 0) == []

@@ -1,0 +1,190 @@
+"""What is logged comes out, as JSON or for people, and never holds up who logs."""
+
+import io
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from server.telemetry.logs import BatchFacts, Form, Level, log_batch, logging_to
+
+LOG = logging.getLogger("batchwright.test")
+BATCH: BatchFacts = {
+    "model": "googlenet",
+    "device": "cpu",
+    "policy": "smdp",
+    "reason": "full",
+    "batch_size": 8,
+    "service": 0.0034567,
+    "waited": 0.01,
+    "queue_length": 3,
+    "energy": 0.178,
+}
+
+
+class Log:
+    """What came out of a pipe that somebody reads."""
+
+    def __init__(self) -> None:
+        self._read, self.file = os.pipe()
+        self._buffer = io.BytesIO()
+        self._thread = threading.Thread(target=self._drain)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while data := os.read(self._read, 65536):
+            self._buffer.write(data)
+
+    def close(self) -> None:
+        os.close(self.file)
+        self._thread.join()
+        os.close(self._read)
+
+    @property
+    def text(self) -> str:
+        return self._buffer.getvalue().decode()
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@contextmanager
+def logged(level: Level, form: Form) -> Iterator[Log]:
+    log = Log()
+    try:
+        with logging_to(level, form, log.file):
+            yield log
+    finally:
+        log.close()
+
+
+def test_a_line_is_one_json_object_with_its_fields() -> None:
+    with logged("info", "json") as log:
+        LOG.info("served %s\nin %d", "x", 3, extra={"request_id": "r1", "level": "forged", "odd": object()})
+    (line,) = log.lines
+    assert list(line)[:4] == ["timestamp", "level", "logger", "event"]
+    assert (line["level"], line["logger"], line["event"]) == ("info", "batchwright.test", "served x\nin 3")
+    assert line["request_id"] == "r1"
+    assert line["timestamp"].endswith("Z")
+
+
+def test_an_exception_is_a_field() -> None:
+    with logged("info", "json") as log:
+        try:
+            raise ValueError("why")
+        except ValueError:
+            LOG.exception("failed")
+    (line,) = log.lines
+    assert "ValueError: why" in line["exception"]
+    assert "exc_info" not in line
+
+
+def test_what_json_cannot_hold_is_written_all_the_same() -> None:
+    with logged("info", "json") as log:
+        LOG.info("odd", extra={"half": "\ud800", "large": 1 << 70, "nan": float("nan")})
+        LOG.info("after")
+    assert log.lines[0]["large"] == 1 << 70
+    assert log.lines[-1]["event"] == "after"
+
+
+def test_auto_is_json_where_nobody_looks_and_a_console_is_readable() -> None:
+    with logged("info", "auto") as log:
+        LOG.info("one")
+    assert log.lines[0]["event"] == "one"
+    with logged("info", "console") as log:
+        LOG.info("one", extra={"path": "\x1b[31m/x\n"})
+        secret = "key"  # noqa: F841
+        try:
+            raise ValueError
+        except ValueError:
+            LOG.exception("two")
+    assert "one" in log.text
+    assert "\x1b" not in log.text
+    assert "Traceback" in log.text
+    assert "secret" not in log.text.replace('secret = "key"', ""), "no local variables"
+
+
+def test_below_the_level_and_from_strangers_below_info_nothing_is_written() -> None:
+    with logged("debug", "json") as log:
+        LOG.debug("ours")
+        logging.getLogger("PIL.PngImagePlugin").debug("theirs")
+        logging.getLogger("uvicorn.error").info("theirs too")
+    assert [line["event"] for line in log.lines] == ["ours", "theirs too"]
+    with logged("error", "json") as log:
+        LOG.warning("no")
+        log_batch(**BATCH)
+    assert log.text == ""
+    assert LOG.getEffectiveLevel() == logging.WARNING, "all is as before"
+
+
+def test_a_batch_is_one_line() -> None:
+    with logged("info", "json") as log:
+        log_batch(**BATCH)
+        unknown = BATCH.copy()
+        unknown["energy"] = None
+        log_batch(**unknown)
+    first, second = log.lines
+    del first["timestamp"]
+    assert first == {
+        "level": "info",
+        "logger": "batchwright.batch",
+        "event": "batch",
+        "model": "googlenet",
+        "device": "cpu",
+        "policy": "smdp",
+        "reason": "full",
+        "batch_size": 8,
+        "service_ms": 3.457,
+        "waited_ms": 10.0,
+        "queue_length": 3,
+        "energy_mj": 178.0,
+    }
+    assert second["energy_mj"] is None
+
+
+def test_a_reader_that_sleeps_costs_lines_not_time_and_is_told_how_many() -> None:
+    """The pipe holds 64 KiB and 16 lines may wait: 4000 lines of 1 kB would block for ever."""
+    reading, writing = os.pipe()
+    texts: list[bytes] = []
+
+    def read() -> None:
+        while data := os.read(reading, 65536):
+            texts.append(data)
+
+    reader = threading.Thread(target=read)
+    with logging_to("info", "json", writing, 16):
+        for number in range(4000):
+            LOG.info("%d %s", number, "x" * 1000)
+        reader.start()
+    os.close(writing)
+    reader.join()
+    os.close(reading)
+    lines = [json.loads(line) for line in b"".join(texts).splitlines()]
+    numbers = [int(line["event"].split()[0]) for line in lines if "dropped" not in line]
+    assert sum(line.get("dropped", 0) for line in lines) == 4000 - len(numbers) > 3000
+    assert numbers == sorted(numbers)
+
+
+def test_a_reader_that_is_gone_ends_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with logging_to("info", "json", writing):
+        LOG.info("to nobody")
+    os.close(writing)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_descriptor_may_be_non_blocking(blocking: bool) -> None:
+    log = Log()
+    os.set_blocking(log.file, blocking)
+    with logging_to("info", "json", log.file):
+        for _ in range(300):
+            LOG.info("x" * 1000)
+    log.close()
+    assert len(log.lines) == 300

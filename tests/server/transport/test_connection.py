@@ -1,0 +1,552 @@
+"""The connection in front of a small app, over real sockets."""
+
+import asyncio
+import json
+import ssl
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from server.transport.connection import Listening, TimeLimits, accept
+from server.transport.tls import Tls
+from tests.server.transport.test_tls import certificate
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Coroutine[Any, Any, Client]]
+
+SHORT = TimeLimits(headers=0.15, body=0.15, reading=0.15, keep_alive=0.15)
+GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the path and the number of bytes and headers that came."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    await answer(send, f"{scope['path']} {size} {len(scope['headers'])}".encode())
+
+
+async def answer(send: Send, body: bytes, status: int = 200) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = None) -> AsyncIterator[Connect]:
+    loop, complaints = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
+    config.load()
+    state = ServerState()
+    create = partial(accept(Listening(limits, tls)), config=config, server_state=state, app_state={}, _loop=loop)
+    server = await loop.create_server(create, "127.0.0.1", 0)
+    try:
+        yield lambda: asyncio.open_connection(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+    assert complaints == [], "hostile bytes must not reach the loop's exception handler"
+
+
+def exchange(
+    *pieces: bytes, limits: TimeLimits | None = None, app: ASGIApp = echo, close: bool = False
+) -> list[tuple[int, bytes]]:
+    """What comes back for these bytes until the server closes the connection, or the last answer is there."""
+
+    async def talk() -> list[tuple[int, bytes]]:
+        async with listening(limits or TimeLimits(), app) as connect:
+            reader, writer = await connect()
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            if close:
+                writer.write_eof()
+            replies = await read_replies(reader)
+            writer.close()
+            return replies
+
+    replies: list[tuple[int, bytes]] = run(talk())
+    return replies
+
+
+async def read_replies(reader: asyncio.StreamReader, n: int = 10**6) -> list[tuple[int, bytes]]:
+    replies: list[tuple[int, bytes]] = []
+    while len(replies) < n:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            break
+        lines = head.decode().lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        status = int(lines[0].split()[1])
+        if status >= 400:
+            assert headers["content-type"] == "application/json"
+            assert headers["connection"] == "close"
+            assert list(json.loads(body)) == ["error"]
+        replies.append((status, body))
+    return replies
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(asyncio.wait_for(work, 4))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET http://x HTTP/1.1\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_request_is_told_so_in_json(sent: bytes) -> None:
+    [(status, _)] = exchange(sent)
+    assert status == 400
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"/%zz%", "/%zz%"),
+        (b"/%ff", "/\ufffd"),
+        (b"http://a/b?c", "/b"),
+        (b"//a/..", "//a/.."),
+        (b"//[", "//["),
+        (b"*", "*"),
+        (b"/%2e%2e", "/.."),
+    ],
+)
+def test_odd_addresses_are_only_paths(target: bytes, path: str) -> None:
+    replies = exchange(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+    assert [status for status, _ in replies] == [200]
+    assert replies[0][1].decode().lower() == f"{path} 0 2"
+
+
+def test_an_upgrade_is_not_taken_and_the_request_answered_if_it_has_no_body() -> None:
+    upgrade = b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+    assert exchange(b"GET" + upgrade + b"\r\n" + GET % 1) == [(200, b"/ 0 3")]
+    [(status, message)] = exchange(b"POST" + upgrade + b"Content-Length: 2\r\n\r\nab" + GET % 1)
+    assert (status, b"without Upgrade" in message) == (400, True)
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"A: b\r\n" * 200 + b"\r\n"],
+        [HEAD + b"A: " + b"b" * 65536 + b"\r\n\r\n"],
+        [HEAD] + [b"A: b\r\n"] * 20000,
+        [HEAD + b"A: "] + [b"b" * 10000] * 100,
+        [b"GET /"] + [b"b" * 10000] * 100,
+        [HEAD] + [b"a" * 10000] * 100,
+        [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: "] + [b"b" * 10000] * 100,
+        [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"] + [b"1;" + b"e" * 10000 + b"\r\nb\r\n"] * 100,
+    ],
+    ids=["many", "long", "endless many", "endless value", "endless address", "endless name", "trailer", "chunk sizes"],
+)
+def test_headers_over_the_limit_are_refused_even_if_they_never_end(pieces: list[bytes]) -> None:
+    [(status, _)] = exchange(*pieces)
+    assert status == 431
+
+
+def test_headers_within_the_limit_are_taken_also_after_a_long_body_in_the_same_piece() -> None:
+    head = b"GET /1 HTTP/1.1\r\nA: %b\r\nConnection: close\r\n" % (b"b" * 60000) + b"c: d\r\n" * 198 + b"\r\n"
+    assert exchange(POST % 200_000 + bytes(200_000) + head) == [(200, b"/ 200000 2"), (200, b"/1 0 200")]
+
+
+def test_a_trailer_is_no_header() -> None:
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    assert exchange(chunked + b"3\r\nabc\r\n0\r\nAuthorization: x\r\n\r\n") == [(200, b"/ 3 2")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"", []),
+        (b"\r\n", []),
+        (b"G", [408]),
+        (HEAD, [408]),
+        (POST % 5 + b"abc", [408]),
+        (GET % 1, [200]),
+        (GET % 1 + b"GET", [200, 408]),
+    ],
+    ids=["nothing", "line end", "a byte", "headers", "body", "keep-alive", "second request"],
+)
+def test_who_takes_too_long_is_told_and_parted_from(sent: bytes, statuses: list[int]) -> None:
+    assert [status for status, _ in exchange(sent, limits=SHORT)] == statuses
+
+
+def test_bytes_that_drip_do_not_stretch_the_limit() -> None:
+    async def headers() -> Any:
+        async with listening(SHORT) as connect:
+            reader, writer = await connect()
+            replies = asyncio.ensure_future(read_replies(reader))
+            writer.write(HEAD)
+            while not replies.done():
+                writer.write(b"A: b\r\n")
+                await asyncio.wait([replies], timeout=0.01)
+            writer.close()
+            return replies.result()
+
+    assert [status for status, _ in run(headers())] == [408]
+
+
+def test_a_client_that_does_not_read_is_parted_from() -> None:
+    gone = []
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await wait_gone(receive)) is None:
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+        gone.append(True)
+
+    async def wait_gone(receive: Receive) -> Any:
+        done, _ = await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.001)
+        return next((d.result() for d in done if d.result()["type"] == "http.disconnect"), None)
+
+    async def talk() -> None:
+        async with listening(SHORT, much) as connect:
+            _, writer = await connect()
+            writer.write(GET % 1)
+            async with asyncio.timeout(20):
+                while not gone:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+            writer.close()
+
+    run(talk())
+
+
+CLOSING = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers /v2/health/ at once, and never anything else."""
+    if scope["path"].startswith("/v2/health/"):
+        await answer(send, b"{}")
+    else:
+        await asyncio.Event().wait()
+
+
+def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
+
+    async def ask(connect: Connect, path: bytes) -> bytes:
+        reader, writer = await connect()
+        writer.write(CLOSING % path)
+        reply = await reader.read()
+        writer.close()
+        return reply
+
+    async def talk() -> None:
+        async with listening(TimeLimits(), waiting) as connect:
+            used = [await connect() for _ in range(2)]
+            for _, writer in used:
+                writer.write(GET % 1)
+            for _ in range(3):
+                assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            told = await ask(connect, b"/v2/models")
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in told
+            assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
+                "error": "2 connections are in use, the limit; send the request again later"
+            }
+            silent = [await connect() for _ in range(100)]  # which take no health check's place
+            assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            for reader, writer in used:
+                assert not reader.at_eof()
+                writer.close()
+            for _, writer in silent:
+                writer.close()
+
+    run(talk())
+
+
+def test_over_the_limit_the_connection_that_never_asked_gives_way_then_the_longest_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 3)
+
+    async def talk() -> None:
+        async with listening(TimeLimits()) as connect:
+            kept = [await connect() for _ in range(2)]
+            for reader, writer in kept:
+                writer.write(GET % 1)
+                assert await read_replies(reader, 1) == [(200, b"/1 0 1")]
+            silent = await connect()
+            fourth = await connect()
+            assert await silent[0].read() == b"", "it was closed, though it came after the others"
+            fourth[1].write(GET % 4)
+            assert await read_replies(fourth[0], 1) == [(200, b"/4 0 1")]
+            fifth = await connect()
+            fifth[1].write(GET % 5)
+            assert await read_replies(fifth[0], 1) == [(200, b"/5 0 1")]
+            assert await kept[0][0].read() == b"", "it was idle longest"
+            kept[1][1].write(GET % 6)
+            assert await read_replies(kept[1][0], 1) == [(200, b"/6 0 1")]
+            for _, writer in (*kept, silent, fourth, fifth):
+                writer.close()
+
+    run(talk())
+
+
+def test_silent_handshakes_count_as_connections_and_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
+    cert, key = certificate(tmp_path, "own")
+    context = ssl.create_default_context(cafile=str(cert))
+
+    async def talk() -> None:
+        async with listening(SHORT, tls=Tls(cert, key)) as connect:
+            silent = [await connect() for _ in range(5)]
+            for reader, _ in silent[:3]:
+                assert await reader.read() == b"", "it made room"
+            reader, writer = await asyncio.open_connection(*silent[4][1].get_extra_info("peername"), ssl=context)
+            writer.write(CLOSING % b"/safe")
+            assert await read_replies(reader) == [(200, b"/safe 0 2")]
+            for reader, _ in silent[3:]:
+                assert await reader.read() == b"", "it took too long"
+            for _, one in (*silent, (reader, writer)):
+                one.close()
+
+    run(talk())
+
+
+def test_a_client_that_sends_no_more_still_gets_its_answers() -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.3)
+        await echo(scope, receive, send)
+
+    assert exchange(POST % 3 + b"abc", app=slow, close=True) == [(100, b""), (200, b"/ 3 2")]
+    assert exchange(GET % 1 + GET % 2, app=slow, close=True) == [(100, b""), (200, b"/1 0 1"), (200, b"/2 0 1")]
+    assert exchange(b"GET /0 HTTP/1.0\r\n\r\n", app=slow, close=True) == [(200, b"/0 0 0")], "1.0 knows no 100"
+
+
+def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long() -> None:
+    ended = list[bool]()
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(10**4):
+            if ended:
+                break
+            await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        async with listening(TimeLimits(reading=1e3, answer=0.3), much) as connect:
+            reader, writer = await connect()
+            writer.write(GET % 1)
+            began = loop.time()
+            while not ended and loop.time() < began + 3:
+                try:
+                    await reader.readexactly(2**17)
+                    await asyncio.sleep(0.02)
+                except (ConnectionError, asyncio.IncompleteReadError):
+                    ended.append(True)
+            assert loop.time() < began + 3
+            ended.append(True)
+            writer.close()
+
+    run(talk())
+
+
+def test_what_pipelined_requests_of_all_connections_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.connection._MAX_PIPELINED_BYTES", 100_000)
+    body = bytes(50_000)
+
+    async def talk_to_echo() -> Any:
+        begun = asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            await begun.wait()
+            await echo(scope, receive, send)
+
+        async with listening(TimeLimits(), slow) as connect:
+            first, second = await connect(), await connect()
+            for _, writer in (first, second):
+                writer.write(GET % 1 + POST % len(body) + body)
+                await asyncio.sleep(0.1)
+            begun.set()
+            replies = [await read_replies(first[0], 2), await read_replies(second[0])]
+            second[1].close()
+            third = await connect()
+            third[1].write(GET % 1 + POST % len(body) + body)
+            replies.append(await read_replies(third[0], 2))
+            for _, writer in (first, third):
+                writer.close()
+            return replies
+
+    first, second, third = run(talk_to_echo())
+    whole = [(200, b"/1 0 1"), (200, b"/ 50000 2")]
+    assert first == third == whole, "what is answered is counted no longer"
+    assert [status for status, _ in second] == [200, 503]
+
+
+def test_a_pipelined_body_is_not_read_before_its_turn() -> None:
+    async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        if scope["path"] == "/1":
+            listener = asyncio.ensure_future(receive())  # as one that waits for the client to leave
+            await asyncio.sleep(0.3)
+            listener.cancel()
+        await answer(send, b"")
+
+    async def talk() -> Any:
+        async with listening(TimeLimits(), noticing) as connect:
+            reader, writer = await connect()
+            writer.transport.set_write_buffer_limits(2**25)
+            tracemalloc.start()
+            writer.write(GET % 1 + POST % 10**7)
+            body = bytes(10**7)
+            before = tracemalloc.get_traced_memory()[0]
+            writer.write(body)
+            first = await read_replies(reader, 1)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            tracemalloc.stop()
+            replies = first + await read_replies(reader, 1)
+            writer.close()
+            return replies, peak
+
+    replies, peak = run(talk())
+    assert replies == [(200, b""), (200, b"")]
+    assert peak < 10**7 + 2**20, "the client's own copy, and one read of the socket"
+
+
+async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+    writer.write(POST % 10**9)
+    while True:
+        writer.write(bytes(10**5))
+        await writer.drain()
+
+
+def test_pipelined_requests_are_answered_in_turn() -> None:
+    last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    replies = exchange(b"".join(GET % i for i in range(15)) + POST % 3 + b"abc" + last)
+    assert replies == [*((200, b"/%d 0 1" % i) for i in range(15)), (200, b"/ 3 2"), (200, b"/last 0 2")]
+
+
+def test_the_answer_before_a_mistake_is_not_mistaken_for_it() -> None:
+    replies = exchange(GET % 1 + GET % 2 + b"nonsense\r\n\r\n")
+    assert [status for status, _ in replies] == [200, 200, 400]
+    assert exchange(GET % 1 + b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")[0] == (200, b"/1 0 1")
+
+
+def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
+    begun, held = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await receive()
+        await held.wait()
+        await answer(send, b"")
+
+    async def talk() -> Any:
+        async with listening(TimeLimits(), slow) as connect:
+            reader, writer = await connect()
+            tracemalloc.start()
+            writer.write(GET % 1 * 200_000)
+            flushed = asyncio.ensure_future(writer.drain())
+            await begun.wait()
+            held.set()
+            replies = await read_replies(reader, 18)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            writer.close()
+            flushed.cancel()
+            return [status for status, _ in replies], peak
+
+    statuses, peak = run(talk())
+    assert statuses == [*[200] * 17, 400]
+    assert peak < 20e6, "5.6 MB of them were sent, most stand in the client's own buffer"
+
+
+def test_a_client_that_leaves_is_noticed_also_when_more_requests_wait() -> None:
+    left = []
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.append(scope["path"])
+
+    async def talk() -> None:
+        async with listening(TimeLimits(), waiting) as connect:
+            _, writer = await connect()
+            writer.write(GET % 1 + GET % 2)
+            await writer.drain()
+            writer.close()
+            async with asyncio.timeout(20):
+                while not left:
+                    await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+
+    run(talk())
+    assert left == ["/1"]
+
+
+def test_a_refusal_before_the_body_is_read_reaches_a_client_that_sends_it_all_the_same() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"{}", 200)
+
+    replies = exchange(POST % 10**7, *[bytes(10**6)] * 10, GET % 2, app=refuse, close=True)
+    assert len(replies) == 2, "and the connection serves on"
+
+
+def test_expect_is_continued_or_refused_and_closed() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"", 200)
+
+    request = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    assert exchange(request, app=refuse) == [(200, b"")]
+    assert exchange(request, b"abc") == [(100, b""), (200, b"/ 3 2")]
+
+
+def test_an_endless_body_is_not_read_for_ever_once_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.connection._MAX_DISCARDED", 10**6)
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"", 200)
+
+    async def talk() -> None:
+        async with listening(TimeLimits(), refuse) as connect:
+            _, writer = await connect()
+            with pytest.raises(ConnectionError):
+                await send_for_ever(writer)
+            writer.close()
+
+    run(talk())

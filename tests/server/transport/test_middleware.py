@@ -1,0 +1,297 @@
+"""The layer that every request passes first."""
+
+import asyncio
+import json
+import logging
+import re
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ServerError
+from server.transport.asgi import respond
+from server.transport.auth import parse_keys
+from server.transport.middleware import Front
+
+KEYS = f"""
+user  predict  {sha256(b"u").hexdigest()}
+root  admin    {sha256(b"r").hexdigest()}
+slow  predict  {sha256(b"s").hexdigest()}  0.5
+"""
+TRACE = b"0af7651916cd43dd8448eb211c80319c"
+
+
+class Answered(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: Any
+    scope: Scope
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await respond(send, b'"hello"', b"application/json")
+
+
+async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("secret")
+
+
+def call(front: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes) -> Answered:
+    sent: list[Message] = []
+    named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}, "root_path": root}
+
+    async def receive() -> Message:
+        raise AssertionError("a byte of the body was asked for")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(_await(front, scope, receive, send))
+    start, body = sent
+    headers_out = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Answered(start["status"], headers_out, json.loads(body["body"]), scope)
+
+
+async def _await(front: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await front(scope, receive, send)
+
+
+def guarded() -> Front:
+    return Front(hello, parse_keys(KEYS, "f"))
+
+
+def test_every_answer_has_an_id_of_its_own_or_the_clients() -> None:
+    front = Front(hello)
+    first, second = call(front), call(front)
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert first.scope["state"]["request_id"] == first.headers["x-request-id"]
+    assert call(front, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
+    for odd in (b"", b"a b", b"a\r\nb: c", b"x" * 129, b"\xff", b"a\n"):
+        assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(front, x_request_id=odd).headers["x-request-id"])
+    assert call(guarded(), x_request_id=b"refused").headers["x-request-id"] == "refused"
+
+
+def test_a_trace_goes_on_under_a_new_parent() -> None:
+    front = Front(hello)
+    answer = call(front, traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE).headers["traceparent"]
+    assert re.fullmatch(rf"00-{TRACE.decode()}-[\da-f]{{16}}-01", answer)
+    assert "b7ad6b7169203331" not in answer
+    assert "traceparent" in call(front, traceparent=b"01-%b-b7ad6b7169203331-01-more" % TRACE).headers
+    assert "traceparent" not in call(front).headers
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"00-%b-b7ad6b7169203331" % TRACE,
+        b"ff-%b-b7ad6b7169203331-01" % TRACE,
+        b"00-%b-b7ad6b7169203331-01-more" % TRACE,
+        b"00-%b-b7ad6b7169203331-01" % TRACE.upper(),
+        b"00-%b-b7ad6b7169203331-01" % (b"0" * 32),
+        b"00-%b-0000000000000000-01" % TRACE,
+    ],
+)
+def test_what_is_no_trace_is_left_alone(odd: bytes) -> None:
+    assert "traceparent" not in call(Front(hello), traceparent=odd).headers
+
+
+@pytest.mark.parametrize(
+    ("path", "without", "user", "root"),
+    [
+        ("/predict", 401, 200, 403),
+        ("/predict/m", 401, 200, 403),
+        ("/v2", 401, 200, 403),
+        ("/v2/models/m/infer", 401, 200, 403),
+        ("/v2/healthy", 401, 200, 403),
+        ("/nowhere", 401, 200, 403),
+        ("//admin/models/m/policy", 401, 200, 403),
+        ("/Admin/models/m/policy", 401, 200, 403),
+        ("/v2/../admin/models/m/policy", 401, 200, 403),
+        ("/administration", 401, 200, 403),
+        ("/admin", 401, 403, 200),
+        ("/admin/", 401, 403, 200),
+        ("/admin/models/m/policy", 401, 403, 200),
+        ("/admin/../predict", 401, 403, 200),
+        ("/v2/health/live", 200, 200, 200),
+        ("/v2/health/ready", 200, 200, 200),
+        ("/assets/app.js", 200, 200, 200),
+        ("/assets", 401, 200, 403),
+        ("/metrics", 200, 200, 200),
+        ("/metrics/", 401, 200, 403),
+        ("/", 200, 200, 200),
+        ("/docs", 200, 200, 200),
+        ("/openapi.json", 200, 200, 200),
+        ("", 401, 200, 403),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS", "ODD"])
+def test_who_may_call_what(method: str, path: str, without: int, user: int, root: int) -> None:
+    front = guarded()
+    assert call(front, path, method).status == without
+    assert call(front, path, method, authorization=b"Bearer u").status == user
+    assert call(front, path, method, authorization=b"Bearer r").status == root
+    assert call(Front(hello), path, method).status == 200, "without keys everybody may call"
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    missing = call(guarded())
+    assert missing.headers["www-authenticate"] == "Bearer"
+    assert set(missing.body) == {"error"}
+    assert "www-authenticate" not in call(guarded(), authorization=b"Bearer r").headers
+    front = guarded()
+    assert call(front, authorization=b"Bearer s").status == 200
+    limited = call(front, authorization=b"Bearer s")
+    assert (limited.status, limited.headers["retry-after"]) == (429, "2")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (b"http://127.0.0.1:8000", 200),
+        (b"HTTP://127.0.0.1:8000", 200),
+        (b"http://127.0.0.1:9000", 403),
+        (b"http://evil.example", 403),
+        (b"null", 403),
+        (b"", 403),
+        (b"http://evil.example/127.0.0.1:8000", 403),
+    ],
+)
+def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) -> None:
+    assert call(Front(hello), "/admin/x", host=b"127.0.0.1:8000", origin=origin).status == status
+    keyed = call(guarded(), "/admin/x", host=b"127.0.0.1:8000", origin=origin, authorization=b"Bearer r")
+    assert keyed.status == status
+    assert call(Front(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in (b"localhost", b"LocalHost:8000", b"a.localhost:8000", b"127.0.0.1:8000")),
+        *((name, 200) for name in (b"10.1.2.3", b"[::1]:8000", b"[::1]", b"box.lan:8000", b"BOX.lan")),
+        *((name, 403) for name in (b"evil.example:8000", b"localhost.evil.example", b"notlocalhost", b"box.lan.evil")),
+        *((name, 403) for name in (b"127.0.0.1.evil.example", b"[evil.example]:80", b"evil.example]", b"\xff", b":80")),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_a_name_that_a_stranger_chose_does_not_steer_a_server_without_keys(
+    method: str, host: bytes, status: int
+) -> None:
+    front = Front(hello, host="box.lan")
+    same_origin = call(front, "/admin/x", method, host=host, origin=b"http://" + host)
+    assert (same_origin.status, call(front, "/admin/x", method, host=host).status) == (status, status)
+    assert call(front, "/predict", host=host).status == 200
+    authorised = call(guarded(), "/admin/x", method, host=host, authorization=b"Bearer r")
+    assert authorised.status == 200, "there the key protects"
+
+
+def test_a_foreign_name_is_told_with_the_remedy() -> None:
+    error = call(Front(hello), "/admin/x", host=b"evil.example:8000").body["error"]
+    assert "evil.example:8000" in error
+    assert "API key file" in error
+    assert call(Front(hello), "/admin/x", host=b"").status == 200, "a browser always names the host"
+
+
+def test_who_is_refused_is_told_to_who_counts() -> None:
+    statuses: list[int] = []
+    front = Front(hello, parse_keys(KEYS, "f"), refused=statuses.append)
+    for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
+        call(front, authorization=authorization)
+    assert statuses == [401, 403, 429]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 65537, 131072, 200_000])
+def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
+    body = bytes(range(256)) * 800
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, body[:size], b"text/plain")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
+    asyncio.run(_await(Front(app), scope, None, send))  # type: ignore[arg-type]
+    pieces = [message["body"] for message in sent[1:]]
+    assert b"".join(pieces) == body[:size]
+    assert max(map(len, pieces)) <= 65536
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(pieces) - 1) + [False]
+
+
+def test_a_bug_is_answered_without_showing_it_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:
+    answer = call(Front(broken), x_request_id=b"this-one")
+    assert answer.status == 500
+    assert "secret" not in str(answer.body)
+    assert "this-one" in caplog.text
+    assert "secret" in caplog.text
+
+
+def test_a_server_error_of_the_app_is_answered() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ServerError("no luck")
+
+    assert call(Front(fails)).body == {"error": "no luck"}
+
+
+def test_one_line_a_request_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    front = guarded()
+    with caplog.at_level(logging.INFO, "batchwright.request"):
+        call(front)
+        assert caplog.records == []
+    with caplog.at_level(logging.DEBUG, "batchwright.request"):
+        call(front, authorization=b"Bearer u", traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE, x_request_id=b"i")
+    [line] = caplog.records
+    fields = {"method": "POST", "path": "/predict", "status": 200, "request_id": "i", "key": "user"}
+    assert {name: getattr(line, name) for name in fields} == fields
+    assert line.trace_id == TRACE.decode()  # type: ignore[attr-defined]
+    assert 0 <= line.ms < 1000  # type: ignore[attr-defined]
+
+
+def test_what_is_no_request_passes() -> None:
+    async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["seen"] = True
+
+    scope: Scope = {"type": "lifespan"}
+    asyncio.run(_await(Front(lifespan), scope, None, None))  # type: ignore[arg-type]
+    assert scope["seen"]
+
+
+USER, ROOT_KEY = b"Bearer u", b"Bearer r"
+
+
+@pytest.mark.parametrize("root", ["", "/svc", "/svc/", "/v2/health", "/a/b", "/admin"])
+@pytest.mark.parametrize(
+    ("path", "statuses"),
+    [
+        ("/admin/models/m/policy", (401, 403, 200)),
+        ("/predict", (401, 200, 403)),
+        ("/v2/models/m/infer", (401, 200, 403)),
+        ("/v2/health/live", (200, 200, 200)),
+        ("/metrics", (200, 200, 200)),
+    ],
+)
+def test_authorisation_goes_by_the_path_below_a_prefix(root: str, path: str, statuses: tuple[int, int, int]) -> None:
+    told = [
+        call(guarded(), root.rstrip("/") + path, "PUT", root, host=b"localhost", **headers).status
+        for headers in ({}, {"authorization": USER}, {"authorization": ROOT_KEY})
+    ]
+    assert tuple(told) == statuses
+
+
+def test_the_app_is_asked_for_the_path_that_was_authorised() -> None:
+    asked: list[Scope] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope)
+        await respond(send, b"1", b"application/json")
+
+    front = Front(noting)
+    for path, root in (("/svc/predict", "/svc"), ("/svcpredict", "/svc"), ("/svc", "/svc"), ("/predict", "/svc")):
+        call(front, path, root=root)
+    assert [scope["path"] for scope in asked] == ["/predict", "/svcpredict", "/", "/predict"]
+    assert {scope["root_path"] for scope in asked} == {""}, "no one below takes the prefix off again"
+    assert {scope["app_root_path"] for scope in asked} == {"/svc"}

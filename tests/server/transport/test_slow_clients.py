@@ -1,0 +1,72 @@
+"""The connection's patience with who reads slowly, on a virtual clock; and how many connections there may be."""
+
+import asyncio
+import resource
+from contextlib import closing
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+import server.transport.connection
+from server.transport.connection import Connection, Listening, TimeLimits
+from tests.server.transport.test_connection import echo
+from tests.support.virtual_clock import virtual_loop
+
+
+class Unread(asyncio.Transport):
+    """A transport whose client takes `pace` bytes/s of what was written, on the loop's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, pace: float) -> None:
+        super().__init__()
+        self._loop, self._size, self._pace = loop, size, pace
+        self.closing = self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return max(0, round(self._size - self._pace * self._loop.time()))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def how_long_it_waits(pace: float, leaving: bool) -> float:
+    """The time until the connection is cut, s, for a client that reads 1 MB for 1000 s at most."""
+    with closing(virtual_loop()) as loop:
+        transport = Unread(loop, 10**6, pace)
+        config = uvicorn.Config(echo, ws="none", log_config=None)
+        config.load()
+        shared = Listening(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
+        connection = Connection(shared, config, ServerState(), {}, loop)
+        connection.connection_made(transport)
+        connection.pause_writing()
+        if leaving:
+            connection._close()
+
+        while not transport.aborted and transport.get_write_buffer_size():
+            loop.run_until_complete(asyncio.sleep(1.0))
+        return loop.time()
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_who_reads_slowly_is_waited_for_as_long_as_something_is_read(leaving: bool) -> None:
+    assert how_long_it_waits(1000.0, leaving) == pytest.approx(1000.0, abs=2.0)
+    assert how_long_it_waits(0.0, leaving) == pytest.approx(30.0, abs=2.0)
+    assert how_long_it_waits(100.0, leaving) == pytest.approx(2000.0, abs=2.0), "the whole answer has a limit, too"
+
+
+def test_few_files_are_left_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, connections in ((64, 32), (1024, 896), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
+        assert server.transport.connection.max_connections() == connections

@@ -1,0 +1,99 @@
+"""TLS files, and what is wrong with them."""
+
+import ssl
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from policies.types import SpecError
+from server.transport.tls import Tls, tls_context, tls_of
+
+
+def certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
+    kind = more if "-newkey" in more else ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *more)
+    kind = kind if "-passout" in more or "-nodes" in more else (*kind, "-nodes")
+    command = ("openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(cert), *subject)
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_a_pair_that_belongs_together_is_taken_from_tls_1_2_on(tmp_path: Path) -> None:
+    context = tls_context(*certificate(tmp_path, "a"))
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert tls_of(None, None) is None
+
+
+def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "a")
+    _, other = certificate(tmp_path, "b")
+    _, locked = certificate(tmp_path, "c", "-passout", "pass:secret")
+    junk = tmp_path / "junk"
+    junk.write_text("nothing")
+    for pair, says in (
+        ((cert, None), "belong together"),
+        ((None, key), "belong together"),
+        ((tmp_path / "nowhere", key), "certificate.*nowhere"),
+        ((cert, tmp_path), "key"),
+        ((cert, other), "KEY_VALUES_MISMATCH|MISMATCH"),
+        ((cert, locked), "passphrase"),
+        ((junk, key), "junk"),
+        ((cert, junk), "junk"),
+        ((key, cert), "belong together"),
+    ):
+        with pytest.raises(SpecError, match=says) as caught:
+            tls_of(*pair)
+        assert "\n" not in str(caught.value)
+
+
+RSA = ("-newkey", "rsa:2048", "-nodes")
+
+
+def test_a_certificate_is_replaced_also_by_one_of_another_type_and_one_that_cannot_be_used_is_not(
+    tmp_path: Path,
+) -> None:
+    used, elliptic, rsa = tmp_path / "used", certificate(tmp_path, "a"), certificate(tmp_path, "b", *RSA)
+    used.mkdir()
+    files = used / "cert", used / "key"
+
+    def use(cert: Path, key: Path) -> None:
+        for file, new in zip(files, (cert, key), strict=True):
+            file.write_bytes(new.read_bytes())
+
+    use(*elliptic)
+    tls = Tls(*files)
+    for pair in (rsa, elliptic, rsa):
+        use(*pair)
+        tls.reload()
+        for suite in ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-GCM-SHA256"):
+            shown = served(tls.context, suite)
+            assert shown in (pair[0].read_text(), None), "the old certificate is not in use for any client"
+        assert served(tls.context) == pair[0].read_text()
+    use(elliptic[0], rsa[1])
+    with pytest.raises(SpecError):
+        tls.reload()
+    assert served(tls.context) == rsa[0].read_text()
+
+
+def served(context: ssl.SSLContext, suite: str | None = None) -> str | None:
+    """The certificate, PEM, that a server shows a client; with `suite`, to one that offers only this of TLS 1.2."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    if suite is not None:
+        trusting.maximum_version = ssl.TLSVersion.TLSv1_2
+        trusting.set_ciphers(suite)
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client, server):
+        with suppress(ssl.SSLError):
+            side.do_handshake()
+    try:
+        shown = client.getpeercert(binary_form=True)
+    except ValueError:  # the handshake failed
+        return None
+    return None if shown is None else ssl.DER_cert_to_PEM_cert(shown)

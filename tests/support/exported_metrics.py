@@ -1,0 +1,74 @@
+"""What PromQL expressions name, and what the server exports: by name and label."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from policies.types import Kind, Launch, Request
+from server.backends.executor import Batch, Completion
+from server.energy.meters import CountingMeter
+from server.scheduling.calls import Served
+from server.telemetry.metrics import Metrics
+
+ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
+_WORDS = {
+    *("sum", "count", "by", "on", "group_left", "and", "or", "unless", "offset"),
+    *("rate", "increase", "vector", "scalar", "absent", "histogram_quantile", "min_over_time", "avg_over_time"),
+}
+
+
+def names(expression: str) -> set[str]:
+    """The metrics that an expression names."""
+    bare = re.sub(r"""(["']).*?\1|\[[^\]]*\]|\$\w+""", "", expression)
+    bare = re.sub(r"\{[^}]*\}", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right) *\([^)]*\)", r"\1", bare)
+    return {word for word in re.findall(r"(?<![\w.])[a-zA-Z_:][\w:]*", bare) if word not in _WORDS}
+
+
+def labels(expression: str) -> Iterator[tuple[str, str]]:
+    """(metric, label) of each label matcher."""
+    for metric, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}", expression):
+        for label in re.findall(r"(\w+) *(?:=~|!~|!=|=)", matchers):
+            yield metric, label
+
+
+@cache
+def exported() -> Mapping[str, frozenset[str]]:
+    """What the server exports once everything has happened to it: names of samples and their labels."""
+    found: dict[str, set[str]] = {}
+    for sample in _samples():
+        found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    return {name: frozenset(known) for name, known in found.items()}
+
+
+def exported_buckets(histogram: str) -> set[str]:
+    """The upper ends of a histogram's buckets, as they are written."""
+    return {sample.labels["le"] for sample in _samples() if sample.name == f"{histogram}_bucket"}
+
+
+def _samples() -> Iterator[Sample]:
+    metrics = Metrics()
+    request = Request(0, 0.0, Kind("m"), 0.5, 9.0, payload=None)
+    request.started = 0.1
+    metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
+    metrics.watch_backlog(lambda: 0.0)
+    metrics.watch_device("d", lambda: True)
+    metrics.watch_meter("d", CountingMeter())
+    asyncio.run(metrics.read_meters())
+    metrics.policy("m", "d", "greedy", "greedy")
+    metrics.adapted("m", "drift")
+    metrics.objective("m", "d", 0)
+    served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1, "nvml")
+    metrics.batch("d", served)
+    metrics.answered("d", [request], 1.0)
+    metrics.responded("m", "d", 1.0, 1)
+    metrics.outcome("m", "ok")
+    metrics.rejected("m", "queue_full", 1)
+    metrics.device_fault("m", "RuntimeError")
+    metrics.idle_gap("d", 0.001)
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        yield from (sample for sample in family.samples if not sample.name.endswith("_created"))  # serve-model has none

@@ -1,0 +1,101 @@
+"""Fakes that implement the server's protocols on a virtual clock."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from policies.catalog import Chosen
+from policies.profile import Profile
+from policies.queue.monitor import Monitor, NoMonitor
+from policies.types import Policy
+from server.backends.executor import Batch, Completion
+from server.scheduling.admission import Limits
+from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
+from tests.support.virtual_clock import virtual_loop
+
+STEPS = Profile("steps", tuple(0.010 + 0.001 * b for b in range(1, 9)), energies=tuple(0.1 * b for b in range(1, 9)))
+
+
+class FakeExecutor:
+    """Takes each batch its profile's time on the loop's clock; answers every input with itself.
+
+    Attributes:
+        log: (start, finish, inputs) of each batch.
+        fault: raises, or changes the outputs, if the test sets it.
+    """
+
+    name = "fake"
+
+    def __init__(self, profile: Profile = STEPS) -> None:
+        self._profile = profile
+        self.log: list[tuple[float, float, list[Any]]] = []
+        self.fault: Callable[[list[Any]], list[Any]] = lambda outputs: outputs
+
+    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+        return asyncio.ensure_future(self._run(batch))
+
+    async def _run(self, batch: Batch) -> Completion:
+        first = completion = await self._serve(batch)
+        ends: list[Callable[[], None]] = []
+        while batch.onward is not None and (then := batch.onward.take(completion.outputs)) is not None:
+            try:
+                completion = await self._serve(then[0])
+            except Exception as error:  # noqa: BLE001  (as a device's thread does)
+                ends.append(partial(then[1].set_exception, error))
+                break
+            ends.append(partial(then[1].set_result, completion))
+        for end in ends:
+            end()
+        return first
+
+    async def _serve(self, batch: Batch) -> Completion:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        await asyncio.sleep(self._profile.launch_time(len(batch.inputs), batch.first_stage, batch.last_stage))
+        self.log.append((start, loop.time(), list(batch.inputs)))
+        outputs = self.fault([np.float32(x) if isinstance(x, float) else x for x in batch.inputs])
+        return Completion(outputs, start, loop.time())
+
+
+def chosen(
+    policy: Policy, profile: Profile = STEPS, monitor: Monitor | None = None, **fields: Any
+) -> Mapping[str, Chosen]:
+    """One model, "m", under this policy."""
+    return {"m": Chosen("spec", "name", {}, profile, policy, monitor or NoMonitor(), **fields)}
+
+
+UNLIMITED = Limits(10**6)
+Scenario = Callable[[Dispatcher, FakeExecutor], Coroutine[Any, Any, Any]]
+
+
+def play(
+    scenario: Scenario,
+    by_model: Mapping[str, Chosen],
+    executor: FakeExecutor | None = None,
+    limits: Limits = UNLIMITED,
+) -> Any:
+    """Run a scenario against a running dispatcher on a virtual clock."""
+    loop = virtual_loop()
+    executor = executor or FakeExecutor()
+
+    async def main() -> Any:
+        metrics = Metrics()
+        dispatcher = Dispatcher(executor, by_model, metrics, loop.time, limits)
+        task = asyncio.ensure_future(dispatcher.run())
+        try:
+            return await scenario(dispatcher, executor)
+        finally:
+            task.cancel()
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def parts(policy: Policy) -> Mapping[str, Chosen]:
+    return chosen(policy)

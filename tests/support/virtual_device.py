@@ -1,0 +1,74 @@
+"""A device on a virtual clock whose power is known, seen through a counter that steps every 100 ms."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import floor
+
+import numpy as np
+
+from profiler.energy import Instruments, Load, Progress
+from profiler.sweep import Rig
+from tests.support.recorded_board import VirtualTime
+
+STEP = 0.1  # s
+
+Curve = Callable[[int], float]
+
+
+class VirtualDevice:
+    """Its own meter and feed.
+
+    Attributes:
+        idle: W at rest.
+        resting: W in the gaps of a part load.
+        power: W in service, by batch size.
+        service_time: s, by batch size.
+        handover: s between two batches that run back to back, at idle power.
+        visited: (size, share) of the loads that ran.
+        fails_at: s after which the meter tells nothing.
+    """
+
+    source = "nvml"
+    resolution = STEP
+    scope = "board"
+    about = "a counter of known power"
+
+    def __init__(self, power: Curve, service_time: Curve, idle: float = 100.0) -> None:
+        self.time = VirtualTime()
+        self.idle = self.resting = idle
+        self.power = power
+        self.service_time = service_time
+        self.handover = 0.0
+        self.visited: list[tuple[int, float]] = []
+        self.fails_at = float("inf")
+        self._segments = [(0.0, 0.0, idle)]  # from, J until then, W since then
+
+    def read(self) -> float | None:
+        if self.time.now >= self.fails_at:
+            return None
+        seen = STEP * floor(self.time.now / STEP + 1e-9)
+        began, joules, watts = next(segment for segment in reversed(self._segments) if segment[0] <= seen)
+        return joules + watts * (seen - began)
+
+    @contextmanager
+    def feed(self, batch_size: int, share: float = 1.0, /) -> Iterator[Load]:
+        self.visited.append((batch_size, share))
+        seconds, began = self.service_time(batch_size), self.time.now
+        period = seconds + self.handover if share == 1.0 else seconds / share
+        between = self.idle if share == 1.0 else self.resting
+        self.draw(between + (self.power(batch_size) - between) * seconds / period)
+
+        def progress() -> Progress:
+            batches = floor((self.time.now - began) / period)
+            return Progress(batches, began + batches * period)
+
+        yield progress
+        self.draw(self.idle)
+
+    def draw(self, watts: float) -> None:
+        """From now on."""
+        began, joules, before = self._segments[-1]
+        self._segments.append((self.time.now, joules + before * (self.time.now - began), watts))
+
+    def rig(self, seed: int = 0) -> Rig:
+        return Rig(Instruments(self, self.time, self.time.sleep), self.feed, np.random.default_rng(seed))
