@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.serving import run_json, save, serving
 from loadgen.simulated import Simulation
-from policies.charts import PALETTE
+from policies.charts.averages import PALETTE
 from policies.profile import Profile
 from policies.queue.arrivals import Instants, steps
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.serving import load, save
 from loadgen.simulated import Device, simulate
 from policies.catalog import choose, memory
-from policies.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import Instants, poisson

@@ -21,11 +21,11 @@ from benchmarks import multi_bin_figures
 from benchmarks.serving import load, save
 from loadgen.simulated import Simulation
 from loadgen.sizes import Sizes, longest
-from policies.binning import batch_time, equal_edges, optimised_edges
-from policies.binning_theory import Exponential, Uniform
 from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
+from policies.sizing.bins import batch_time, equal_edges, optimised_edges
+from policies.sizing.bins_theory import Exponential, Uniform
 
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023-conv.csv"
 SEEDS, REQUESTS, LARGE = 10, 128_000, 128

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.charts import PALETTE
+from policies.charts.averages import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

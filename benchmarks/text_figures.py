@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.charts import BLUE, GREY, ORANGE, PALETTE
+from policies.charts.averages import BLUE, GREY, ORANGE, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """The closed loop on a virtual clock: a device changes while it serves, and the policy follows what is observed.
 
-The rules are those of the live controller (policies/adaptation.py); here they are asked after each batch, and a new
-policy decides a while after it was called for, as long as solving may take.
+The rules are those of the live controller (policies/adaptation/drift.py); here they are asked after each batch, and a
+new policy decides a while after it was called for, as long as solving may take.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +12,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.adaptation import Evidence
+from policies.adaptation.drift import Evidence
+from policies.adaptation.refitting import Drift
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
-from policies.refitting import Drift
 from policies.types import Kind, Launch, Request
 
 SOLVING = 0.25  # s, from the call for a new policy until it decides

@@ -75,7 +75,7 @@ def _draw_times(axes: "Axes", results: Sequence[Result], edges: Values, limit: f
 
 
 def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
-    from policies.charts import BLUE, ORANGE, VERMILLION
+    from policies.charts.averages import BLUE, ORANGE, VERMILLION
 
     if not len(history.responses):
         return
@@ -88,7 +88,7 @@ def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
 
 
 def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | None) -> None:
-    from policies.charts import PALETTE, distribution_chart
+    from policies.charts.averages import PALETTE, distribution_chart
 
     shown = [i for i, result in enumerate(results) if len(result.history.responses)]
     runs = {results[i].policy: results[i].history.responses for i in shown}
@@ -100,7 +100,7 @@ def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | N
 def _draw_batches(axes: "Axes", results: Sequence[Result]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    from policies.charts import BLUE
+    from policies.charts.averages import BLUE
 
     known = [(i, *batch_shares(result.history)) for i, result in enumerate(results) if result.history.batches]
     for i, sizes, shares in known:
@@ -128,7 +128,7 @@ def _draw_power(axes: "Axes", results: Sequence[Result], edges: Values) -> None:
 
 
 def _style(i: int) -> dict[str, Any]:
-    from policies.charts import LINE_STYLES, PALETTE
+    from policies.charts.averages import LINE_STYLES, PALETTE
 
     return {"color": PALETTE[i % len(PALETTE)], "linestyle": LINE_STYLES[i % len(LINE_STYLES)], "lw": 1.4}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import Sizes
+from policies.action_lookup import count_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import counting, simulator
@@ -18,7 +19,6 @@ from policies.queue.batcher import Batcher
 from policies.queue.fleet import least_expected, run_fleet
 from policies.queue.simulator import Router, Run, Service, Station, serve
 from policies.rules.multi_bin import mistaken
-from policies.tabled import count_table
 from policies.types import Kind, Launch, Request, SpecError
 
 

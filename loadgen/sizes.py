@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from policies.catalog import parse_spec
 from policies.profile import Profile, load_profile
 from policies.queue import arrivals
-from policies.size_distributions import parse_sizes
+from policies.sizing.size_distributions import parse_sizes
 from policies.types import SpecError
 
 LONGEST = "longest"

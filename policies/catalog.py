@@ -9,7 +9,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from policies.binning import equal_edges, optimised_edges
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor, TumblingMonitor
 from policies.rules.catch_up import CatchUp, catch_up
@@ -25,6 +24,7 @@ from policies.rules.multi_bin import Bins, Cut
 from policies.rules.patient import Patient
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
+from policies.sizing.bins import equal_edges, optimised_edges
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, load_table, table_of

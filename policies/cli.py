@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies import planning, pricing
+from policies.action_lookup import action_table
 from policies.catalog import Chosen, choose, in_stages, solved
+from policies.charts.plots import plot_policy, plot_table
 from policies.command import check_files, run
-from policies.plots import plot_policy, plot_table
+from policies.planning import devices, prices
+from policies.planning.recommendations import Demand, demand_of, recommend, row_of
 from policies.profile import load_profile
-from policies.question import MEASURED_OVER, Question, bound_of, check, loads_of, rate_of, refuse, scheme_of
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.recommend import Demand, demand_of, recommend, row_of
-from policies.size_distributions import SIZES
+from policies.sizing.size_distributions import SIZES
 from policies.smdp.choice import ShareBound, UnreachableError, parse_bound
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.distributions import NAMES, distribution
@@ -32,7 +32,7 @@ from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import save_table, table_of
 from policies.smdp.trial import Trial
-from policies.tabled import action_table
+from policies.solve_options import MEASURED_OVER, Question, bound_of, check, loads_of, rate_of, refuse, scheme_of
 from policies.types import SpecError
 
 _SHOWN = 10  # of what was tried for a recommendation
@@ -104,8 +104,8 @@ def solve_policy(
         demand = demand_of(profile, sizes, _given(context), (arrival_rate, max_batch_size, seed))
         _recommend(demand, slo_mean_ms, as_json)
         return
-    pricing.check_flags(_given(context), plan)
-    device, price = pricing.priced(load_profile(profile), device_price, idle_power_w, power_price)
+    prices.check_flags(_given(context), plan)
+    device, price = prices.priced(load_profile(profile), device_price, idle_power_w, power_price)
     check_files(output, plot)
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
@@ -322,17 +322,17 @@ def _recommend(demand: Demand, slo_mean_ms: float | None, as_json: bool) -> None
     Console().print(table)
 
 
-def _plan(question: Question, price: pricing.Price, output: Path | None, as_json: bool) -> None:
+def _plan(question: Question, price: prices.Price, output: Path | None, as_json: bool) -> None:
     assert question.bound is not None  # the flags are checked
     bound = parse_bound(*question.bound, max(question.simulate, MEASURED_OVER), question.seed)
     requests = question.simulate or MEASURED_OVER
-    demand = planning.Demand(question.problem, bound, price, question.mixed, requests, question.seed)
+    demand = devices.Demand(question.problem, bound, price, question.mixed, requests, question.seed)
     with _warnings_said():
-        found = planning.plan(demand)
+        found = devices.plan(demand)
     best, checks = found.best, {}
     if output is not None:
         save_table(table_of(demand.share(best.devices), [best.solution], question.bound_said), output)
-    for routing, ran in planning.check(demand, best).items():
+    for routing, ran in devices.check(demand, best).items():
         checks[routing] = said = _summary(ran, question.shared_bound)
         said["mean_power_w"] = None if best.power is None else best.devices * price.idle + said["mean_power_w"]
     answer = {
@@ -342,7 +342,7 @@ def _plan(question: Question, price: pricing.Price, output: Path | None, as_json
         "devices": best.devices,
         "cost": best.cost,
         "cost_unit": price.unit,
-        "candidates": [planning.row_of(each) for each in found.tried],
+        "candidates": [devices.row_of(each) for each in found.tried],
         "beyond": {"devices": found.beyond, "least_cost": found.least_beyond},
         "simulated": checks,
     }

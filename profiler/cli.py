@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import files
+from policies.charts.plots import plot_profile
 from policies.command import check_files, run
-from policies.plots import plot_profile
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from profiler import cache

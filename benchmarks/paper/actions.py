@@ -15,7 +15,7 @@ from benchmarks.paper.setting import (
     table,
     variant,
 )
-from policies.action_chart import breaking, chart_rows, policy_chart, policy_key
+from policies.charts.action_chart import breaking, chart_rows, policy_chart, policy_key
 from policies.profile import Profile
 from policies.smdp.distributions import DETERMINISTIC, Gamma, ServiceDistribution
 from policies.smdp.solver import Solution, solve

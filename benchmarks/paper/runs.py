@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.paper.setting import Section, at, difference, googlenet, save, table
 from loadgen.simulated import simulate
 from policies import catalog
-from policies.charts import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
+from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
 from policies.queue.arrivals import poisson
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.smdp.choice import frontier

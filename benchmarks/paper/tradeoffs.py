@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.paper.setting import ALL_LOADS, Section, at, googlenet, save
-from policies.charts import GREEN, MARKERS, PALETTE, benchmarks, frontier_chart, tradeoff
+from policies.charts.averages import GREEN, MARKERS, PALETTE, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
 from policies.smdp.choice import MeanBound, choose
 from policies.smdp.solver import Solution, solve

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.paper.setting import Section, at, difference, googlenet, save, table
-from policies.charts import LINE_STYLES, PALETTE
+from policies.charts.averages import LINE_STYLES, PALETTE
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi, RviResult, relative_value_iteration
 from policies.smdp.solver import solve

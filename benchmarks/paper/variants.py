@@ -9,7 +9,7 @@ from scipy import stats
 
 from benchmarks.paper.setting import Section, affine_energy, at, googlenet, log_energy, save, variant
 from benchmarks.paper.tradeoffs import blank, by_load, legend, plain
-from policies.charts import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
+from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
 from policies.smdp.distributions import Floats, distribution
 from policies.smdp.solver import Solution

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.sizes import Lengths
+from policies.sizing.size_models import Lengths
 from server.errors import BadInputError
 
 DEFAULT_NEW_TOKENS = 32

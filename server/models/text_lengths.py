@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.profile import Profile
-from policies.sizes import Estimator, Learned, Online, Oracle, fit_lengths
+from policies.sizing.size_models import Estimator, Learned, Online, Oracle, fit_lengths
 from server.models.text import Generated, Text, TextCodec
 
 Guess = Literal["limit", "online", "learned"]

@@ -1,6 +1,6 @@
 """The controller: closes the loop from what batches took and requests saw to the policy that decides.
 
-It asks the pure rules of policies/adaptation.py and policies/objective.py after every batch, which takes microseconds;
+It asks the pure rules of policies/adaptation (drift.py, objective.py) after every batch, which takes microseconds;
 where they call for another policy, that is solved in a worker thread and swapped between two decisions.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
 
-from policies.adaptation import Evidence
+from policies.adaptation.drift import Evidence
+from policies.adaptation.objective import Answers, Objective
 from policies.catalog import Chosen, solved_again
-from policies.objective import Answers, Objective
 from policies.profile import Profile
 from policies.types import SpecError
 from server.energy.meters import EnergyMeter

@@ -12,12 +12,12 @@ from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import schedule
 from loadgen.simulated import Simulation, simulate
 from loadgen.sizes import Sizes
+from policies.action_lookup import count_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
 from policies.rules.patient import Patient
 from policies.smdp.distributions import Gamma
-from policies.tabled import count_table
 from policies.types import Mix, SpecError
 
 DEVICE = Profile(

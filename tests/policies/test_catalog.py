@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.action_lookup import action_table
 from policies.catalog import choose, combine, in_stages, solved, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
@@ -18,7 +19,6 @@ from policies.rules.per_kind import PerKind
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import save_table, solve_table
-from policies.tabled import action_table
 from policies.types import Kind, Launch, Request, SpecError, State, Wait
 
 P4 = load_profile("googlenet-tesla-p4")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.action_lookup import action_table, count_table
 from policies.catalog import check_spec, choose, combine, solved_again
 from policies.profile import load_profile
 from policies.rules.control_limit import ControlLimit, static
@@ -12,7 +13,6 @@ from policies.rules.joining import Joining
 from policies.rules.patient import Patient
 from policies.smdp.model import Problem
 from policies.smdp.table import save_table, solve_table
-from policies.tabled import action_table, count_table
 from policies.types import Kind, Launch, Request, SpecError, State
 
 P4 = load_profile("googlenet-tesla-p4")

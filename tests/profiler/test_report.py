@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from policies.plots import plot_profile
+from policies.charts.plots import plot_profile
 from policies.profile import Profile
 from profiler.energy_plan import full_energy_plan, quick_energy_plan
 from profiler.report import profile_table, summary

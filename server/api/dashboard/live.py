@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from policies.actions import actions, how_it_decides, weighs_the_mean_rate
 from policies.catalog import Chosen
+from policies.charts.action_table import actions, how_it_decides, weighs_the_mean_rate
 from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference

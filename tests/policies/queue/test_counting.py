@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.action_lookup import count_table
 from policies.catalog import solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
@@ -22,7 +23,6 @@ from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.trial import Trial
-from policies.tabled import count_table
 from policies.types import Kind, Mix, Policy, Request
 
 P4 = load_profile("googlenet-tesla-p4")

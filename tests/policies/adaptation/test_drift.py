@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.adaptation import Evidence
+from policies.adaptation.drift import Evidence
 from policies.profile import Profile, load_profile
 
 P4 = load_profile("googlenet-tesla-p4-x10")

@@ -33,8 +33,7 @@ from itertools import islice
 from math import log
 from typing import TypeVar
 
-from policies.profile import Profile
-from policies.refitting import (
+from policies.adaptation.refitting import (
     EFFECT,
     Drift,
     EnergyWindow,
@@ -47,6 +46,7 @@ from policies.refitting import (
     refit_service_times,
     time_drift,
 )
+from policies.profile import Profile
 
 _MEMORY = 1024  # batches that are kept
 _WINDOWS = 64  # windows that are kept

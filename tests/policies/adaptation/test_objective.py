@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.objective import Answers, Move, Objective
+from policies.adaptation.objective import Answers, Move, Objective
 
 GOOD, FAIR, BAD, AWFUL = (Answers(1000, within, 200) for within in (990, 955, 900, 500))
 FEW = Answers(90, 0, 20)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policies.profile import Profile
-from policies.sizes import Affine, Estimator, Learned, Lengths, Online, Oracle, fit_lengths
+from policies.sizing.size_models import Affine, Estimator, Learned, Lengths, Online, Oracle, fit_lengths
 
 TIMES = Affine(0.010, 0.001, 0.100)
 MEASURED = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.actions import actions, how_it_decides, weighs_the_mean_rate
 from policies.catalog import CATALOG, choose
+from policies.charts.action_table import actions, how_it_decides, weighs_the_mean_rate
 from policies.profile import Profile, load_profile
 from policies.types import Kind, Launch, Request, State
 

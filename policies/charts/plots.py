@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.action_chart import ChartRow, chart_rows, policy_chart, policy_key
-from policies.charts import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
+from policies.charts.action_chart import ChartRow, chart_rows, policy_chart, policy_key
+from policies.charts.averages import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
 from policies.profile import Profile, fit_affine, fit_isotonic
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution

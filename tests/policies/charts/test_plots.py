@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from policies.action_chart import ChartRow, breaking, chart_rows, policy_chart, policy_key
-from policies.charts import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
-from policies.plots import plot_policy, plot_table
+from policies.charts.action_chart import ChartRow, breaking, chart_rows, policy_chart, policy_key
+from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
+from policies.charts.plots import plot_policy, plot_table
 from policies.profile import load_profile
 from policies.smdp.choice import MeanBound, choose, frontier
 from policies.smdp.distributions import Gamma

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from policies.catalog import solved
-from policies.pricing import Price
+from policies.planning.prices import Price
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher

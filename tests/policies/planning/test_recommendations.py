@@ -10,9 +10,9 @@ import pytest
 
 from loadgen.simulated import Simulation
 from loadgen.sizes import Sizes, longest
+from policies.planning.recommendations import Demand, Tried, recommend
 from policies.profile import Profile
-from policies.recommend import Demand, Tried, recommend
-from policies.size_distributions import parse_sizes
+from policies.sizing.size_distributions import parse_sizes
 from policies.types import SpecError
 
 COMMAND = Path(sys.executable).parent / "solve-policy"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.adaptation.refitting import EnergyWindow, Observation, after_change, refit_energies, refit_service_times
 from policies.profile import Profile
-from policies.refitting import EnergyWindow, Observation, after_change, refit_energies, refit_service_times
 
 SIZES = range(1, 9)
 OLD = Profile(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.binning import batch_time, optimised_edges
-from policies.binning_theory import least_response_time
 from policies.profile import Profile, load_profile
 from policies.queue.central import serve
 from policies.queue.simulator import Estimate, estimate
-from policies.size_distributions import SIZES, Draw, parse_sizes
+from policies.sizing.bins import batch_time, optimised_edges
+from policies.sizing.bins_theory import least_response_time
+from policies.sizing.size_distributions import SIZES, Draw, parse_sizes
 from policies.types import SpecError
 
 LARGEST = 128  # batch of the paper's server, whose batch takes as long as its longest request, however many there are

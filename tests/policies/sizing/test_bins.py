@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.binning import batch_time, bin_times, equal_edges, optimised_edges
+from policies.sizing.bins import batch_time, bin_times, equal_edges, optimised_edges
 
-TRACE = Path(__file__).parents[3] / "shared" / "data" / "azure-llm-2023-conv.csv"
+TRACE = Path(__file__).parents[4] / "shared" / "data" / "azure-llm-2023-conv.csv"
 some_sizes = st.lists(st.integers(1, 12).map(float), min_size=1, max_size=40)
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies import planning
-from policies.planning import Demand, check, plan
-from policies.pricing import Price, check_flags, priced
+from policies.planning import devices
+from policies.planning.devices import Demand, check, plan
+from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
 from policies.smdp.choice import MeanBound, UnreachableError, choose, parse_bound
@@ -79,13 +79,13 @@ def test_a_promise_faster_than_a_request_alone_is_refused_with_the_least() -> No
 
 
 def test_a_device_that_costs_next_to_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_MOST", 4)
+    monkeypatch.setattr(devices, "_MOST", 4)
     with pytest.raises(SpecError, match="from 2 to 6 devices were tried and more may still pay"):
         plan(replace(demand(2000.0, 0.0045, Price(1e-6, 1.0, "W", 1e-6)), requests=50))
 
 
 def test_more_devices_than_can_be_checked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_LARGEST", 2)
+    monkeypatch.setattr(devices, "_LARGEST", 2)
     assert plan(demand(2000.0, 0.0066)).best.devices <= 2
     with pytest.raises(SpecError, match="5000 requests per second take 3 devices, plans are for up to 2: give a part"):
         plan(demand(5000.0, 0.0066))
@@ -96,10 +96,10 @@ def test_a_large_fleet_is_checked_at_random_by_all_requests_and_less_by_looking(
 ) -> None:
     asked = demand(5000.0, 0.0066)
     best = plan(asked).best
-    monkeypatch.setattr(planning, "_ASKED", 30_000)
+    monkeypatch.setattr(devices, "_ASKED", 30_000)
     runs = check(asked, best)
     assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 20_000, "least expected": 10_000}
-    monkeypatch.setattr(planning, "_LARGE", 2)
+    monkeypatch.setattr(devices, "_LARGE", 2)
     assert list(check(asked, best)) == ["random"]
 
 

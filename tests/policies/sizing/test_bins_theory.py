@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.binning import batch_time, optimised_edges
-from policies.binning_theory import Exponential, Uniform, harmonic, least_response_time
 from policies.queue.central import CentralRun, serve
+from policies.sizing.bins import batch_time, optimised_edges
+from policies.sizing.bins_theory import Exponential, Uniform, harmonic, least_response_time
 from policies.types import SpecError
 
 PAPER = Uniform(1.0, 20.0)

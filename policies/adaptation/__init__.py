@@ -1,0 +1,1 @@
+"""Adaptation: drift of profiles, and objectives for response times."""

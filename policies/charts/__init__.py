@@ -1,0 +1,1 @@
+"""Charts of policies and profiles; the part that needs matplotlib."""

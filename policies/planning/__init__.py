@@ -1,0 +1,1 @@
+"""Capacity planning: devices, prices and numbers of bins."""

@@ -1,0 +1,1 @@
+"""Request sizes: bins and predictions of service times."""
