@@ -20,14 +20,14 @@ from server.app.application import create_app
 from server.app.lifecycle import bind, serve
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Logits, ThreadExecutor
-from server.energy.meters import CountingMeter
-from server.models.model import emulated_model
+from server.energy.meters import CountingMeter, LastReading
+from server.models.images import emulated_model
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.connection import Listening
-from server.transport.memory_budget import Intake
+from server.transport.memory_budget import MemoryBudget
 
 BASE = "googlenet-tesla-p4-x10"
 JUMP = 1.5
@@ -67,11 +67,11 @@ def serve_jumping(port: int, believed: Profile, played: tuple[Profile, Profile],
     chosen = {"demo": choose(f"smdp:w2={W2}", believed)}
     metrics, pool = Metrics(), ThreadPoolExecutor()
     dispatcher = Dispatcher(ThreadExecutor(device, "jumping"), chosen, metrics, time.monotonic)
-    metrics.watch_meter("jumping", meter)
+    metrics.watch_meter("jumping", meter.source, LastReading(meter))
     if adapt:
         dispatcher.delivery.on_served = Controller(dispatcher, metrics, meter, pool).served
     fleet = Fleet([dispatcher])
-    inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, Intake(2**30))
+    inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     with bind("127.0.0.1", port) as bound:
         serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listening())
 

@@ -24,8 +24,9 @@ from typing import Any
 import server.backends.emulated
 from policies.profile import Profile
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.backends.executor import Batch
 from server.energy.meters import CountingMeter
+from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
 
 _POISON, _NOT_A_NUMBER = b"POISON", b"NOTNUM"
 

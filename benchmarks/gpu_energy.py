@@ -29,7 +29,7 @@ from profiler.sweep import Sweep, rig_of, with_energy
 from server.backends.executor import Executor, ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
-from server.models.model import smooth_pictures
+from server.models.images import smooth_pictures
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher

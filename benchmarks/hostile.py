@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from server.api.open_inference.documents import wants_ready_only
-from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_error, render_infer
-from server.api.open_inference.tensors import RAW, TensorSpec
-from server.errors import ServerError
-from server.models.model import ImageCodec
-from server.transport.asgi import milliseconds
+from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
+from server.errors import ServerError, render_error
+from server.models.images import ImageCodec
+from server.models.signature import RAW, TensorSpec
+from server.transport.asgi import client_timeout
 from server.transport.content_encoding import compress, decompress
 
 _NUMBERS = ["UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64"]
@@ -329,9 +329,7 @@ def _length(text: str) -> None:
 
 
 def _timeout(text: str) -> None:
-    found = milliseconds(text)
-    assert found is not None
-    assert 0 < found < float("inf")
+    assert 0 < client_timeout({b"x-timeout-ms": text.encode(errors="surrogatepass")}) < float("inf")
 
 
 def _decompress(body: bytes, encoding: str | None) -> None:

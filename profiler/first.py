@@ -14,11 +14,11 @@ from profiler.lengths import rungs, with_lengths
 from profiler.measure import Plan, Subject, measure, quick_plan
 from profiler.stages import with_stages
 from profiler.sweep import is_sensor, rig_of, with_energy
-from server.backends.executor import Executor, OutOfMemoryError, ThreadExecutor
+from server.backends.executor import Executor, ThreadExecutor
 from server.config import Settings
 from server.energy.meters import EnergyMeter
-from server.models.model import AnyModel, made_up
-from server.models.text import TextCodec
+from server.errors import OutOfMemoryError
+from server.models.model import ServedModel
 from server.models.text_sources import identity
 
 _PASSES = 5  # through all stages
@@ -69,7 +69,7 @@ class FirstProfiles:
         """The profile kept of a model on a real device, for batches of up to `largest`; None: there is none."""
         return cache.load(_key(settings, model, largest))
 
-    def first(self, settings: Settings, model: AnyModel, executor: ThreadExecutor, meter: EnergyMeter) -> Profile:
+    def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter) -> Profile:
         """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
 
         Raises:
@@ -99,10 +99,10 @@ def _key(settings: Settings, model: str, largest: int) -> cache.Key:
     return cache.Key(model, device_name, largest, about)
 
 
-def subject_of(executor: Executor, model: AnyModel, meter: EnergyMeter) -> Subject:
+def subject_of(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
     """A served model, with samples made up for it, on a device with this meter."""
-    samples = made_up(model.codec, 16, np.random.default_rng(1))
-    return Subject(executor, model.name, samples, meter, model.codec if isinstance(model.codec, TextCodec) else None)
+    samples = model.codec.synthetic_samples(16, np.random.default_rng(1))
+    return Subject(executor, model.name, samples, meter, model.codec if model.codec.lengths else None)
 
 
 def _measured(subject: Subject, plan: Plan, key: cache.Key) -> Profile:

@@ -10,7 +10,6 @@ from policies.profile import Profile, interpolate
 from profiler.feed import take
 from profiler.measure import OnProgress, Subject
 from server.backends.executor import Batch
-from server.models.text import TextCodec
 
 _TEXTS = 16  # of each length
 _MOST_OFTEN = 5
@@ -34,9 +33,9 @@ async def with_lengths(
     codec = subject.texts
     assert codec is not None
     rng = np.random.default_rng(0)
-    texts = {length: codec.made_up(_TEXTS, length, rng) for length in codec.ladder}
+    texts = {length: codec.synthetic_of_length(_TEXTS, length, rng) for length in codec.lengths}
     seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, texts)}
-    visits = [visit for visit in seen for _ in range(repeats * min(_MOST_OFTEN, codec.longest // visit[1]))]
+    visits = [visit for visit in seen for _ in range(repeats * min(_MOST_OFTEN, codec.lengths[-1] // visit[1]))]
     for done, at in enumerate(rng.permutation(len(visits)).tolist(), 1):
         size, length = visits[at]
         completion = await subject.executor.run(Batch(subject.model, take(texts[length], size)))
@@ -45,19 +44,13 @@ async def with_lengths(
     columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in texts]
     return replace(
         profile,
-        note=f"{profile.note}; service_time_s is of texts of {_middle(codec)}",
+        note=f"{profile.note}; service_time_s is of texts of {codec.middle_length}",
         lengths=tuple(texts),
         length_service_times=tuple(zip(*columns, strict=True)),
-        generates=codec.generates,
+        generates=not codec.classifies,
     )
 
 
 def rungs(max_batch_size: int) -> tuple[int, ...]:
     """One batch size an octave, and the largest: lengths are many, and what lies between is nearly straight."""
     return (*(2**n for n in range(max_batch_size.bit_length()) if 2**n < max_batch_size), max_batch_size)
-
-
-def _middle(codec: TextCodec) -> str:
-    if codec.generates:
-        return f"{codec.middle} generated tokens after a prompt of {codec.made_up_prompt}"
-    return f"{codec.middle} tokens"

@@ -21,7 +21,7 @@ from policies.profile import EnergySource, Profile, interpolate
 from profiler.feed import take
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
-from server.models.text import TextCodec
+from server.models.model import Codec
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
@@ -46,7 +46,7 @@ class Subject:
     model: str
     samples: Sequence[Any]
     meter: EnergyMeter
-    texts: TextCodec | None = None
+    texts: Codec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, each with its HTTP status: one small tree.
+"""Errors of requests, each with its HTTP status, and errors of devices.
 
 ServerError
 ├── BadInputError       400  the client's bytes cannot be used
@@ -14,9 +14,14 @@ ServerError
 ├── UnavailableError    503  the device is lost, the server is about to end
 ├── ExpiredError        504  the client's time-out passed before the answer
 └── ExecutionError      500  the device failed
+
+OutOfMemoryError, NotFiniteError and DeviceLostError are raised by devices.
 """
 
-from typing import ClassVar
+import reprlib
+from typing import Any, ClassVar
+
+import orjson
 
 
 class ServerError(Exception):
@@ -127,3 +132,26 @@ class ExpiredError(ServerError):
 
 class ExecutionError(ServerError):
     """The device failed while running the batch."""
+
+
+class OutOfMemoryError(Exception):
+    """The batch does not fit the device's memory; a smaller batch may."""
+
+
+class NotFiniteError(Exception):
+    """An output is not finite; the samples of the batch are retried separately."""
+
+
+class DeviceLostError(Exception):
+    """The device cannot run anything any more; the process has to be restarted."""
+
+
+def render_error(message: str) -> bytes:
+    """Return the JSON body of an answer other than 200."""
+    # Part of a message may come from a URL, and JSON cannot hold the lone surrogates of a badly decoded one.
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def quote(value: Any) -> str:
+    """Quote a value from a client on one short line."""
+    return reprlib.repr(value)[:120]  # reprlib bounds the work, but not the length when lists are nested

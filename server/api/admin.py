@@ -14,8 +14,8 @@ from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
-from server.transport.asgi import headers_of, read_body
-from server.transport.memory_budget import Intake
+from server.transport.asgi import BodyLimit, headers_of, read_body
+from server.transport.memory_budget import MemoryBudget
 
 _MAX_CHANGE = 2**16  # bytes of a change
 _Change = TypeVar("_Change", bound=BaseModel)
@@ -64,7 +64,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
 
     @app.put("/admin/models/{model}/policy")
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
-        change = await _read_change(request, inference.intake, PolicyChange, '{"policy": "SPEC"}')
+        change = await _read_change(request, inference.budget, PolicyChange, '{"policy": "SPEC"}')
         if names_file(change.policy):
             raise BadInputError(
                 "a request cannot name a file of the server; start the server with it, or name a policy"
@@ -85,14 +85,15 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
 
     @app.put("/admin/devices/{index}")
     async def set_device(index: int, request: Request) -> dict[str, Any]:
-        change = await _read_change(request, inference.intake, DeviceChange, '{"serving": true}, or false')
+        change = await _read_change(request, inference.budget, DeviceChange, '{"serving": true}, or false')
         fleet.serve(index, change.serving)
         return describe_devices(fleet)[index]
 
 
-async def _read_change(request: Request, intake: Intake, kind: type[_Change], wanted: str) -> _Change:
-    with intake.share() as share:
-        body = await read_body(headers_of(request.scope), request.receive, _MAX_CHANGE, share.reach, f"send {wanted}")
+async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], wanted: str) -> _Change:
+    with budget.reservation() as memory:
+        limit = BodyLimit(_MAX_CHANGE, f"send {wanted}")
+        body = await read_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

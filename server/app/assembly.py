@@ -21,17 +21,16 @@ from server.app.plan import DevicePlan, Plan
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.config import Settings
-from server.energy.meters import CountingMeter, EnergyMeter, meter_for
-from server.models.model import AnyModel, emulated_model
-from server.models.text import TextCodec
-from server.models.text_lengths import sizes_of
+from server.energy.meters import CountingMeter, EnergyMeter, LastReading, meter_for
+from server.models.images import emulated_model
+from server.models.model import ServedModel
 from server.scheduling.admission import Limits
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.auth import Keys, load_keys
-from server.transport.memory_budget import Intake
+from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import Front
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Profiling(Protocol):
         """The one kept of a model, for batches of up to `largest`; None where there is none."""
         ...
 
-    def first(self, settings: Settings, model: AnyModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
+    def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
         """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
 
         Raises:
@@ -81,9 +80,9 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
         _dispatcher(device, backend, metrics, tracing) for device, backend in zip(plan.devices, backends, strict=True)
     ]
     fleet = Fleet(dispatchers, settings.queue_capacity)
-    intake = Intake(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
+    budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
     served = backends[0].served  # which are alike on all of them
-    inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, intake)
+    inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, budget)
     for model in served:
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
         metrics.watch(model, *(partial(read, model) for read in readings))
@@ -103,7 +102,7 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
-    metrics.watch_meter(name, backend.meter)
+    metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher
 
 
@@ -127,7 +126,7 @@ class _Backend:
         profiles: by model; its largest size is the largest batch.
     """
 
-    served: Mapping[str, AnyModel]
+    served: Mapping[str, ServedModel]
     executor: ThreadExecutor
     meter: EnergyMeter
     profiles: Mapping[str, Profile]
@@ -164,17 +163,14 @@ def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
     loaded = loading.load(settings.specs, settings.weights, largest, settings.stages or 1)
     executor = ThreadExecutor(loading.device_of(loaded, place), device_name)
     meter, profiles = meter_for(str(place)), dict(plan.profiles)
-    served: dict[str, AnyModel] = {}
+    served: dict[str, ServedModel] = {}
     for model, _ in loaded:
         tunes = torch_images.tunes(place, model)
         if model.name not in profiles:
             profiles[model.name] = profiling.first(settings, model, executor, meter)
-        profile, codec = torch_images.warmed_up(executor, model, profiles[model.name], tunes), model.codec
-        if isinstance(codec, TextCodec) and profile.generates != codec.generates:
-            profile = replace(profile, generates=codec.generates)  # a profile that somebody wrote need not say it
-        profiles[model.name] = profile
-        sizes = sizes_of(codec, profile, settings.guess) if isinstance(codec, TextCodec) else None
-        served[model.name] = replace(model, sizes=sizes)
+        warmed = torch_images.warmed_up(executor, model, profiles[model.name], tunes)
+        profiles[model.name] = profile = model.codec.complete(warmed)
+        served[model.name] = replace(model, sizes=model.codec.size_predictor(profile, settings.guess))
     return _Backend(served, executor, meter, profiles)
 
 

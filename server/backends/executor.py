@@ -96,18 +96,6 @@ class Completion:
 _Work = tuple[Batch, asyncio.Future[Completion]]
 
 
-class OutOfMemoryError(Exception):
-    """The batch does not fit the device's memory; a smaller one may."""
-
-
-class NotFiniteError(Exception):
-    """An output is not finite; the samples of the batch are tried apart."""
-
-
-class DeviceLostError(Exception):
-    """Nothing can run on the device any more; only a new process may help."""
-
-
 class Executor(Protocol):
     """Runs batches; awaited by the dispatcher, one at a time.
 

@@ -8,11 +8,10 @@ import torch
 from server.backends.executor import Batch, Device
 from server.backends.torch_images import torch_device
 from server.models import torchvision_source
-from server.models.model import AnyModel, ServedModel
-from server.models.text import TextCodec
+from server.models.model import ServedModel
 from server.models.text_sources import is_text
 
-Loaded = tuple[AnyModel, Any]  # with its network
+Loaded = tuple[ServedModel, Any]  # with its network
 
 
 def load(models: Mapping[str, str], weights: str, largest: Mapping[str, int], stages: int = 1) -> list[Loaded]:
@@ -41,7 +40,7 @@ def _load(name: str, spec: str, weights: str, shape: tuple[int, int]) -> Loaded:
 
 def device_of(loaded: Sequence[Loaded], place: torch.device) -> Device:
     """All of them on one device, and the process set up for it."""
-    texts = {model.name: net for model, net in loaded if isinstance(model.codec, TextCodec)}
+    texts = {model.name: net for model, net in loaded if model.codec.backend == "texts"}
     others: list[Any] = [(model, net) for model, net in loaded if model.name not in texts]
     pictures = torch_device(others, place)
     if not texts:

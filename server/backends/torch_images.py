@@ -19,10 +19,11 @@ from policies.cpus import available_cpus
 from policies.profile import Profile
 from policies.types import SpecError
 from server.backends.activations import Activations, Row
-from server.backends.executor import Batch, DeviceLostError, Executor, Logits, NotFiniteError, OutOfMemoryError
+from server.backends.executor import Batch, Executor, Logits
 from server.backends.heap import heap
-from server.models.model import AnyModel, ServedModel, made_up
-from server.models.text import TextCodec
+from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.models.images import ImageCodec
+from server.models.model import ServedModel
 from server.models.torchvision_source import PixelNet
 
 _log = logging.getLogger("batchwright")
@@ -115,19 +116,19 @@ def _context_lives(device: torch.device) -> bool:
     return True
 
 
-async def warm_up(executor: Executor, model: AnyModel, batch_sizes: Iterable[int]) -> None:
+async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
     """Serve made-up batches, largest first, on the executor's own thread: cuDNN keeps its tuned plans by thread."""
-    (sample,) = made_up(model.codec, 1, np.random.default_rng(0))
+    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
     for size in sorted(batch_sizes, reverse=True):
         await executor.run(Batch(model.name, [sample] * size))
 
 
-def tunes(place: torch.device, model: AnyModel) -> bool:
+def tunes(place: torch.device, model: ServedModel) -> bool:
     """Whether the first batch of any size is slow there: cuDNN then looks for the fastest convolutions."""
-    return place.type == "cuda" and not isinstance(model.codec, TextCodec)
+    return place.type == "cuda" and model.codec.fixed_shape
 
 
-def warmed_up(executor: Executor, model: AnyModel, profile: Profile, every_size: bool) -> Profile:
+def warmed_up(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
     """Warm a model up for the sizes of its profile: each of them, or the first two and the last.
 
     Returns:
@@ -148,7 +149,7 @@ def warmed_up(executor: Executor, model: AnyModel, profile: Profile, every_size:
 
 
 def torch_device(
-    models: Iterable[tuple[ServedModel, PixelNet]], device: torch.device, precision: Precision = "auto"
+    models: Iterable[tuple[ServedModel[ImageCodec], PixelNet]], device: torch.device, precision: Precision = "auto"
 ) -> TorchDevice:
     """Put the models on the device and set the process up for it; `precision` auto is fp32 on the CPU, else bf16."""
     dtype = _DTYPES[_resolved(precision, device)]
@@ -220,7 +221,7 @@ def _resolved(precision: Precision, device: torch.device) -> Precision:
     return "bf16" if device.type == "cuda" else "fp32"
 
 
-def _place(model: ServedModel, net: PixelNet, device: torch.device, dtype: torch.dtype) -> _Place:
+def _place(model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, dtype: torch.dtype) -> _Place:
     net.place(device, dtype)
     shape = (model.max_batch_size, *model.codec.shape)
     pixels = torch.zeros(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
-from server.backends.executor import Batch, NotFiniteError
+from server.backends.executor import Batch
 from server.backends.torch_images import named_faults
-from server.models.text import Text
-from server.models.text_generation import Generator, TextNet, first, generate, right_padded
+from server.models.text_networks import Generator, TextNet, classify, generate
 
 
 class TextDevice:
@@ -30,15 +29,3 @@ class TextDevice:
             return (
                 generate(net, batch.inputs, batch.stages) if isinstance(net, Generator) else classify(net, batch.inputs)
             )
-
-
-def classify(net: Any, texts: Sequence[Text]) -> list[Any]:
-    """Logits, float32 [labels], for each text, padded to the longest of them.
-
-    Some networks look for the padding among the ids themselves.
-    """
-    ids, counts = right_padded([text.tokens for text in texts], net.device, net.config.pad_token_id or 0)
-    logits = net(input_ids=ids, attention_mask=first(counts, ids.shape[1])).logits
-    if not torch.isfinite(logits).all():
-        raise NotFiniteError("the model's output is not finite")
-    return [row.copy() for row in logits.cpu().numpy()]

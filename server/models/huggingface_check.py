@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from policies.types import SpecError
-from server.backends.torch_texts import classify
-from server.models.text import Text, TextCodec
-from server.models.text_generation import Generator, TextNet, generate
+from server.models.text import Text
+from server.models.text_codec import TextCodec
+from server.models.text_networks import Generator, TextNet, classify, generate
 
 _PROMPTS = (3, 9, 1, 6)  # tokens
 _GENERATED = 4

@@ -12,8 +12,8 @@ import torch
 from policies.types import SpecError
 from server.models.huggingface_check import check_answers
 from server.models.model import ServedModel
-from server.models.text import ByteTokenizer, TextCodec, Tokenizer
-from server.models.text_generation import Generator, RowPositions, TextNet
+from server.models.text_codec import ByteTokenizer, TextCodec, Tokenizer
+from server.models.text_networks import Generator, RowPositions, TextNet
 from server.models.text_sources import config_file
 from server.models.torchvision_source import torchvision_models
 

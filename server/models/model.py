@@ -1,51 +1,28 @@
-"""A model as the gateway knows it: its codec (bytes -> pixels), its labels, where its weights came from. No torch."""
+"""The interface of models: how inputs of calls become samples, and how outputs become answers. Without torch."""
 
-import re
-import struct
-import zlib
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, Generic, Literal
+from typing import Any, ClassVar, Generic, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 from typing_extensions import TypeVar
 
-from server.errors import BadInputError
-from server.models.text import TextCodec
-from server.models.text_lengths import Sizes
+from policies.profile import Profile
+from server.models.signature import Tensor, TensorSpec
 
-Pixels = NDArray[np.uint8]
-
-MAX_PIXELS = 50_000_000
-EMULATED_CLASSES = 1000
-_JPEG = b"\xff\xd8\xff"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_CRITICAL = {b"PLTE", b"IDAT", b"IEND"}  # beside IHDR, which comes first
-_MAX_CHUNKS = 2**16  # of a PNG: each takes a few microseconds, however empty it is
-_MAX_SEGMENTS = 2**12  # of a JPEG; those of 64 KiB, as encoders write them, would be more than a whole body
-_MAX_SCANS = 100  # of a JPEG; encoders write about 10, and each goes over the whole picture, however short it is
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # one that begins a segment, or ends the picture
-_EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
-_SCAN = b"\xff\xda"  # begins a scan; also in a thumbnail within the metadata, which is counted too
-_SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
-_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # all of APPn but JFIF's and Adobe's, which tell the colours; comments
-_REMEDY = "send a whole JPEG or PNG"
+_BEST = 5  # classes in a prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What it takes to decode a picture, by its header.
+    """The cost of decoding one encoded sample, from its header.
 
     Attributes:
         pixels: width times height.
-        work: what decoding takes, in pixels of a JPEG of one scan; each of several scans adds an eighth of the picture.
-        held: bytes that decoding holds beside the picture's own, at most.
+        work: decoding time, in pixels of a JPEG of one scan; each scan of several adds an eighth of the picture.
+        held: bytes that decoding takes beside the encoded sample, at most.
     """
 
     pixels: int
@@ -54,129 +31,170 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageCodec:
-    """Turns what a client sends into one sample: uint8 [height, width, 3], RGB. Thread-safe: it holds no state.
+class Inputs:
+    """The samples of one call before they are decoded.
 
     Attributes:
-        height: of the sample, pixels.
-        width: of the sample, pixels.
-        resize: to what the picture's shorter side is scaled before the centre crop, pixels; not under height and width.
-        interpolation: the filter of that scaling, antialiased either way.
+        count: number of samples.
+        read: returns the samples, unless they are encoded.
+        memory: bytes that the samples take beside the body.
+        encoded: samples that `Codec.decode` has to decode, one by one.
+        slow: whether `read` takes over a millisecond.
     """
 
-    height: int = 224
-    width: int = 224
-    resize: int = 256
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    count: int
+    read: Callable[[], list[Any]]
+    memory: int = 0
+    encoded: Sequence[bytes] = ()
+    slow: bool = False
+
+
+class SizePredictor(Protocol):
+    """Predicts the service time of a sample that is served alone."""
+
+    def of(self, sample: Any, /) -> float:
+        """The predicted service time, s."""
+        ...
+
+    def observe(self, sample: Any, output: Any, /) -> None:
+        """Learn from a sample that was served."""
+        ...
+
+
+class Codec(ABC):
+    """Reads the inputs and renders the outputs of one kind of model. Thread-safe: it holds no state.
+
+    Attributes:
+        form_field: field of a multipart form with the sample; None where forms are not accepted.
+        json_body: what the JSON body of POST /predict is, for error messages; None where it is no JSON.
+        fixed_shape: whether all samples have one shape, so that a batch of a size is always the same computation.
+        backend: what runs the model.
+        lengths: sample lengths at which a profile measures service times, ascending; empty where they do not differ.
+    """
+
+    form_field: ClassVar[str | None] = None
+    json_body: ClassVar[str | None] = None
+    fixed_shape: ClassVar[bool] = False
+    backend: ClassVar[Literal["images", "texts"]] = "images"
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """The sample's shape: height, width, 3."""
-        return self.height, self.width, 3
+    @abstractmethod
+    def input(self) -> TensorSpec:
+        """The input's signature."""
 
-    def read(self, data: bytes) -> Pixels:
-        """One sample whose encoding is not declared: H*W*3 bytes without a JPEG's or PNG's beginning are pixels.
+    def output(self, labels: int) -> TensorSpec:
+        """The output's signature, for a model with so many labels."""
+        return TensorSpec("logits", {"FP32": (labels,)})
 
-        Raises:
-            BadInputError: it is neither.
-        """
-        return self.pixels(data) if self.holds_pixels(data) else self.decode(data)
+    @property
+    def classifies(self) -> bool:
+        """Whether outputs are logits, float32 [classes]."""
+        return True
 
-    def holds_pixels(self, data: bytes) -> bool:
-        """Whether bytes whose encoding is not declared are one sample's pixels."""
-        return len(data) == self.height * self.width * 3 and not data.startswith((_JPEG, _PNG))
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Sample lengths at which a profile measures service times, ascending; empty where they do not differ."""
+        return ()
 
-    def pixels(self, data: bytes) -> Pixels:
-        """Raw RGB bytes, row by row, as uint8 [height, width, 3]; a view, nothing is copied.
+    @property
+    def middle_length(self) -> str:
+        """The length of `synthetic_samples`, for a profile's note."""
+        return ""
 
-        Raises:
-            BadInputError: there are not height * width * 3 bytes.
-        """
-        expected = self.height * self.width * 3
-        if len(data) != expected:
-            raise BadInputError(f"pixels take {self.height} x {self.width} x 3 = {expected} bytes, not {len(data)}")
-        return np.frombuffer(data, np.uint8).reshape(self.shape)
+    @property
+    def max_body(self) -> tuple[int, str] | None:
+        """Largest body of POST /predict in bytes, and the remedy for a larger one; None: the server's limit."""
+        return None
 
-    def measure(self, data: bytes) -> Measure:
-        """What it takes to decode a JPEG or PNG; only its header is read, whose checksums are not compared.
+    def parameters(self) -> dict[str, Any]:
+        """Limits that the model's metadata advertise."""
+        return {}
 
-        Raises:
-            BadInputError: neither, cut off in its header, or over 50 megapixels.
-        """
-        if data.startswith(_JPEG):
-            width, height, scans, decoded = self._measure_jpeg(data)
-        elif data.startswith(_PNG):
-            scans, (width, height, decoded) = 0, _measure_png(data)
-        else:
-            raise BadInputError(f"{len(data)} bytes that begin with {data[:4]!r} are no JPEG or PNG; {_REMEDY}")
-        _check_size(width, height)
-        # beside the decoded picture there is a copy of the encoded one, without what is not needed
-        pixels = width * height
-        return Measure(pixels, pixels + pixels * scans // 8, decoded + len(data))
-
-    def decode(self, data: bytes) -> Pixels:
-        """A JPEG or PNG, scaled and cropped as torchvision's classification preset does; EXIF orientation is ignored.
+    @abstractmethod
+    def from_body(self, body: bytes) -> Inputs:
+        """The sample of POST /predict.
 
         Raises:
-            BadInputError: not a JPEG or PNG, damaged, cut off, over 50 megapixels, or made of too many parts.
+            BadInputError: it cannot be read.
         """
-        try:
-            return self._fit(self._open(data))
-        except (BadInputError, MemoryError):
-            raise
-        except Exception as error:  # damaged bytes make Pillow raise nearly anything
-            raise BadInputError(f"the picture cannot be decoded ({_one_line(error)}); {_REMEDY}") from error
 
-    def _open(self, data: bytes) -> Image.Image:
-        """The picture as RGB; a large JPEG is decoded at the smallest scale that leaves twice the resize target."""
-        pixels = self.measure(data).pixels
-        if data.startswith(_JPEG):
-            image: Image.Image = JpegImageFile(BytesIO(_critical_segments(data)))
-        else:
-            image = PngImageFile(BytesIO(_critical_chunks(data)))
-        if image.width * image.height != pixels:  # nothing was allocated yet
-            raise BadInputError(f"the picture has two sizes, {image.width} x {image.height} is one; {_REMEDY}")
-        image.draft(None, (2 * self.resize, 2 * self.resize))
-        image.load()
-        return _to_rgb(image)
+    @abstractmethod
+    def from_tensor(self, tensor: Tensor, beside: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+        """The samples of an inference call.
 
-    def _measure_jpeg(self, data: bytes) -> tuple[int, int, int, int]:
-        """Width, height, the number of scans if there are several (at most), and bytes that decoding takes."""
-        kind, (height, width, components), scan = _jpeg_header(data)
-        scale = min(width, height) // (2 * self.resize)
-        scale = next((power for power in (8, 4, 2) if scale >= power), 1)
-        decoded = -(-width // scale) * -(-height // scale) * (4 if components == 3 else 8)  # and as RGB
-        if kind not in _PROGRESSIVE and data[scan + 4] >= components:
-            return width, height, 0, decoded
-        decoded += 2 * components * width * height  # libjpeg keeps all coefficients until the last scan
-        return width, height, data.count(_SCAN), decoded
+        Args:
+            tensor: matches `input`, or is a raw body.
+            beside: the optional inputs by name.
+            parameters: those of the call that `input` names.
 
-    def _fit(self, image: Image.Image) -> Pixels:
-        """Scale and crop in one step: only the crop is ever computed, whatever the picture's proportions."""
-        width, height = image.size
-        short = min(width, height)
-        scaled_width, scaled_height = self.resize * width // short, self.resize * height // short
-        left, top = round((scaled_width - self.width) / 2), round((scaled_height - self.height) / 2)
-        x, y = width / scaled_width, height / scaled_height
-        box = (left * x, top * y, (left + self.width) * x, (top + self.height) * y)
-        filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        return np.asarray(image.resize((self.width, self.height), filter_, box))
+        Raises:
+            BadInputError: one of them is out of bounds, here or when it is read.
+        """
+
+    def measure(self, encoded: bytes, /) -> Measure:
+        """The cost of decoding a sample.
+
+        Raises:
+            BadInputError: its header cannot be read.
+        """
+        raise NotImplementedError
+
+    def decode(self, encoded: bytes, /, measure: Measure | None = None) -> Any:
+        """Decode a sample that was measured.
+
+        Raises:
+            BadInputError: it cannot be decoded.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def synthetic_samples(self, count: int, rng: np.random.Generator) -> list[Any]:
+        """Samples for measurements."""
+
+    def synthetic_of_length(self, count: int, length: int, rng: np.random.Generator) -> list[Any]:
+        """Samples of one of `lengths`."""
+        raise NotImplementedError
+
+    def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
+        """The part of the answer to POST /predict that shows the output."""
+        return {"predictions": top_classes(output, labels)}
+
+    def stack(self, outputs: Sequence[Any]) -> NDArray[Any]:
+        """The outputs of all samples as one tensor: float32 [samples, classes]."""
+        return np.stack(outputs) if len(outputs) > 1 else outputs[0][None]
+
+    def size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
+        """Predicts service times of samples by a profile; None where they do not differ."""
+        return None
+
+    def complete(self, profile: Profile) -> Profile:
+        """The profile with what a hand-written one need not state."""
+        return profile
 
 
-Codec_co = TypeVar("Codec_co", bound="ImageCodec | TextCodec", covariant=True, default=ImageCodec)
+def top_classes(logits: NDArray[np.float32], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """The five most probable classes of float32 [classes] logits, or all if there are fewer, in descending order."""
+    likely = np.exp(logits.astype(np.float64) - logits.max())
+    likely /= likely.sum()
+    first = np.argpartition(-likely, _BEST)[:_BEST] if len(likely) > _BEST else np.arange(len(likely))
+    ordered = first[np.lexsort((first, -likely[first]))].tolist()
+    return [{"class_index": i, "label": labels[i], "probability": float(likely[i])} for i in ordered]
+
+
+Codec_co = TypeVar("Codec_co", bound=Codec, covariant=True, default=Codec)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel(Generic[Codec_co]):
-    """A model as the gateway and the dispatcher know it.
+    """A model that the server serves.
 
     Attributes:
         name: as in URLs.
-        codec: how its input is read.
-        labels: one for each class, in the order of the logits; none where tokens are generated.
+        codec: reads inputs and renders outputs.
+        labels: one for each class, in the order of the logits; empty where tokens are generated.
         weights: "pretrained", "random", "emulated", or the name of the file they came from.
-        max_batch_size: the largest batch its device takes.
-        sizes: predicts service times of requests that differ; None where they do not.
+        max_batch_size: the largest batch that its device takes.
+        sizes: predicts service times of requests; None where they do not differ.
     """
 
     name: str
@@ -184,127 +202,4 @@ class ServedModel(Generic[Codec_co]):
     labels: tuple[str, ...]
     weights: str
     max_batch_size: int
-    sizes: Sizes | None = None
-
-
-AnyModel = ServedModel[ImageCodec | TextCodec]
-
-
-def emulated_model(name: str, max_batch_size: int) -> ServedModel:
-    """A model without a network, for an emulated device: 224 x 224 pixels in, 1000 classes out."""
-    labels = tuple(f"class {index}" for index in range(EMULATED_CLASSES))
-    return ServedModel(name, ImageCodec(), labels, "emulated", max_batch_size)
-
-
-def made_up(codec: ImageCodec | TextCodec, count: int, rng: np.random.Generator) -> list[Any]:
-    """Synthetic samples for measurements; texts of the middle of the lengths that there are."""
-    if isinstance(codec, TextCodec):
-        return list(codec.made_up(count, codec.middle, rng))
-    return list(smooth_pictures(codec, count, rng))
-
-
-def smooth_pictures(codec: ImageCodec, count: int, rng: np.random.Generator) -> Pixels:
-    """Synthetic pictures with the smoothness of natural ones, uint8 [count, height, width, 3].
-
-    Plain noise would drive a network, and a device's power, unlike anything a client sends.
-    """
-    pictures = np.empty((count, *codec.shape), np.uint8)
-    for picture in pictures:
-        coarse = rng.integers(0, 256, (8, 8, 3), np.uint8)
-        fine = rng.integers(-24, 25, codec.shape, np.int16)
-        smooth = Image.fromarray(coarse).resize((codec.width, codec.height), Image.Resampling.BICUBIC)
-        picture[:] = np.clip(np.asarray(smooth) + fine, 0, 255)
-    return pictures
-
-
-def _measure_png(data: bytes) -> tuple[int, int, int]:
-    """Width, height, and bytes that decoding takes: 4 a pixel, and 4 more where the colours have to be converted."""
-    if len(data) < 33 or data[12:16] != b"IHDR":
-        raise BadInputError(f"the PNG of {len(data)} bytes does not begin with a header; {_REMEDY}")
-    width, height, _, colours = struct.unpack_from(">IIBB", data, 16)
-    return width, height, width * height * (4 if colours == 2 else 8)
-
-
-def _critical_chunks(data: bytes) -> bytes:
-    """The PNG without its ancillary chunks: they hold what Pillow warns about, and text that unpacks to megabytes.
-
-    Checksums are compared here, since Pillow skips those of the pixels.
-    """
-    parts, start, whole = [memoryview(_PNG)], len(_PNG), memoryview(data)
-    for _ in range(_MAX_CHUNKS):
-        if start + 12 > len(data):
-            break
-        length, kind = struct.unpack_from(">I4s", data, start)
-        stop = start + 12 + length
-        if kind in _PNG_CRITICAL or start == len(_PNG):
-            if data[stop - 4 : stop] != zlib.crc32(whole[start + 4 : stop - 4]).to_bytes(4, "big"):
-                break
-            parts.append(whole[start:stop])
-        if kind == b"IEND":
-            return b"".join(parts)
-        start = stop
-    raise BadInputError(f"the PNG of {len(data)} bytes is damaged or cut off at byte {start}; {_REMEDY}")
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and stop of each of the JPEG's segments; after a start of scan, those of its coded pixels.
-
-    What libjpeg would skip between them is left out.
-    """
-    at = 2
-    for _ in range(_MAX_SEGMENTS):
-        found = _MARKER.search(data, at)
-        if found is None:
-            break
-        start = found.start()
-        marker, length = data[start + 1], int.from_bytes(data[start + 2 : start + 4], "big")
-        if marker == _EOI:
-            return
-        at = start + 2 + length
-        if length < 2 or at > len(data):
-            break
-        yield marker, start, at
-        if marker == _SOS:
-            found = _MARKER.search(data, at)
-            start, at = at, found.start() if found else len(data)
-            yield _PIXELS, start, at
-    raise BadInputError(f"the JPEG of {len(data)} bytes is damaged or cut off at byte {at}; {_REMEDY}")
-
-
-def _jpeg_header(data: bytes) -> tuple[int, tuple[int, int, int], int]:
-    """The frame's marker, its (height, width, components), and where the first scan starts."""
-    kind, frame = 0, (0, 0, 0)
-    for marker, start, stop in _segments(data):
-        if marker in _SOF and stop - start >= 10:
-            kind, frame = marker, struct.unpack_from(">HHB", data, start + 5)
-        if marker == _SOS and kind and stop > start + 4:
-            return kind, frame, start
-    raise BadInputError(f"the JPEG of {len(data)} bytes has no frame before its pixels; {_REMEDY}")
-
-
-def _critical_segments(data: bytes) -> bytes:
-    """The JPEG without its ancillary segments, for what Pillow does with them, and what follows its end."""
-    parts, scans, whole = [memoryview(b"\xff\xd8")], 0, memoryview(data)
-    for marker, start, stop in _segments(data):
-        scans += marker == _SOS
-        if scans > _MAX_SCANS:
-            raise BadInputError(f"the JPEG has over {_MAX_SCANS} scans; save it with fewer, or not progressive")
-        if marker not in _ANCILLARY:
-            parts.append(whole[start:stop])
-    return b"".join((*parts, b"\xff\xd9"))
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        size, bound = f"{width} x {height} = {width * height / 1e6:.1f} megapixels", MAX_PIXELS // 1_000_000
-        raise BadInputError(f"the picture has {size}, over the bound of {bound}; send it scaled down")
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    sizes: SizePredictor | None = None

@@ -5,7 +5,7 @@ from typing import Literal
 
 from policies.profile import Profile
 from policies.sizing.size_models import Estimator, Learned, Online, Oracle, fit_lengths
-from server.models.text import Generated, Text, TextCodec
+from server.models.text import Generated, Text
 
 Guess = Literal["limit", "online", "learned"]
 
@@ -32,17 +32,17 @@ class Sizes:
             self.guess.observe(text.lengths, len(output.tokens))
 
 
-def sizes_of(codec: TextCodec, profile: Profile, guess: Guess) -> Sizes:
-    """By a profile with lengths.
+def sizes_of(profile: Profile, generates: bool, guess: str) -> Sizes:
+    """Predict service times by a profile with lengths.
 
     Args:
-        codec: of the model.
         profile: of the model on its device.
+        generates: whether the model generates tokens.
         guess: "limit" takes max_new_tokens for what will be generated; "online" goes by the texts of such prompts
             before; "learned" by what stood in them.
     """
     oracle = Oracle(profile)
-    if not codec.generates or guess == "limit":
+    if not generates or guess == "limit":
         return Sizes(oracle, oracle)
     assert profile.lengths is not None
     assert profile.length_service_times is not None

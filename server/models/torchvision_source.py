@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from policies.types import SpecError
-from server.models.model import ImageCodec, ServedModel, smooth_pictures
+from server.models.images import ImageCodec, smooth_pictures
+from server.models.model import ServedModel
 from server.models.torchvision_stages import cut
 from server.models.weights import cached_or_downloaded
 
@@ -100,7 +101,9 @@ class _Recipe:
     std: tuple[float, ...]
 
 
-def load(name: str, weights: str = "auto", max_batch_size: int = 32, stages: int = 1) -> tuple[ServedModel, PixelNet]:
+def load(
+    name: str, weights: str = "auto", max_batch_size: int = 32, stages: int = 1
+) -> tuple[ServedModel[ImageCodec], PixelNet]:
     """A torchvision classification model, in eval mode, batch normalisation folded, float32 on the CPU.
 
     Args:

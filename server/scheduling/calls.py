@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from policies.catalog import Chosen
 from policies.types import Launch, Request
@@ -34,55 +34,66 @@ class Answer:
     device: str
 
 
-class Asked(NamedTuple):
-    """What a call wants.
-
-    Attributes:
-        model: that is asked.
-        inputs: decoded samples, uint8 [H, W, 3] or `Text` each.
-        sizes: predicted service time of each when served alone, s; none where requests do not differ.
-        arrival: instant of its arrival, s.
-        expires: the instant after which the client no longer wants the answer, s.
-    """
-
-    model: str
-    inputs: Sequence[Any]
-    sizes: Sequence[float]
-    arrival: float
-    expires: float
-
-
 class Call:
     """One call: its requests, and the future of their answers.
 
     Attributes:
-        asked: what it wants.
-        earliest: the least instant at which it could be answered when it came, s; 0 where nobody asked.
-        losses: how many devices were lost while they served it.
-        span: its span, where it is traced.
+        future: of the answers, in the order of the inputs.
+        model: name of the model.
+        inputs: decoded samples, as the model's `samples` made them.
+        sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
+        arrival: instant of arrival, s.
+        expires: instant after which the client does not want the answer any more, s.
+        earliest: the earliest possible instant of its answers at arrival, s; 0 where unknown.
+        span: its span, if it is traced.
+        requests: those in the queue or in service.
+        answers: by sample; None where there is none yet.
+        missing: number of samples without an answer.
+        losses: number of devices that were lost while they served it.
     """
 
-    __slots__ = ("answers", "asked", "earliest", "future", "losses", "missing", "requests", "span")
+    __slots__ = (
+        *("answers", "arrival", "earliest", "expires", "future", "inputs", "losses", "missing", "model", "requests"),
+        *("sizes", "span"),
+    )
 
-    def __init__(self, future: "asyncio.Future[list[Answer]]", asked: Asked, earliest: float, span: Any = None) -> None:
-        """Nothing is answered yet."""
+    def __init__(
+        self,
+        future: "asyncio.Future[list[Answer]]",
+        model: str,
+        inputs: Sequence[Any],
+        sizes: Sequence[float],
+        *,
+        arrival: float,
+        expires: float,
+        earliest: float,
+        span: Any = None,
+    ) -> None:
         self.future = future
-        self.asked = asked
-        self.requests: list[Request] = []
-        self.missing = len(asked.inputs)
-        self.answers: list[Any] = [None] * self.missing
+        self.model = model
+        self.inputs = inputs
+        self.sizes = sizes
+        self.arrival = arrival
+        self.expires = expires
         self.earliest = earliest
-        self.losses = 0
         self.span = span
+        self.requests: list[Request] = []
+        self.missing = len(inputs)
+        self.answers: list[Any] = [None] * self.missing
+        self.losses = 0
 
-    def ask(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
-        """A request for each sample that has no answer yet, as `chosen` has them, with the next of the `ids`."""
-        model, inputs, sizes, arrival, expires = self.asked
-        for index, sample in enumerate(inputs):
+    def make_requests(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
+        """Make a request for each sample without an answer.
+
+        Args:
+            chosen: the model's policy and profile.
+            ids: the requests take the next of them.
+        """
+        for index, sample in enumerate(self.inputs):
             if self.answers[index] is None:
-                size = sizes[index] if sizes else 0.0
-                kind = chosen.arriving(model, size)
-                request = Request(next(ids), arrival, kind, arrival + chosen.slo, expires, size)
+                size = self.sizes[index] if self.sizes else 0.0
+                kind = chosen.arriving(self.model, size)
+                request = Request(next(ids), self.arrival, kind, self.arrival + chosen.slo, self.expires, size)
                 request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
                 request.payload = Sample(sample, self, index)
                 self.requests.append(request)
@@ -130,14 +141,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class InService:
-    """What the device works on.
+class BatchRun:
+    """One batch from launch to completion, or some stages of one.
 
     Attributes:
-        policy: name of the one that launched it.
-        launch: as it decided.
-        batch: as the device was given it.
-        running: its completion, once it is there.
+        policy: name of the policy that launched it.
+        launch: the policy's decision.
+        batch: as the device gets it.
+        running: its completion.
     """
 
     policy: str
@@ -145,44 +156,16 @@ class InService:
     batch: Batch
     running: "asyncio.Future[Completion]"
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A batch that the device has finished, or some stages of one.
-
-    Attributes:
-        policy: name of the one that launched it.
-        launch: as it decided.
-        batch: as the device was given it.
-        completion: what the device made of it, and when, s.
-        finished: those of the launch who have passed all stages, and who are still here.
-        energy: of the batch by the profile, J; None where unknown.
-        energy_source: how the profile knows it.
-    """
-
-    policy: str
-    launch: Launch
-    batch: Batch
-    completion: Completion
-    finished: Sequence[Request]
-    energy: float | None
-    energy_source: str
-
-    @property
-    def service(self) -> float:
-        """Its time on the device, s."""
-        return self.completion.finished - self.completion.started
-
     @property
     def whole(self) -> bool:
-        """Whether this was all of the model in one launch, for everybody in it."""
+        """Whether it runs all stages of all its requests."""
         end = self.batch.last_stage
         return not self.batch.first_stage and (end is None or all(end >= r.stages for r in self.launch.requests))
 
-    def hand_on(self) -> None:
-        """What one stage gave is what the next one takes; and each sample bears its share of the energy."""
-        share = None if self.energy is None else self.energy / len(self.launch.requests)
-        for request, output in zip(self.launch.requests, self.completion.outputs, strict=True):
+    def hand_on(self, completion: Completion, energy: float | None) -> None:
+        """Make the outputs the inputs of the next stage, and add each request's share of the energy, J."""
+        share = None if energy is None else energy / len(self.launch.requests)
+        for request, output in zip(self.launch.requests, completion.outputs, strict=True):
             request.payload.input = output
             if share is not None:
                 request.payload.energy = share + (request.payload.energy or 0.0)

@@ -1,11 +1,11 @@
-"""The way out of the house: what came of a batch goes to its calls, the metrics, the log and the trace."""
+"""Fan-out of results: from a completed batch to its calls, the metrics, the log and the trace."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from server.scheduling.calls import Answer, Asked, Call, Served
+from server.scheduling.calls import Answer, Call
+from server.telemetry.batch_record import BatchRecord
 from server.telemetry.logs import log_batch
 from server.telemetry.metrics import Metrics
 
@@ -16,73 +16,72 @@ _log = logging.getLogger("batchwright.dispatcher")
 
 
 class Delivery:
-    """Gives answers out.
+    """Delivers the results of completed batches.
 
     Attributes:
-        tracing: ties calls to their batches; None: nothing is traced.
-        on_served: told of each whole batch that is answered: model, size, service time and response times, s.
-        on_disturbed: told of a model that kept the device busy with something else than whole batches: single stages,
-            or attempts that failed.
+        tracing: links the spans of calls and batches; None: nothing is traced.
+        on_served: called for each whole batch, with model, size, service time and response times, s.
+        on_disturbed: called with a model that used the device otherwise: single stages, or attempts that failed.
     """
 
     tracing: "Tracing | None" = None
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
     on_disturbed: Callable[[str], None] | None = None
 
-    def __init__(self, device: str, metrics: Metrics) -> None:
-        """`device` is its name in metrics and logs."""
-        self._device = device
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def call(self, asked: Asked, earliest: float) -> Call:
-        """A call that has just come, and that could be answered at `earliest`, s, at the least."""
-        span = None if self.tracing is None else self.tracing.current()
-        return Call(asyncio.get_running_loop().create_future(), asked, earliest, span)
+    def current_span(self) -> Any:
+        """The span of the request that is being handled, or None."""
+        return None if self.tracing is None else self.tracing.current()
 
-    def answer(self, served: Served, now: float, queue_length: int) -> list[Call]:
-        """Answer who waits for this batch; `now` in s, `queue_length` are those who still wait.
+    def answer(self, batch: BatchRecord, now: float, queue_length: int) -> list[Call]:
+        """Record a completed batch and answer the requests that it finished.
+
+        Args:
+            batch: the batch.
+            now: the current instant, s.
+            queue_length: number of requests that wait now.
 
         Returns:
             The calls that this completes.
         """
-        batch, service = served.launch.requests, served.service
-        model, size = batch[0].kind.model, len(batch)
-        self._metrics.batch(self._device, served)
-        self._metrics.answered(self._device, served.finished, now)
+        self._metrics.batch(batch)
+        self._metrics.answered(batch.device, batch.finished, now)
         log_batch(
-            model=model,
-            device=self._device,
-            policy=served.policy,
-            reason=served.launch.reason,
-            batch_size=size,
-            service=service,
-            waited=batch[0].started - batch[0].arrival,
+            model=batch.model,
+            device=batch.device,
+            policy=batch.policy,
+            reason=batch.launch.reason,
+            batch_size=batch.size,
+            service=batch.service,
+            waited=batch.waited,
             queue_length=queue_length,
-            energy=served.energy,
+            energy=batch.energy,
         )
         if self.tracing is not None:
-            self.tracing.batch(self._device, served)
+            self.tracing.batch(batch)
         complete = []
-        for request in served.finished:
-            sample, ended = request.payload, served.completion.finished
-            on_device = service if served.whole else ended - request.started
+        for request in batch.finished:
+            sample = request.payload
+            service = batch.service if batch.whole else batch.ended - request.started
             waiting = request.started - request.arrival
-            answer = Answer(sample.input, size, waiting, on_device, sample.energy, self._device)
+            answer = Answer(sample.input, batch.size, waiting, service, sample.energy, batch.device)
             sample.call.answer(sample.index, answer)
             if not sample.call.missing:
                 complete.append(sample.call)
         return complete
 
-    def tell(self, served: Served, now: float) -> None:
-        """Report an answered batch, at `now`, s, to the controller."""
-        if not served.whole:
-            self.disturb(served.batch.model)
+    def report(self, batch: BatchRecord, now: float) -> None:
+        """Report an answered batch to the controller at `now`, s."""
+        if not batch.whole:
+            self.report_disturbance(batch.model)
         elif (on_served := self.on_served) is not None:
-            responses = [now - request.arrival for request in served.finished]
-            self._report(lambda: on_served(served.batch.model, len(served.batch.inputs), served.service, responses))
+            responses = [now - request.arrival for request in batch.finished]
+            self._report(lambda: on_served(batch.model, batch.size, batch.service, responses))
 
-    def disturb(self, model: str) -> None:
-        """Report that the device was busy with something else than a whole batch of `model`."""
+    def report_disturbance(self, model: str) -> None:
+        """Report that `model` used the device for something else than a whole batch."""
         if (on_disturbed := self.on_disturbed) is not None:
             self._report(lambda: on_disturbed(model))
 

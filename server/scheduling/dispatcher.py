@@ -17,16 +17,18 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import successor
 from policies.types import Action, Launch, Request, Wait
-from server.backends.executor import Batch, Completion, DeviceLostError, Executor
-from server.errors import DrainingError, ExecutionError, ServerError, UnavailableError
+from server.backends.executor import Batch, Completion, Executor
+from server.errors import DeviceLostError, DrainingError, ExecutionError, ServerError, UnavailableError
+from server.models.text import generated, tokens_of
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits
-from server.scheduling.calls import Answer, Asked, Call, InService, Served, batch_of, end_early, fail_all
+from server.scheduling.calls import Answer, BatchRun, Call, batch_of, end_early, fail_all
 from server.scheduling.delivery import Delivery
 from server.scheduling.expiry import Expiry
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import Ahead
 from server.scheduling.recovery import Part, complete, rescue, watched
 from server.scheduling.timer import Alarm
+from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
 
 _log = logging.getLogger("batchwright.dispatcher")
@@ -64,7 +66,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._admission = Admission(limits)
-        self.delivery = Delivery(executor.name, metrics)
+        self.delivery = Delivery(metrics)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         iterating = [model for model, choice in chosen.items() if choice.profile.lengths is not None]
@@ -77,7 +79,7 @@ class Dispatcher:
         self._calls: dict[Call, None] = {}  # in the order in which they came
         self._draining = False
         self._ahead = Ahead(self._batcher, self._forecast, clock)
-        self._undelivered: Served | None = None
+        self._undelivered: BatchRecord | None = None
         self._last_finish: float | None = None  # of the batch before, while nobody has waited since
         self._expiry = Expiry(self._batcher, self._forecast, self._admission)
         self._alarm = Alarm(clock, self._on_expiry)  # a busy device does not delay it
@@ -100,7 +102,17 @@ class Dispatcher:
             DrainingError: the server is stopping.
         """
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
-        call = self.delivery.call(Asked(model, inputs, sizes, now, now + timeout), earliest)
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        call = Call(
+            future,
+            model,
+            inputs,
+            sizes,
+            arrival=now,
+            expires=now + timeout,
+            earliest=earliest,
+            span=self.delivery.current_span(),
+        )
         self._metrics.history.arrived(model, len(inputs))
         self.take(call)
         return call.future
@@ -108,7 +120,7 @@ class Dispatcher:
     def take(self, call: Call) -> None:
         """Queue the samples of a call that have no answer: all, or what another device has left. Nobody is refused."""
         now = self._clock()
-        for request in call.ask(self.chosen[call.asked.model], self._ids):
+        for request in call.make_requests(self.chosen[call.model], self._ids):
             self._batcher.arrive(request, now)
         call.future.add_done_callback(lambda _: self._leave(call))
         self._calls[call] = None
@@ -253,7 +265,7 @@ class Dispatcher:
         match self._decide():
             case Launch() as launch:
                 batch = batch_of(launch)
-                now = InService(self.chosen[batch.model].name, launch, batch, self._run(batch))
+                now = BatchRun(self.chosen[batch.model].name, launch, batch, self._run(batch))
                 self._deliver()  # the batch before, while the device works on this one
                 await self._serve(now)
             case Wait(until):
@@ -281,7 +293,7 @@ class Dispatcher:
             self._batcher.drain()
             return self._batcher.decide(now)
 
-    async def _serve(self, now: InService) -> None:
+    async def _serve(self, now: BatchRun) -> None:
         """Wait for the device; and for what it goes on with unasked."""
         ahead = self._ahead.look(now.launch, now.batch, now.policy)
         for index, following in enumerate([*ahead, None]):
@@ -296,11 +308,11 @@ class Dispatcher:
             onward = now.batch.onward
             if following is None or onward is None or onward.taken <= index:
                 end_early(now.launch, now.launch.requests, completion)
-                self._undelivered = self._served(now, completion, self._batcher.complete(now.launch))
+                self._undelivered = self._completed(now, completion, self._batcher.complete(now.launch))
                 self._last_finish = completion.finished if len(self._batcher) else None
                 return
             self._batcher.go_on(now.launch)
-            self._undelivered = self._served(now, completion, ())
+            self._undelivered = self._completed(now, completion, ())
             self._last_finish = completion.finished
             self._deliver()
             now = replace(following, batch=replace(following.batch, inputs=completion.outputs))
@@ -310,7 +322,7 @@ class Dispatcher:
         self._ahead.withdraw()
         self._wake.set()
 
-    async def _rescue(self, now: InService, error: Exception) -> None:
+    async def _rescue(self, now: BatchRun, error: Exception) -> None:
         launch, batch = now.launch, replace(now.batch, onward=None)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
@@ -323,12 +335,10 @@ class Dispatcher:
             mine = replace(launch, requests=part.of(launch.requests))
             if isinstance(part.result, Completion):
                 tried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in mine.requests if r in finished]
-                served = self._served(replace(now, launch=mine, batch=tried), part.result, here)
-                self._answer(served)
-                self.delivery.tell(served, self._clock())
+                self._answer(self._completed(replace(now, launch=mine, batch=tried), part.result, here))
             else:
                 self._fail_alone(mine.requests, part)
-        self.delivery.disturb(batch.model)  # the attempts that failed took energy, too
+        self.delivery.report_disturbance(batch.model)  # the attempts that failed took energy, too
         if rescued.largest is not None:
             self._shrink(batch.model, rescued.largest)
 
@@ -367,22 +377,34 @@ class Dispatcher:
 
     # the ways out of the house
 
-    def _served(self, now: InService, completion: Completion, finished: Sequence[Request]) -> Served:
-        energy, source = self._forecast.energy(now.batch), self.chosen[now.batch.model].profile.energy_source
-        served = Served(now.policy, now.launch, now.batch, completion, finished, energy, source)
-        served.hand_on()
-        return served
+    def _completed(self, run: BatchRun, completion: Completion, finished: Sequence[Request]) -> BatchRecord:
+        energy = self._forecast.energy(run.batch)
+        run.hand_on(completion, energy)
+        return BatchRecord(
+            self.device,
+            run.policy,
+            run.launch,
+            run.batch.first_stage,
+            run.whole,
+            finished,
+            completion.started,
+            completion.finished,
+            energy,
+            self.chosen[run.batch.model].profile.energy_source,
+            tokens_of(run.batch.inputs, completion.outputs, run.launch.stages),
+            generated(completion.outputs),
+        )
 
     def _deliver(self) -> None:
-        served, self._undelivered = self._undelivered, None
-        if served is not None:
-            self._answer(served)
-            self.delivery.tell(served, self._clock())
+        batch, self._undelivered = self._undelivered, None
+        if batch is not None:
+            self._answer(batch)
 
-    def _answer(self, served: Served) -> None:
+    def _answer(self, batch: BatchRecord) -> None:
         now = self._clock()
-        for call in self.delivery.answer(served, now, self._batcher.queue_length):
+        for call in self.delivery.answer(batch, now, self._batcher.queue_length):
             self._admission.seen(call.earliest, now)
+        self.delivery.report(batch, self._clock())
 
     def _leave(self, call: Call) -> None:
         """The call is answered, failed, cancelled or another device's: whoever of it is still here goes."""

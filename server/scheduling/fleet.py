@@ -191,6 +191,6 @@ class Fleet:
         _log.critical("%d calls go to what is left: %s", len(calls), ", ".join(d.device for d in left))
         for call in calls:
             if call.losses < _TRIES:
-                self._soonest(call.asked.model, call.missing).take(call)
+                self._soonest(call.model, call.missing).take(call)
             else:
                 call.fail(error)

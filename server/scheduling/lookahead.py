@@ -7,7 +7,7 @@ from dataclasses import replace
 from policies.queue.batcher import Batcher
 from policies.types import Launch
 from server.backends.executor import Batch, Onward
-from server.scheduling.calls import InService, batch_after
+from server.scheduling.calls import BatchRun, batch_after
 from server.scheduling.forecast import Forecast
 
 _log = logging.getLogger("batchwright.dispatcher")
@@ -28,9 +28,9 @@ class Ahead:
         self._clock = clock
         self._offered: Onward | None = None
 
-    def look(self, launch: Launch, batch: Batch, policy: str) -> list[InService]:
+    def look(self, launch: Launch, batch: Batch, policy: str) -> list[BatchRun]:
         """What the device goes on with, one after the other, after a batch that has just begun, unless withdrawn."""
-        onward, end, found = batch.onward, self._clock(), list[InService]()
+        onward, end, found = batch.onward, self._clock(), list[BatchRun]()
         self._offered = onward
         if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):
             return found  # with somebody who would have to be dropped
@@ -43,7 +43,7 @@ class Ahead:
                     break
                 then, batch = following, batch_after(batch, following)
                 mine = replace(then, requests=launch.requests)
-                found.append(InService(policy, mine, batch, onward.offer(batch)))
+                found.append(BatchRun(policy, mine, batch, onward.offer(batch)))
         except Exception:  # noqa: BLE001  (it will break again at the end, where greedy service takes over)
             _log.warning("the policy failed on what is ahead; it is asked again at the end of the stage", exc_info=True)
         return found

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from server.backends.executor import Batch, Completion, DeviceLostError, Executor, OutOfMemoryError
+from server.backends.executor import Batch, Completion, Executor
+from server.errors import DeviceLostError, OutOfMemoryError
 
 _T = TypeVar("_T")
 _LATE = 0.5  # s by which a timer is not late unless the process was paused

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.types import Launch
+from server.telemetry.batch_record import BatchRecord
 
 POINTS = 600  # one a second
 WINDOW = 10  # points that a percentile is taken over
@@ -56,21 +56,20 @@ class History:
         """`n` requests were admitted."""
         self._of(model).now.arrivals += n
 
-    def batch(self, model: str, policy: str, launch: Launch, service: float, energy: float | None) -> None:
-        """A batch is done: service time in s, energy in J."""
-        past = self._of(model)
-        now, requests = past.now, launch.requests
-        size, oldest = len(requests), requests[0]
-        tally = now.sizes.get(size)
+    def batch(self, batch: BatchRecord) -> None:
+        """Add a completed batch."""
+        past, service, energy = self._of(batch.model), batch.service, batch.energy
+        tally = past.now.sizes.get(batch.size)
         if tally is None:
-            now.sizes[size] = [1, service]
+            past.now.sizes[batch.size] = [1, service]
         else:
             tally[0] += 1
             tally[1] += service
         if energy is not None:
-            now.joules = energy if now.joules is None else now.joules + energy
-        waited = oldest.started - oldest.arrival
-        past.batches.append((time.time() - service, size, launch.reason, policy, waited, service, energy))
+            past.now.joules = energy if past.now.joules is None else past.now.joules + energy
+        past.batches.append(
+            (time.time() - service, batch.size, batch.launch.reason, batch.policy, batch.waited, service, energy)
+        )
 
     def answered(self, model: str, responses: Sequence[float]) -> None:
         """Requests were answered; their response times, s."""

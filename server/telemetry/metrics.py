@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from policies.types import Request
-from server.energy.meters import EnergyMeter, LastReading
-from server.models.text import generated, tokens_of
-from server.scheduling.calls import Served
+from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
 from server.telemetry.statistics import Statistics
 
@@ -24,6 +23,20 @@ _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
+class EnergyReading(Protocol):
+    """The last reading of an energy meter.
+
+    Attributes:
+        joules: of the meter, J; None where nothing is known.
+    """
+
+    joules: float | None
+
+    async def refresh(self) -> None:
+        """Read the meter again."""
+        ...
+
+
 class Metrics:
     """What the server counts. Cheap to call; values that exist anyway are read when somebody scrapes.
 
@@ -35,7 +48,7 @@ class Metrics:
     def __init__(self) -> None:
         """Nothing has happened."""
         self.statistics, self.history = Statistics(), History()
-        self._readings: list[LastReading] = []
+        self._readings: list[EnergyReading] = []
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -105,11 +118,10 @@ class Metrics:
         """Ask whether the device can serve yet when somebody scrapes."""
         self._device_up.labels(device).set_function(alive)
 
-    def watch_meter(self, device: str, meter: EnergyMeter) -> None:
-        """Export the device's own energy counter, as `read_meters` has seen it last."""
-        reading = LastReading(meter)
+    def watch_meter(self, device: str, source: str, reading: EnergyReading) -> None:
+        """Export the device's energy counter as of the last `read_meters`; `source` is the meter's."""
         self._readings.append(reading)
-        self._registry.register(_MeterCollector(device, meter.source, reading))
+        self._registry.register(_MeterCollector(device, source, reading))
 
     async def read_meters(self) -> None:
         """Read the energy counters, before somebody scrapes; one that does not answer keeps its value."""
@@ -132,24 +144,25 @@ class Metrics:
         """How many steps the objective has moved towards faster on a device."""
         self._objective.labels(model, device).set(level)
 
-    def batch(self, device: str, served: Served) -> None:
-        """A batch is done, or some stages of one: a request is counted with its last stage, a batch with theirs."""
-        launch, service, energy = served.launch, served.service, served.energy
-        model, size = served.batch.model, len(launch.requests)
-        if served.whole or served.finished:
-            self.statistics.batch(model, len(served.finished), (size, service) if served.whole else None)
-            self._batch_size.labels(model, device).observe(size)
-        needed, computed = tokens_of(served.batch.inputs, served.completion.outputs, launch.stages)
+    def batch(self, batch: BatchRecord) -> None:
+        """Count a completed batch, or some stages of one; a request is counted with its last stage."""
+        labels = batch.model, batch.device
+        if batch.whole or batch.finished:
+            self.statistics.batch(
+                batch.model, len(batch.finished), (batch.size, batch.service) if batch.whole else None
+            )
+            self._batch_size.labels(*labels).observe(batch.size)
+        needed, computed = batch.tokens
         if computed:
-            self._tokens.labels(model, "needed").inc(needed)
-            self._tokens.labels(model, "padding").inc(computed - needed)
-        for length in generated(served.completion.outputs):
-            self._generated.labels(model).observe(length)
-        self.history.batch(model, served.policy, launch, service, energy)
-        self._batches.labels(model, device, served.policy, launch.reason).inc()
-        self._service.labels(model, device).observe(service)
-        if energy is not None:
-            self._energy.labels(model, device, served.energy_source).inc(energy)
+            self._tokens.labels(batch.model, "needed").inc(needed)
+            self._tokens.labels(batch.model, "padding").inc(computed - needed)
+        for length in batch.generated:
+            self._generated.labels(batch.model).observe(length)
+        self.history.batch(batch)
+        self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
+        self._service.labels(*labels).observe(batch.service)
+        if batch.energy is not None:
+            self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
     def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
         """Requests of one model are served; `now` is the instant of their answers, s."""
@@ -198,7 +211,7 @@ class Metrics:
 class _MeterCollector(Collector):
     """A sensor's counter under its own name, absent where there is no sensor."""
 
-    def __init__(self, device: str, source: str, reading: LastReading) -> None:
+    def __init__(self, device: str, source: str, reading: EnergyReading) -> None:
         self._labels = [device, source]
         self._reading = reading
 

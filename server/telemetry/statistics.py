@@ -1,9 +1,56 @@
-"""Counts and durations since the start, by model: what the Open Inference Protocol calls statistics."""
+"""Counts and durations by model since the start, as the Open Inference Protocol defines statistics."""
 
 import time
 from dataclasses import dataclass, field
 
-from server.api.open_inference.documents import BatchStatistics, Duration, ModelStatistics
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Number of events and their total duration in ns, the unit of the Open Inference Protocol."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """The batches of one size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """Statistics of one model since the start.
+
+    Attributes:
+        name: the model's name.
+        last_inference_ms: Unix time of the last inference in ms; 0 before the first.
+        inference_count: samples served.
+        execution_count: batches run.
+        success: successful calls, from arrival to answer.
+        fail: failed calls, likewise.
+        queue: waiting times, by call.
+        compute_input: preparation of inputs, by call.
+        compute_infer: execution, by call.
+        compute_output: extraction of outputs, by call.
+        batches: by batch size; these count batches.
+    """
+
+    name: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = Duration()
+    fail: Duration = Duration()
+    queue: Duration = Duration()
+    compute_input: Duration = Duration()
+    compute_infer: Duration = Duration()
+    compute_output: Duration = Duration()
+    batches: tuple[BatchStatistics, ...] = ()
 
 
 @dataclass(slots=True)

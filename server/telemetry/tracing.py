@@ -21,7 +21,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_cu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import Scope
 
-from server.scheduling.calls import Served
+from server.telemetry.batch_record import BatchRecord
 
 _ROUTES = {
     "/predict": re.compile(r"/predict(?:/[^/]+)?"),
@@ -62,38 +62,37 @@ class Tracing:
         span = get_current_span()
         return span if span.is_recording() else None
 
-    def batch(self, device: str, served: Served) -> None:
-        """The span of a batch that is over, tied to those of its calls; none if no call of it is recorded."""
-        launch, completion = served.launch, served.completion
-        calls = {id(request.payload.call): request for request in launch.requests}.values()
+    def batch(self, batch: BatchRecord) -> None:
+        """Record the span of a completed batch, linked with the spans of its calls; none if no call is recorded."""
+        calls = {id(request.payload.call): request for request in batch.launch.requests}.values()
         spans = [(call.span, request) for request in calls if (call := request.payload.call).span is not None]
         if not spans:
             return
         attributes: dict[str, Any] = {
-            "batchwright.model": launch.requests[0].kind.model,
-            "batchwright.device": device,
-            "batchwright.policy": served.policy,
-            "batchwright.reason": launch.reason,
-            "batchwright.batch_size": len(launch.requests),
-            "batchwright.first_stage": served.batch.first_stage,
+            "batchwright.model": batch.model,
+            "batchwright.device": batch.device,
+            "batchwright.policy": batch.policy,
+            "batchwright.reason": batch.launch.reason,
+            "batchwright.batch_size": batch.size,
+            "batchwright.first_stage": batch.first_stage,
         }
-        if served.energy is not None:
-            attributes["batchwright.energy_j"] = served.energy
+        if batch.energy is not None:
+            attributes["batchwright.energy_j"] = batch.energy
         epoch = time.time_ns() - time.monotonic_ns()
-        batch = self._tracer.start_span(
+        batch_span = self._tracer.start_span(
             "batch",
             context.Context(),  # a trace of its own
             SpanKind.INTERNAL,
             attributes,
             [Link(span.get_span_context()) for span, _ in spans],
-            epoch + round(1e9 * completion.started),
+            epoch + round(1e9 * batch.started),
         )
         for span, request in spans:
             if not span.is_recording():  # its client has gone
                 continue
             waited = {"batchwright.waiting_s": request.started - request.arrival}
-            span.add_link(batch.get_span_context(), waited)
-        batch.end(epoch + round(1e9 * completion.finished))
+            span.add_link(batch_span.get_span_context(), waited)
+        batch_span.end(epoch + round(1e9 * batch.ended))
 
     def close(self) -> None:
         """Export what is left; gives up soon where nobody takes it."""

@@ -1,69 +1,26 @@
-"""The few things about HTTP that the hot routes need, on bare ASGI: no middleware, no model validation."""
+"""HTTP for routes on bare ASGI, without middleware and model validation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
-from time import monotonic
+from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from server.api.open_inference.protocol import render_error
-from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError
+from server.errors import BadInputError, ServerError, TooLargeError, render_error
 
 Headers = list[tuple[bytes, bytes]]
-_UNSEEN = 2**19  # bytes of a body that the connection may hold before any of them is seen here
-_REMEDY = "send fewer samples per call"
+_READ_AHEAD = 2**19  # bytes of a body that the connection may hold before the app receives any
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection: there is nobody to answer."""
+    """The client closed the connection; no answer can be sent."""
 
 
-@dataclass(slots=True)
-class Caller:
-    """Who waits for the answer to one call.
+class BodyLimit(NamedTuple):
+    """Largest size of a body in bytes, and the remedy for a larger one, for the error."""
 
-    Attributes:
-        receive: of the connection.
-        began: when the call began, s of time.monotonic.
-        timeout: the client's, s from the beginning; inf where it has none.
-        samples: how many the call brings, as far as is known.
-        asked: when its samples were put into the queue, s of time.monotonic.
-        waiting: the longest waiting time of its samples, s.
-        service: the longest service time of their batches, s.
-        device: the device that served it.
-    """
-
-    receive: Receive
-    began: float
-    timeout: float = inf
-    samples: int = 1
-    asked: float = inf
-    waiting: float = 0.0
-    service: float = 0.0
-    device: str = ""
-
-    def left(self) -> float:
-        """What is left of the time-out, s.
-
-        Raises:
-            ExpiredError: nothing.
-        """
-        if self.timeout == inf:
-            return inf
-        left = self.began + self.timeout - monotonic()
-        if left <= 0.0:
-            raise self.expired()
-        return left
-
-    def expired(self) -> ExpiredError:
-        """What to tell it when the time-out passes before the call is in the queue."""
-        return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
-
-
-def caller_of(scope: Scope, receive: Receive) -> Caller:
-    """Who waits; its call began with the first byte, where the connection tells when that was."""
-    return Caller(receive, scope["state"].get("began", monotonic()))
+    max_bytes: int
+    remedy: str
 
 
 def below_root(scope: Scope) -> Scope:
@@ -85,30 +42,25 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes],
-    receive: Receive,
-    max_bytes: int,
-    hold: Callable[[int], None],
-    remedy: str = _REMEDY,
+    headers: Mapping[bytes, bytes], receive: Receive, limit: BodyLimit, reserve: Callable[[int], None]
 ) -> bytes:
     """Read the whole request body.
 
     Args:
         headers: of the request.
         receive: of the connection.
-        max_bytes: the largest body.
-        hold: reserves memory; given the number of bytes that there may be so far, first of all of those that the
-            connection reads ahead. What it raises ends the reading.
-        remedy: what a client should do whose body is too large.
+        limit: of the body.
+        reserve: reserves memory for so many bytes in total, first for those that the connection reads ahead. An
+            exception that it raises ends the reading.
 
     Raises:
-        TooLargeError: it is over `max_bytes`; said before reading where the client announces the length.
-        ClientGoneError: the client left in the middle.
+        TooLargeError: the body is over the limit; raised before reading if Content-Length announces it.
+        ClientGoneError: the client disconnected before the end of the body.
     """
     announced = headers.get(b"content-length", b"")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise TooLargeError(f"the body has {int(announced)} bytes, the limit is {max_bytes}; {remedy}")
-    hold(min(int(announced), _UNSEEN) if announced.isdigit() else _UNSEEN)
+    if announced.isdigit() and int(announced) > limit.max_bytes:
+        raise TooLargeError(f"the body has {int(announced)} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
+    reserve(min(int(announced), _READ_AHEAD) if announced.isdigit() else _READ_AHEAD)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -117,9 +69,9 @@ async def read_body(
             raise ClientGoneError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
-        hold(size)
-        if size > max_bytes:
-            raise TooLargeError(f"the body is over {max_bytes} bytes; {remedy}")
+        reserve(size)
+        if size > limit.max_bytes:
+            raise TooLargeError(f"the body is over {limit.max_bytes} bytes; {limit.remedy}")
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -150,23 +102,15 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:
-    """The client's time-out by its X-Timeout-Ms, s; inf where it has none.
+    """The client's time-out from X-Timeout-Ms, s; inf if there is none.
 
     Raises:
         BadInputError: it is not a positive, finite number.
     """
-    text = headers.get(b"x-timeout-ms")
-    return inf if text is None else milliseconds(text.decode("latin-1")) or inf
-
-
-def milliseconds(text: str | None) -> float | None:
-    """X-Timeout-Ms in s; None when absent.
-
-    Raises:
-        BadInputError: it is not a positive, finite number.
-    """
-    if text is None:
-        return None
+    sent = headers.get(b"x-timeout-ms")
+    if sent is None:
+        return inf
+    text = sent.decode("latin-1")
     try:
         value = float(text)
     except ValueError:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from server.api.open_inference.protocol import render_error
+from server.errors import render_error
 from server.transport.tls import Tls
 
 _log = logging.getLogger("batchwright.connection")

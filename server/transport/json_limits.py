@@ -4,13 +4,11 @@ Parsing takes up to 60 times the memory of the text, and holds the interpreter m
 by passes over its bytes.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from server.api.open_inference.tensors import show
 from server.errors import BadInputError, TooLargeError
 
 MAX_JSON_BYTES = 2**20
@@ -89,23 +87,3 @@ def check_json(text: bytes, remedy: str) -> JsonSize:
     if size.nesting > MAX_NESTING:
         raise BadInputError(f"the JSON is nested {size.nesting} deep, over {MAX_NESTING}; send it flatter")
     return size
-
-
-def parse_object(text: bytes, what: str, wanted: str) -> dict[str, Any]:
-    """Parse a checked JSON text that has to be an object.
-
-    Args:
-        text: the whole document.
-        what: its name in errors.
-        wanted: what a client should send.
-
-    Raises:
-        BadInputError: it is not valid JSON, or no object.
-    """
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadInputError(f"the {what} is not valid JSON ({error}); send {wanted}") from error
-    if type(document) is not dict:
-        raise BadInputError(f"the {what} is {show(document)}; send {wanted}")
-    return document

@@ -6,7 +6,7 @@ import torch
 
 from server.backends.executor import Batch
 from server.backends.torch_images import resolve_device, torch_device
-from server.models.model import smooth_pictures
+from server.models.images import smooth_pictures
 from server.models.torchvision_source import load
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from profiler.cache import Key
 from profiler.first import first_profile, subject_of
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
-from server.models.model import emulated_model
+from server.models.images import emulated_model
 
 KEY = Key("net", "Some CPU", 4, "fp32")
 

@@ -11,8 +11,9 @@ from profiler.first import first_profile, subject_of
 from profiler.lengths import rungs
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
-from server.models.model import AnyModel, ServedModel
-from server.models.text import Text, TextCodec
+from server.models.model import ServedModel
+from server.models.text import Text
+from server.models.text_codec import TextCodec
 from tests.profiler.test_first import completed
 
 
@@ -36,7 +37,7 @@ def test_a_text_models_first_profile_tells_times_by_length(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     codec = TextCodec(259, 40, 40 if generates else 0, 0, None)
-    model: AnyModel = ServedModel("m", codec, (), "random", 6)
+    model: ServedModel = ServedModel("m", codec, (), "random", 6)
     key = Key("m", "Some CPU", 6, "fp32")
     profile = first_profile(subject_of(Known(), model, NoMeter()), 6, key, tunes_by_size=False)
     assert profile.lengths == (1, 4, 16, 20, 40)
@@ -53,7 +54,7 @@ def test_measuring_by_length_which_takes_longest_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model: AnyModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
+    model: ServedModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
     with caplog.at_level("INFO", "batchwright.profiler"):
         first_profile(subject_of(Known(), model, NoMeter()), 6, Key("m", "Some CPU", 6, "fp32"), tunes_by_size=False)
     assert [line for line in caplog.messages if "by length" in line and "100 per cent done" in line]

@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from policies.types import Kind, Launch, Request
-from server.backends.executor import Batch, Completion
-from server.energy.meters import CountingMeter
-from server.scheduling.calls import Served
+from server.energy.meters import CountingMeter, LastReading
+from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
 
 ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
@@ -57,13 +56,13 @@ def _samples() -> Iterator[Sample]:
     metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
     metrics.watch_backlog(lambda: 0.0)
     metrics.watch_device("d", lambda: True)
-    metrics.watch_meter("d", CountingMeter())
+    meter = CountingMeter()
+    metrics.watch_meter("d", meter.source, LastReading(meter))
     asyncio.run(metrics.read_meters())
     metrics.policy("m", "d", "greedy", "greedy")
     metrics.adapted("m", "drift")
     metrics.objective("m", "d", 0)
-    served = Served("greedy", Launch([request]), Batch("m", [0]), Completion([0], 0.0, 0.1), [request], 0.1, "nvml")
-    metrics.batch("d", served)
+    metrics.batch(BatchRecord("d", "greedy", Launch([request]), 0, True, [request], 0.0, 0.1, 0.1, "nvml"))
     metrics.answered("d", [request], 1.0)
     metrics.responded("m", "d", 1.0, 1)
     metrics.outcome("m", "ok")

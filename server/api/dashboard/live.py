@@ -17,8 +17,8 @@ from policies.charts.action_table import actions, how_it_decides, weighs_the_mea
 from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference
-from server.api.open_inference.documents import Duration
 from server.errors import BadInputError
+from server.telemetry.statistics import Duration
 
 _STEP = log(1.1)  # of the mean rate, between two charts
 _AFTER = 0.02  # s past the full second: timers may fire early, and would make a second of nothing

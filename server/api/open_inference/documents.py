@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from server.api.open_inference.tensors import TensorSpec
 from server.errors import BadInputError
-from server.transport.json_limits import parse_object
+from server.json_body import parse_object
+from server.models.signature import TensorSpec
+from server.telemetry.statistics import BatchStatistics, Duration, ModelStatistics
 
 VERSION = "1"
 EXTENSIONS = (
@@ -41,52 +42,6 @@ class ModelFacts:
     input: TensorSpec
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """How often something happened and how long it took in total, in ns as the protocol wants it."""
-
-    count: int = 0
-    ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStatistics:
-    """The batches of one size: l(b) as measured."""
-
-    batch_size: int
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
-    """What happened to one model since the start.
-
-    Attributes:
-        name: The model's name.
-        last_inference_ms: Unix time of the last inference in ms; 0 before the first.
-        inference_count: Samples served.
-        execution_count: Batches run.
-        success: Calls answered well, from arrival to answer; fail: the others.
-        queue: Waiting; compute_input: preparing inputs; compute_infer: the model; compute_output: taking out results.
-            As success, each counts calls.
-        batches: The same by batch size, counting batches.
-    """
-
-    name: str
-    last_inference_ms: int = 0
-    inference_count: int = 0
-    execution_count: int = 0
-    success: Duration = Duration()
-    fail: Duration = Duration()
-    queue: Duration = Duration()
-    compute_input: Duration = Duration()
-    compute_infer: Duration = Duration()
-    compute_output: Duration = Duration()
-    batches: tuple[BatchStatistics, ...] = ()
 
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:

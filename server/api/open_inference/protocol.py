@@ -14,9 +14,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.api.open_inference.tensors import RAW, Tensor, TensorSpec, from_binary, from_json, join_elements, show
-from server.errors import BadInputError, TooLargeError
-from server.transport.json_limits import parse_object
+from server.api.open_inference.tensors import from_binary, from_json, join_elements
+from server.errors import BadInputError, TooLargeError, quote
+from server.json_body import parse_object
+from server.models.signature import RAW, Tensor, TensorSpec
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def parse_header_length(text: str | None) -> int | None:
         return None
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise BadInputError(f"Inference-Header-Content-Length is {show(text)}; send the JSON's length in bytes")
+        raise BadInputError(f"Inference-Header-Content-Length is {quote(text)}; send the JSON's length in bytes")
     return int(digits)
 
 
@@ -149,10 +150,10 @@ def _read_outputs(document: dict[str, Any], names: Sequence[str], binary: bool) 
 
 def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOutput:
     if type(entry) is not dict or type(entry.get("name")) is not str:
-        raise BadInputError(f"an entry of `outputs` is {show(entry)}; send an object with `name`")
+        raise BadInputError(f"an entry of `outputs` is {quote(entry)}; send an object with `name`")
     name = entry["name"]
     if name not in names:
-        raise BadInputError(f"the requested output {show(name)} does not exist; the model has {', '.join(names)}")
+        raise BadInputError(f"the requested output {quote(name)} does not exist; the model has {', '.join(names)}")
     parameters = _optional(entry, "parameters", dict, {})
     if parameters.get("shared_memory_region") is not None:
         raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
@@ -190,13 +191,13 @@ def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, 
     if not is_list or any(type(entry) is not dict for entry in entries):
         wanted = ", ".join(map(str, spec.beside))
         raise BadInputError(
-            f"`inputs` is {show(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
+            f"`inputs` is {quote(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
         )
     found = {}
     for entry in entries:
         name = entry.get("name")
         if type(name) is not str or name not in known or name in found:
-            raise BadInputError(f"the input's name is {show(name)}; the model takes {spec}")
+            raise BadInputError(f"the input's name is {quote(name)}; the model takes {spec}")
         found[name] = entry, known[name]
     if spec.name not in found:
         raise BadInputError(f"`inputs` has no {spec.name}; the model takes {spec}")
@@ -228,11 +229,11 @@ def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int,
     """Check datatype and shape against the specification; the number of samples has no bound yet."""
     name, datatype, shape = spec.name, entry.get("datatype"), entry.get("shape")
     if type(datatype) is not str or datatype not in spec.tails:
-        raise BadInputError(f"input {name}: the datatype is {show(datatype)}; the model takes {spec}")
+        raise BadInputError(f"input {name}: the datatype is {quote(datatype)}; the model takes {spec}")
     # True == 1 and 3.0 == 3, so types are compared too.
     if type(shape) is list and all(type(size) is int for size in shape) and spec.takes(datatype, tuple(shape)):
         return datatype, tuple(shape)
-    raise BadInputError(f"input {name}: the shape is {show(shape)}; the model takes {spec}, at least 1 sample")
+    raise BadInputError(f"input {name}: the shape is {quote(shape)}; the model takes {spec}, at least 1 sample")
 
 
 def _binary_size(entry: dict[str, Any], name: str) -> int | None:
@@ -313,18 +314,12 @@ def _suffix(labels: Sequence[str] | None, index: int) -> str:
     return f":{labels[index]}" if labels else ""
 
 
-def render_error(message: str) -> bytes:
-    """Write the body of every answer other than 200."""
-    # Part of a message may come from a URL, and JSON cannot hold the lone surrogates of a badly decoded one.
-    return orjson.dumps({"error": message.encode(errors="replace").decode()})
-
-
 def _optional(fields: dict[str, Any], key: str, kind: type[T], default: T) -> T:
     value = fields.get(key)
     if value is None:
         return default
     if type(value) is not kind:  # not isinstance: true is no integer
-        raise BadInputError(f"`{key}` is {show(value)}; send {_JSON_NAMES[kind]}")
+        raise BadInputError(f"`{key}` is {quote(value)}; send {_JSON_NAMES[kind]}")
     return value
 
 

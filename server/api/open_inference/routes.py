@@ -1,16 +1,11 @@
 """The routes of the Open Inference Protocol v2."""
 
 import logging
-import math
 import re
-from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -34,42 +29,31 @@ from server.api.open_inference.protocol import (
     parse_infer,
     render_infer,
 )
-from server.api.open_inference.tensors import RAW, TensorSpec
-from server.api.open_inference.text_tensors import text_input, text_output, texts_of
-from server.errors import NotFoundError, TooLargeError
-from server.models.model import AnyModel
-from server.models.text import TextCodec
-from server.scheduling.calls import Answer
-from server.transport.asgi import Caller, Headers, caller_of, client_timeout, headers_of, read_body, respond
+from server.errors import BadInputError, NotFoundError, TooLargeError
+from server.models.model import Codec, Inputs, ServedModel
+from server.transport.asgi import BodyLimit, Headers, headers_of, read_body, respond
 from server.transport.content_encoding import compress
-from server.transport.memory_budget import Share
+from server.transport.request_context import RequestContext
 
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
-_ID_BYTES = 40  # of a token id in a list
 _MANY_NUMBERS = 20_000  # reading or writing more takes a millisecond
-_MAX_INDEX_BYTES = 1024  # of the body of POST /v2/repository/index
+_INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
 
-def model_facts(model: AnyModel) -> ModelFacts:
-    """What the protocol's documents tell of a model."""
-    codec = model.codec
-    if isinstance(codec, TextCodec):
-        taken, given = text_input(codec), text_output(codec, len(model.labels))
-    else:
-        taken = TensorSpec("image", {"UINT8": (codec.height, codec.width, 3), "BYTES": ()})
-        given = TensorSpec("logits", {"FP32": (len(model.labels),)})
+def model_facts(model: ServedModel) -> ModelFacts:
+    """The part of a model that the protocol's documents describe."""
     return ModelFacts(
         name=model.name,
         platform="emulated" if model.weights == "emulated" else "pytorch",
-        input=taken,
-        outputs=(given,),
+        input=model.codec.input,
+        outputs=(model.codec.output(len(model.labels)),),
         max_batch_size=model.max_batch_size,
     )
 
 
 class Infer:
-    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI: this is the route that has to be fast."""
+    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI, since it has to be fast."""
 
     _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
@@ -79,84 +63,69 @@ class Infer:
         self._facts = {name: model_facts(model) for name, model in inference.models.items()}
 
     def matches(self, scope: Scope) -> bool:
-        """Whether the request is one of ours."""
+        """Whether the request is for this route."""
         return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call; whatever goes wrong is answered too."""
-        caller = caller_of(scope, receive)
+        """Answer one call, also if it fails."""
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        async with self._inference.answering(name, scope, send, caller) as share:
+        async with self._inference.answering(name, scope, receive, send) as context:
             _check_version(version)
-            model, headers = self._inference.model(name), headers_of(scope)
-            body, answer_headers = await self._answer(model, headers, share, caller)
-            share.settle(len(body))  # all else that the call held is gone
-            await respond(send, body, *answer_headers)
+            body, content_type, headers = await self._answer(self._inference.model(name), context)
+            context.memory.resize(len(body))  # all else that the call held has been dropped
+            await respond(send, body, content_type, headers)
 
-    async def _answer(
-        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
-    ) -> tuple[bytes, tuple[bytes, Headers]]:
-        """The answer to a call: its body, its content type and what else its headers say."""
-        caller.timeout = client_timeout(headers)
-        call, answers = await self._serve(model, headers, share, caller)
+    async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
+        """The answer to a call: its body, its content type and further headers."""
+        context.read_timeout()
+        calls: list[InferCall] = []
+
+        async def read_inputs() -> Inputs:
+            call = await self._read(model, context)
+            context.timeout = min(context.timeout, call.timeout or inf)
+            inputs = model.codec.from_tensor(call.tensor, call.beside, call.parameters)
+            call.drop_inputs()
+            calls.append(call)
+            return inputs
+
+        answers = await self._inference.infer(model, context, read_inputs)
+        (call,) = calls
         (given,) = self._facts[model.name].outputs
-        output = _stacked(model, answers)
+        output = model.codec.stack([answer.output for answer in answers])
         parameters = self._inference.describe(model.name, answers)
         render = partial(render_infer, call, model.name, {given.name: output}, model.labels, parameters)
         body, length = await self._inference.off_the_loop(render) if output.size > _MANY_NUMBERS else render()
         more: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
-        accepted = headers.get(b"accept-encoding")
+        accepted = context.headers.get(b"accept-encoding")
         if accepted is not None and len(body) > _SMALL:
             body, encoding = await self._inference.off_the_loop(compress, body, accepted.decode("latin-1"))
             if encoding is not None:
                 more.append((b"content-encoding", encoding.encode()))
-        return body, (b"application/json" if length is None else b"application/octet-stream", more)
+        return body, b"application/json" if length is None else b"application/octet-stream", more
 
-    async def _serve(
-        self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller
-    ) -> tuple[InferCall, Sequence[Answer]]:
-        """A call without its inputs, which end here, and the answers to its samples."""
-        call = await self._read(model, headers, share, caller)
-        caller.timeout = min(caller.timeout, call.timeout or inf)
-        inputs = await self._samples(model, call, share, caller)
-        share.arrive()
-        call.drop_inputs()
-        return call, await self._inference.ask(model, inputs, caller)
-
-    async def _read(self, model: AnyModel, headers: Mapping[bytes, bytes], share: Share, caller: Caller) -> InferCall:
-        announced = headers.get(b"inference-header-content-length")
+    async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
+        announced = context.headers.get(b"inference-header-content-length")
         length = parse_header_length(None if announced is None else announced.decode("latin-1"))
         if length is not None and length > JSON_BODY.max_bytes:
             raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
-        bound = JSON_BODY if length is None else ANY_BODY
-        body = await self._inference.read(model, headers, share, caller, bound)
+        body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
         facts = self._facts[model.name]
         names = [output.name for output in facts.outputs]
         parse = partial(parse_infer, body, length, facts.input, names, self._inference.capacity)
-        return await self._inference.parse(parse, document_of(body, length), share)
-
-    async def _samples(self, model: AnyModel, call: InferCall, share: Share, caller: Caller) -> list[Any]:
-        tensor, codec = call.tensor, model.codec
-        if isinstance(codec, TextCodec):
-            read = partial(texts_of, codec, call)
-            ids = math.prod(tensor.shape)
-            self._inference.reserve(model, tensor.shape[0], _ID_BYTES * ids, share, caller)
-            many = ids > _MANY_NUMBERS
-            texts: list[Any] = await self._inference.off_the_loop(read) if many else read()
-            return texts
-        if isinstance(tensor.data, np.ndarray):
-            return list(tensor.data)
-        if tensor.datatype == RAW and codec.holds_pixels(tensor.data[0]):
-            return [codec.pixels(tensor.data[0])]
-        return await self._inference.decode(model, tensor.data, share, caller)
+        call = await self._inference.parse(parse, document_of(body, length), context)
+        check_outputs(call, model.codec)
+        return call
 
 
-def _stacked(model: AnyModel, answers: Sequence[Answer]) -> NDArray[Any]:
-    """float32 [samples, classes], or int64 [samples, longest] of what was generated."""
-    if isinstance(model.codec, TextCodec) and model.codec.generates:
-        return model.codec.padded([answer.output.tokens for answer in answers])
-    return np.stack([answer.output for answer in answers]) if len(answers) > 1 else answers[0].output[None]
+def check_outputs(call: InferCall, codec: Codec) -> None:
+    """Check that classes are requested of a classifier only.
+
+    Raises:
+        BadInputError: they are requested of another model.
+    """
+    if not codec.classifies and any(output.classification for output in call.outputs):
+        raise BadInputError("the model generates tokens, it does not classify; leave `classification` out")
 
 
 def _check_version(version: str | None) -> None:
@@ -172,7 +141,7 @@ class Documents:
         self._inference = inference
         self._version = version
 
-    def _model(self, request: Request) -> AnyModel:
+    def _model(self, request: Request) -> ServedModel:
         _check_version(request.path_params.get("version"))
         return self._inference.model(request.path_params["model"])
 
@@ -183,8 +152,8 @@ class Documents:
     async def metadata(self, request: Request) -> Response:
         """GET /v2/models/{m}: with a note on where the weights come from, and on the bounds of texts."""
         model = self._model(request)
-        bounds = model.codec.bounds() if isinstance(model.codec, TextCodec) else {}
-        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": {"weights": model.weights, **bounds}})
+        parameters = {"weights": model.weights, **model.codec.parameters()}
+        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": parameters})
 
     async def config(self, request: Request) -> Response:
         """GET /v2/models/{m}/config."""
@@ -207,11 +176,8 @@ class Documents:
 
     async def index(self, request: Request) -> Response:
         """POST /v2/repository/index: a bare array."""
-        with self._inference.intake.share() as share:
-            headers = headers_of(request.scope)
-            body = await read_body(
-                headers, request.receive, _MAX_INDEX_BYTES, share.reach, "send none or 'ready' alone"
-            )
+        with self._inference.budget.reservation() as memory:
+            body = await read_body(headers_of(request.scope), request.receive, _INDEX_BODY, memory.grow_to)
         ready_only = wants_ready_only(body)
         state = "READY" if self._inference.fleet.ready else "UNAVAILABLE"
         entries = repository_index([(name, state) for name in self._inference.models], ready_only)

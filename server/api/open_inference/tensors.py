@@ -1,21 +1,17 @@
-"""Tensors as they travel: what a model takes, and the way from bytes or JSON values to arrays.
+"""Tensors of calls: from binary data or JSON values to arrays, and back.
 
 Nothing is allocated for a claimed shape: what is at hand (the body) is compared with the claim first.
 """
 
 import math
-import reprlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import BadInputError
-
-RAW = "RAW"  # datatype of a raw body's tensor: one sample whose encoding the model's codec has to find out
+from server.errors import BadInputError, quote
 
 # numpy has no bfloat16: a BF16 tensor keeps its bit patterns.
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -35,67 +31,6 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 }
 # What JSON may hold, by numpy's kind (O: BYTES); bool is no number here.
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
-
-
-def show(value: Any) -> str:
-    """Quote what a client sent on one short line."""
-    return reprlib.repr(value)[:120]  # reprlib bounds the work, but not the length when lists are nested
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """What a model takes or gives under one name.
-
-    Attributes:
-        name: The tensor's name.
-        tails: Datatype -> shape of one sample, without the leading -1; -1 in it stands for any size above 0. The
-            metadata advertise the first.
-        beside: Inputs that may come with it, for the same samples.
-        parameters: Names of a call's parameters that the model reads.
-    """
-
-    name: str
-    tails: Mapping[str, tuple[int, ...]]
-    beside: tuple["TensorSpec", ...] = ()
-    parameters: tuple[str, ...] = ()
-
-    @property
-    def datatype(self) -> str:
-        """The datatype that the metadata advertise."""
-        return next(iter(self.tails))
-
-    @property
-    def tail(self) -> tuple[int, ...]:
-        """The shape of one sample in the advertised datatype."""
-        return self.tails[self.datatype]
-
-    def takes(self, datatype: str, shape: tuple[int, ...]) -> bool:
-        """Whether at least one sample of that shape, the number of samples first, is what this is."""
-        tail = self.tails[datatype]
-        fits = all(size > 0 and want in (-1, size) for want, size in zip(tail, shape[1:], strict=False))
-        return len(shape) == len(tail) + 1 and shape[0] > 0 and fits
-
-    def __str__(self) -> str:
-        forms = (f"{datatype} {[-1, *tail]}" for datatype, tail in self.tails.items())
-        return f"`{self.name}` as {' or '.join(forms)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor that came in.
-
-    Attributes:
-        name: The model input's name.
-        datatype: One of the specification's datatypes, or `RAW`.
-        shape: All dimensions; the first counts the samples.
-        data: Row-major elements of BYTES and RAW as a list; anything else as an array of `shape`, which for binary
-            tensors is a read-only view of the body.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: NDArray[Any] | list[bytes]
 
 
 def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] | list[bytes]:
@@ -156,7 +91,7 @@ def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
     level = [data]
     for size in shape if nested else (math.prod(shape),):
         if any(type(row) is not list or len(row) != size for row in level):
-            found = len(data) if type(data) is list else show(data)
+            found = len(data) if type(data) is list else quote(data)
             raise BadInputError(f"`data` ({found}) does not fit shape {[*shape]}; nest it so, or send a flat array")
         level = list(chain.from_iterable(level))
     return level

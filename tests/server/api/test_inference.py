@@ -1,4 +1,4 @@
-"""The way of one call: what it holds on the way, who is let in, and what ends when nobody waits any more."""
+"""One inference call: memory reservations, admission control, and cancellation."""
 
 import asyncio
 import gzip
@@ -8,11 +8,11 @@ import struct
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,13 +25,17 @@ from server.api.inference import Inference
 from server.api.open_inference.routes import Infer
 from server.api.predict import Predict
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
-from server.models.model import emulated_model
+from server.models.images import emulated_model
+from server.models.model import Inputs
+from server.models.signature import Tensor
 from server.scheduling.admission import Limits
+from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import Caller, ClientGoneError
-from server.transport.memory_budget import Intake, IntakeFullError
+from server.transport.asgi import ClientGoneError
+from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
+from server.transport.request_context import RequestContext
 from tests.support.fakes import parts, play
 
 MODEL = emulated_model("m", 8)
@@ -69,7 +73,7 @@ class HeldPool(Executor):
 
 
 async def settle() -> None:
-    """Let everybody go as far as they can, at this instant."""
+    """Run all tasks as far as they can, at this instant."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -83,7 +87,7 @@ async def leaves() -> Message:
 
 
 def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
-    """A client whose body comes whole, and who then waits."""
+    """A client that sends its whole body, and then waits."""
     messages = [{"type": "http.request", "body": body}]
 
     async def receive() -> Message:
@@ -92,8 +96,19 @@ def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
     return receive
 
 
-def caller(receive: Callable[[], Coroutine[Any, Any, Message]] = stays, timeout: float = float("inf")) -> Caller:
-    return Caller(receive, monotonic(), timeout)
+class Client(NamedTuple):
+    """A client: its connection, its time-out, and how long ago its call began, s."""
+
+    receive: Callable[[], Coroutine[Any, Any, Message]] = stays
+    timeout: float = float("inf")
+    ago: float = 0.0
+
+
+def context_of(inference: Inference, client: Client, headers: Mapping[bytes, bytes] | None = None) -> RequestContext:
+    scope = {"headers": [*(headers or {}).items()], "state": {"began": monotonic() - client.ago}}
+    context = RequestContext(scope, client.receive, inference.budget)
+    context.timeout = client.timeout
+    return context
 
 
 def with_inference(
@@ -104,20 +119,30 @@ def with_inference(
 ) -> None:
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         pool = HeldPool()
-        parts_ = ({"m": MODEL}, Fleet([dispatcher]), Metrics(), pool, capacity, Intake(limit, lambda: 1))
+        parts_ = ({"m": MODEL}, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
         await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
 
     play(build, parts(policy or greedy(8)), limits=Limits(capacity))
 
 
-async def decode(inference: Inference, pictures: list[bytes], who: Caller) -> list[Any]:
-    with inference.intake.share() as share:
-        return await inference.decode(MODEL, pictures, share, who)
+async def decode(inference: Inference, pictures: list[bytes], client: Client) -> list[Any]:
+    context = context_of(inference, client)
+    tensor = Tensor("image", "BYTES", (len(pictures),), pictures)
+    with context.memory:
+        return await inference._decode(MODEL, MODEL.codec.from_tensor(tensor, {}, {}), context)
 
 
-async def read(inference: Inference, headers: dict[bytes, bytes], who: Caller) -> bytes:
-    with inference.intake.share() as share:
-        return await inference.read(MODEL, headers, share, who)
+async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Client) -> bytes:
+    context = context_of(inference, client, headers)
+    with context.memory:
+        return await inference.read(MODEL, context)
+
+
+async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> list[Answer]:
+    async def inputs() -> Inputs:
+        return Inputs(len(samples), lambda: samples)
+
+    return await inference.infer(MODEL, context, inputs)
 
 
 def png(side: int = 300) -> bytes:
@@ -143,15 +168,15 @@ COST = MODEL.codec.measure(GOOD).held
 
 def test_decoding_is_counted_while_it_goes_on_and_pictures_that_wait_take_nothing() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, caller()))
+        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, Client()))
         await settle()
         await pool.run()  # their headers
         assert len(pool.jobs) == 4
-        assert inference.intake.held == 20 * SAMPLE + 4 * COST
+        assert inference.budget.held == 20 * SAMPLE + 4 * COST
         while pool.jobs:
             await pool.run()
         assert len(await call) == 20
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
         assert inference.decoding._value == 4
 
     with_inference(scenario)
@@ -159,7 +184,7 @@ def test_decoding_is_counted_while_it_goes_on_and_pictures_that_wait_take_nothin
 
 def test_one_bad_picture_ends_its_call_and_what_is_still_decoded_stays_counted() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(decode(inference, [BAD, *[GOOD] * 19], caller()))
+        call = asyncio.ensure_future(decode(inference, [BAD, *[GOOD] * 19], Client()))
         await settle()
         await pool.run()  # their headers
         await pool.run()  # the bad one
@@ -167,37 +192,33 @@ def test_one_bad_picture_ends_its_call_and_what_is_still_decoded_stays_counted()
             await call
         await settle()
         assert len(pool.jobs) == 4, "three that had begun, and the one whose turn it was: no further one"
-        assert inference.intake.held == 4 * COST
+        assert inference.budget.held == 4 * COST
         await pool.run(4)
         assert not pool.jobs
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
 
     with_inference(scenario)
 
 
-@pytest.mark.parametrize(
-    ("who", "reason"), [(lambda: caller(timeout=0.5), ExpiredError), (lambda: caller(leaves), ClientGoneError)]
-)
-def test_nothing_more_is_decoded_for_who_has_left_or_whose_time_out_has_passed(
-    who: Callable[[], Caller], reason: type[Exception]
-) -> None:
+@pytest.mark.parametrize(("client", "reason"), [(Client(timeout=0.5), ExpiredError), (Client(leaves), ClientGoneError)])
+def test_a_client_that_left_or_timed_out_ends_decoding(client: Client, reason: type[Exception]) -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, who()))
+        call = asyncio.ensure_future(decode(inference, [GOOD] * 20, client))
         await settle()
         await pool.run()
         with pytest.raises(reason):
             await call
         await pool.run(20)
         assert pool.begun == 1 + 4
-        assert inference.intake.held == 0
-        assert inference.intake.coming.total() == 0
+        assert inference.budget.held == 0
+        assert inference.budget.pending.total() == 0
 
     with_inference(scenario)
 
 
 def test_a_call_of_too_many_pixels_is_refused_by_the_headers() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(decode(inference, [huge()] * 6, caller()))
+        call = asyncio.ensure_future(decode(inference, [huge()] * 6, Client()))
         await settle()
         await pool.run()
         with pytest.raises(TooLargeError, match="as long as 294 megapixels, over the bound of 250"):
@@ -209,7 +230,7 @@ def test_a_call_of_too_many_pixels_is_refused_by_the_headers() -> None:
 
 def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(decode(inference, [huge()] * 3, caller()))
+        call = asyncio.ensure_future(decode(inference, [huge()] * 3, Client()))
         await settle()
         await pool.run()
         assert len(pool.jobs) == 1
@@ -221,46 +242,46 @@ def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
 
 def test_a_picture_that_finds_no_room_is_refused_and_one_that_never_does_is_too_large() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        for held, limit, reason in ((2 * COST, 3 * COST - 1, IntakeFullError), (0, 2 * COST - 1, TooLargeError)):
-            inference.intake.held, inference.intake.limit = held, limit
+        for held, limit, reason in ((2 * COST, 3 * COST - 1, MemoryBudgetError), (0, 2 * COST - 1, TooLargeError)):
+            inference.budget.held, inference.budget.limit = held, limit
             call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, MODEL.codec.measure(GOOD)))
             await settle()
             with pytest.raises(reason):
                 await call
-            assert inference.intake.held == held
+            assert inference.budget.held == held
             assert inference.decoding._value == 4
 
     with_inference(scenario)
 
 
-def test_a_burst_is_refused_before_it_is_decoded_for_nobody() -> None:
+def test_a_burst_is_rejected_before_it_is_decoded() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        calls = [asyncio.ensure_future(decode(inference, [GOOD], caller())) for _ in range(6)]
+        calls = [asyncio.ensure_future(decode(inference, [GOOD], Client())) for _ in range(6)]
         await settle()
         for call in calls[4:]:
             with pytest.raises(QueueFullError, match="no room for 1 more: 4 of 4 places"):
                 await call
-        assert inference.intake.coming["m"] == 4
+        assert inference.budget.pending["m"] == 4
         await pool.run(4)
         assert [len(await call) for call in calls[:4]] == [1] * 4
-        assert inference.intake.coming["m"] == 0
+        assert inference.budget.pending["m"] == 0
 
     with_inference(scenario, capacity=4)
 
 
 def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        uploads = [asyncio.ensure_future(read(inference, HEAD, caller())) for _ in range(40)]
+        uploads = [asyncio.ensure_future(read(inference, HEAD, Client())) for _ in range(40)]
         await settle()
-        assert inference.intake.held == 40 * 500_000
-        call = asyncio.ensure_future(decode(inference, [GOOD], caller()))
+        assert inference.budget.held == 40 * 500_000
+        call = asyncio.ensure_future(decode(inference, [GOOD], Client()))
         await settle()
         await pool.run()
         assert len(await call) == 1
         for upload in uploads:
             upload.cancel()
         await settle()
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
 
     with_inference(scenario, capacity=4)
 
@@ -275,18 +296,18 @@ def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
 )
 def test_what_a_connection_may_hold_is_counted_before_it_is_seen(headers: dict[bytes, bytes], held: int) -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        with inference.intake.share() as share:
-            gone = asyncio.ensure_future(inference.read(MODEL, headers, share, caller()))
-            await settle()
-            assert inference.intake.held == held
-            gone.cancel()
-            await settle()
-        with inference.intake.share() as share:
-            assert await inference.read(MODEL, headers, share, caller(sends(b"abc"))) == b"abc"
-            assert inference.intake.held == 3
+        gone = asyncio.ensure_future(read(inference, headers, Client()))
+        await settle()
+        assert inference.budget.held == held
+        gone.cancel()
+        await settle()
+        context = context_of(inference, Client(sends(b"abc")), headers)
+        with context.memory:
+            assert await inference.read(MODEL, context) == b"abc"
+            assert inference.budget.held == 3
         with pytest.raises(ClientGoneError):
-            await read(inference, headers, caller(leaves))
-        assert inference.intake.held == 0
+            await read(inference, headers, Client(leaves))
+        assert inference.budget.held == 0
 
     with_inference(scenario)
 
@@ -297,32 +318,33 @@ def test_a_body_is_counted_as_it_is_unpacked() -> None:
         packed = gzip.compress(plain)
         headers = {b"content-length": b"%d" % len(packed), b"content-encoding": b"gzip"}
         for limit in (4 * len(plain) + 2 * len(packed), 2 * len(plain)):
-            inference.intake.limit = limit
-            with inference.intake.share() as share:
-                call = asyncio.ensure_future(inference.read(MODEL, headers, share, caller(sends(packed))))
+            inference.budget.limit = limit
+            context = context_of(inference, Client(sends(packed)), headers)
+            with context.memory:
+                call = asyncio.ensure_future(inference.read(MODEL, context))
                 await settle()
-                assert inference.intake.coming["m"] == 1
+                assert inference.budget.pending["m"] == 1
                 while pool.jobs:
                     await pool.run()
                 if limit > 2 * len(plain):
                     assert await call == plain
-                    assert inference.intake.held == len(plain)
+                    assert inference.budget.held == len(plain)
                 else:
                     with pytest.raises(TooLargeError):
                         await call
-            assert inference.intake.held == inference.intake.coming["m"] == 0
+            assert inference.budget.held == inference.budget.pending["m"] == 0
 
     with_inference(scenario)
 
 
 def test_a_time_out_that_has_passed_is_expired_and_says_what_the_client_sent() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        late = Caller(stays, monotonic() - 3.0, 0.3)
+        late = Client(stays, 0.3, ago=3.0)
         pixels = MODEL.codec.pixels(bytes(SAMPLE))
         for attempt in (
-            inference.ask(MODEL, [pixels], late),
+            infer(inference, [pixels], context_of(inference, late)),
+            inference._submit(MODEL, [pixels], context_of(inference, late)),
             decode(inference, [GOOD], late),
-            read(inference, {}, late),
         ):
             with pytest.raises(ExpiredError, match=r"time-out of 300 ms passed"):
                 await attempt
@@ -336,10 +358,9 @@ def test_the_response_time_that_is_exported_begins_with_the_call_and_ends_with_i
         raise AssertionError(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        who = caller()
-        who.began -= 3.0  # its body took so long
-        async with inference.answering("m", {"type": "http", "state": {}}, send, who):
-            await inference.ask(MODEL, [MODEL.codec.pixels(bytes(SAMPLE))] * 2, who)
+        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took so long
+        async with inference.answering("m", scope, stays, send) as context:
+            await infer(inference, [MODEL.codec.pixels(bytes(SAMPLE))] * 2, context)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
         text = inference.metrics.render().decode()
         assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
@@ -388,12 +409,12 @@ def test_a_body_is_reserved_piece_by_piece_as_it_is_read() -> None:
         return pieces.pop() if pieces else await stays()
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        call = asyncio.ensure_future(read(inference, {b"transfer-encoding": b"chunked"}, caller(receive)))
+        call = asyncio.ensure_future(read(inference, {b"transfer-encoding": b"chunked"}, Client(receive)))
         await settle()
-        assert inference.intake.held == 3 * 2**20
+        assert inference.budget.held == 3 * 2**20
         call.cancel()
         await settle()
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
 
     with_inference(scenario)
 
@@ -418,10 +439,10 @@ def test_a_call_counts_as_on_its_way_to_the_queue_only_until_it_is_there(route: 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(route(inference)(scope, sends(GOOD), discard))
         await settle()
-        assert inference.intake.coming["m"] == 1, "it is being decoded"
+        assert inference.budget.pending["m"] == 1, "it is being decoded"
         await pool.run()
         assert inference.fleet.waiting == 1
-        assert inference.intake.coming["m"] == inference.intake.all_coming == 0
+        assert inference.budget.pending["m"] == inference.budget.all_pending == 0
         call.cancel()
         await settle()
 
@@ -466,15 +487,15 @@ def test_what_a_call_holds_is_reserved_until_its_answer_is_sent_and_then_the_ans
         executor.fault, client = small, Unread()
         call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
         await settle()
-        assert inference.intake.held == len(document + pixels) + 4 * len(document), "the body, and what was parsed"
+        assert inference.budget.held == len(document + pixels) + 4 * len(document), "the body, and what was parsed"
         await client.begun.wait()
         await asyncio.sleep(0.1)
         length = next(int(value) for name, value in client.sent[0]["headers"] if name == b"content-length")
-        assert inference.intake.held == length, "the answer, which the client has not taken yet"
+        assert inference.budget.held == length, "the answer, which the client has not taken yet"
         assert [one() is None for one in inputs] == [True, True], "the inputs are gone, though it has not"
         client.taken.set()
         await call
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
         assert json.loads(client.sent[1]["body"])["id"] == "mine"
 
     with_inference(scenario, policy=static(2))
@@ -490,17 +511,17 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
         calls = [asyncio.ensure_future(Infer(inference)(scope, sends(flat.encode()), discard)) for _ in range(3)]
         await settle()
         assert len(pool.jobs) == 1, "its measure"
-        assert inference.intake.held == 3 * len(flat)
+        assert inference.budget.held == 3 * len(flat)
         await pool.run()
         assert len(pool.jobs) == 1, "its parsing"
-        assert inference.intake.held > 3 * len(flat) + 8_000_000
+        assert inference.budget.held > 3 * len(flat) + 8_000_000
         await pool.run()
         assert len(pool.jobs) == 1
-        assert inference.intake.held == 3 * len(flat) + 4 * len(flat), "its values, until the call is answered"
+        assert inference.budget.held == 3 * len(flat) + 4 * len(flat), "its values, until the call is answered"
         for call in calls:
             call.cancel()
         await settle()
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
 
     with_inference(scenario, policy=static(8))
 
@@ -527,7 +548,7 @@ def test_json_over_a_mebibyte_is_told_to_come_as_binary_data(headers: list[Any],
         await settle()
         while pool.jobs:
             await pool.run()
-            assert inference.intake.held < 2.5 * 2**20
+            assert inference.budget.held < 2.5 * 2**20
         await call
         assert sent[0]["status"] == 413
         assert "send tensors as binary data" in json.loads(sent[1]["body"])["error"]
@@ -546,9 +567,8 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        who = caller()
-        async with inference.answering("m", {"type": "http", "state": {}}, send, who):
-            who.samples = 3
+        async with inference.answering("m", {"type": "http", "headers": [], "state": {}}, stays, send) as context:
+            context.samples = 3
             broken()
         assert sent[0]["status"] == 500
         text = inference.metrics.render().decode()
@@ -561,17 +581,17 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
 def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         inference = replace(inference, decoding=asyncio.Semaphore(2), heavy=asyncio.Semaphore(1))
-        calls = [asyncio.ensure_future(decode(inference, [huge()], caller())) for _ in range(3)]
+        calls = [asyncio.ensure_future(decode(inference, [huge()], Client())) for _ in range(3)]
         await settle()
         assert len(pool.jobs) == 1
-        calls.append(asyncio.ensure_future(decode(inference, [GOOD], caller())))
+        calls.append(asyncio.ensure_future(decode(inference, [GOOD], Client())))
         await settle()
         assert len(pool.jobs) == 2
         for call in calls:
             call.cancel()
         await pool.run(2)
         assert (inference.heavy._value, inference.decoding._value) == (1, 2)
-        assert inference.intake.held == 0
+        assert inference.budget.held == 0
 
     with_inference(scenario)
 
@@ -591,8 +611,9 @@ def test_checking_for_room_looks_at_no_waiting_request() -> None:
         await settle()
         inference.fleet.first._batcher.rekind(lambda _: Watched("m"))
         looks_before = looks
-        with inference.intake.share() as share:
-            inference._let_in("m", 1, share, caller(timeout=60.0))
+        context = context_of(inference, Client(timeout=60.0))
+        with context.memory:
+            inference._admit("m", 1, context)
         assert looks == looks_before
         assert inference.fleet.queue_length("m") == 7
         waiting.cancel()

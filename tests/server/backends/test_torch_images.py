@@ -10,30 +10,32 @@ import torch
 
 from policies.types import SpecError
 from server.backends.activations import Activations, Row
-from server.backends.executor import Batch, DeviceLostError, NotFiniteError, OutOfMemoryError, ThreadExecutor
+from server.backends.executor import Batch, ThreadExecutor
 from server.backends.torch_images import TorchDevice, cpu_threads, resolve_device, settings, torch_device, warm_up
-from server.models.model import Pixels, ServedModel, smooth_pictures
+from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.models.images import ImageCodec, Pixels, smooth_pictures
+from server.models.model import ServedModel
 from server.models.torchvision_source import load
 
 NAMES = ("resnet18", "googlenet")
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[dict[str, ServedModel]]:
+def models() -> Iterator[dict[str, ServedModel[ImageCodec]]]:
     threads = torch.get_num_threads()
     yield {}
     torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def device(models: dict[str, ServedModel]) -> TorchDevice:
+def device(models: dict[str, ServedModel[ImageCodec]]) -> TorchDevice:
     loaded = [load(name, "random", max_batch_size=5) for name in NAMES]
     models.update({model.name: model for model, _ in loaded})
     return torch_device(loaded, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def samples(device: TorchDevice, models: dict[str, ServedModel]) -> list[Pixels]:
+def samples(device: TorchDevice, models: dict[str, ServedModel[ImageCodec]]) -> list[Pixels]:
     return list(smooth_pictures(models["resnet18"].codec, 5, np.random.default_rng(2)))
 
 
@@ -152,7 +154,7 @@ def test_the_executors_thread_leaves_one_core_free(device: TorchDevice, samples:
     executor.close()
 
 
-def test_warming_serves_every_size_the_largest_first(models: dict[str, ServedModel]) -> None:
+def test_warming_serves_every_size_the_largest_first(models: dict[str, ServedModel[ImageCodec]]) -> None:
     sizes: list[int] = []
 
     class Listening:

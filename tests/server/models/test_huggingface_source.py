@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from policies.types import SpecError
-from server.backends.executor import Batch, NotFiniteError
-from server.models.text import ByteTokenizer, Generated, Text, Unfinished
+from server.backends.executor import Batch
+from server.errors import NotFiniteError
+from server.models.text import Generated, Text, Unfinished
+from server.models.text_codec import ByteTokenizer
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
 from server.backends.loading import device_of

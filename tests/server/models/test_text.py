@@ -11,9 +11,10 @@ import pytest
 from policies.profile import Profile
 from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
-from server.api.open_inference.text_tensors import read_text, text_input, text_output, texts_of
+from server.api.open_inference.routes import check_outputs
 from server.errors import BadInputError, TooLargeError
-from server.models.text import ByteTokenizer, Generated, Text, TextCodec, Unfinished, tokens_of
+from server.models.text import Generated, Text, Unfinished, tokens_of
+from server.models.text_codec import ByteTokenizer, TextCodec
 from server.models.text_lengths import sizes_of
 from server.models.text_sources import is_text
 from server.models.torchvision_source import check_name
@@ -25,8 +26,8 @@ PROFILE = Profile("p", (0.4, 0.5), lengths=(1, 6), length_service_times=((0.2, 0
 
 def called(inputs: list[dict[str, Any]], codec: TextCodec = GENERATOR, **fields: Any) -> InferCall:
     body = json.dumps({"inputs": inputs, **fields}).encode()
-    names = [text_output(codec, 2).name]
-    return parse_infer(body, None, text_input(codec), names, 100)
+    names = [codec.output(2).name]
+    return parse_infer(body, None, codec.input, names, 100)
 
 
 def ids(rows: list[list[int]], datatype: str = "INT64") -> dict[str, Any]:
@@ -35,6 +36,16 @@ def ids(rows: list[list[int]], datatype: str = "INT64") -> dict[str, Any]:
 
 def limits(numbers: list[int]) -> dict[str, Any]:
     return {"name": "max_new_tokens", "datatype": "INT32", "shape": [len(numbers)], "data": numbers}
+
+
+def texts_of(codec: TextCodec, call: InferCall) -> list[Text]:
+    return codec.from_tensor(call.tensor, call.beside, call.parameters).read()
+
+
+def read_text(codec: TextCodec, body: bytes) -> Text:
+    (text,) = codec.from_body(body).read()
+    assert isinstance(text, Text)
+    return text
 
 
 @pytest.mark.parametrize("text", ["hello", "Grüße, 世界", ""])
@@ -53,7 +64,7 @@ def test_where_no_id_pads_every_id_is_part_of_the_text() -> None:
     codec = replace(GENERATOR, pad=-1)
     assert texts_of(codec, called([ids([[5, 0, 0], [6, 0, -1]])], codec)) == [Text([5, 0, 0], 6), Text([6, 0], 6)]
     assert codec.padded([[5, 0], [6]]).tolist() == [[5, 0], [6, -1]]
-    assert codec.bounds()["pad_token_id"] == -1
+    assert codec.parameters()["pad_token_id"] == -1
 
 
 def test_a_row_that_is_too_long_is_refused_as_it_came() -> None:
@@ -88,12 +99,12 @@ def test_limits_may_come_before_the_ids_and_in_binary() -> None:
         del entry["data"]
         entry["parameters"] = {"binary_data_size": len(blob)}
     document = json.dumps({"inputs": inputs}).encode()
-    call = parse_infer(document + b"".join(blobs), len(document), text_input(GENERATOR), ["output_ids"], 100)
+    call = parse_infer(document + b"".join(blobs), len(document), GENERATOR.input, ["output_ids"], 100)
     assert texts_of(GENERATOR, call) == [Text([5, 7], 4), Text([6, 8], 5)]
     inputs[0]["parameters"]["binary_data_size"] += 1
     document = json.dumps({"inputs": inputs}).encode()
     with pytest.raises(BadInputError, match="41 but 40 bytes follow"):
-        parse_infer(document + b"".join(blobs), len(document), text_input(GENERATOR), ["output_ids"], 100)
+        parse_infer(document + b"".join(blobs), len(document), GENERATOR.input, ["output_ids"], 100)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +137,9 @@ def test_only_a_generator_has_limits_and_only_a_classifier_classes() -> None:
         called([ids([[5]]), limits([3])], CLASSIFIER)
     wanted = [{"name": "output_ids", "parameters": {"classification": 2}}]
     with pytest.raises(BadInputError, match="leave `classification` out"):
-        texts_of(GENERATOR, called([ids([[5]])], outputs=wanted))
+        check_outputs(called([ids([[5]])], outputs=wanted), GENERATOR)
     with pytest.raises(BadInputError, match="not a raw body"):
-        texts_of(GENERATOR, parse_infer(b"hello", 0, text_input(GENERATOR), ["output_ids"], 100))
+        texts_of(GENERATOR, parse_infer(b"hello", 0, GENERATOR.input, ["output_ids"], 100))
 
 
 def test_a_json_call_brings_a_text_and_its_wishes() -> None:
@@ -184,27 +195,27 @@ def test_a_folder_is_meant_only_where_a_slash_says_so(tmp_path: Path, monkeypatc
         check_name("writer")
 
 
-def test_made_up_texts_have_the_length_that_a_profile_asks_for() -> None:
+def test_synthetic_texts_have_the_length_that_a_profile_asks_for() -> None:
     rng = np.random.default_rng(0)
-    assert {len(text.tokens) for text in CLASSIFIER.made_up(3, 5, rng)} == {5}
-    assert {(text.limit, text.forced) for text in GENERATOR.made_up(3, 5, rng)} == {(5, True)}
-    assert GENERATOR.ladder == (1, 3, 4, 6)
-    assert CLASSIFIER.ladder == (1, 4, 8)
+    assert {len(text.tokens) for text in CLASSIFIER.synthetic_of_length(3, 5, rng)} == {5}
+    assert {(text.limit, text.forced) for text in GENERATOR.synthetic_of_length(3, 5, rng)} == {(5, True)}
+    assert GENERATOR.lengths == (1, 3, 4, 6)
+    assert CLASSIFIER.lengths == (1, 4, 8)
 
 
 def test_a_length_that_is_known_needs_no_guess_and_teaches_nothing() -> None:
-    sizes = sizes_of(GENERATOR, PROFILE, "online")
+    sizes = sizes_of(PROFILE, True, "online")
     forced = Text([5], 3, forced=True)
     for _ in range(20):
         sizes.observe(forced, Generated([1] * 3))
     assert sizes.of(forced) == pytest.approx(0.2 + 2 * 0.1)
     assert sizes.of(Text([5], 6)) == pytest.approx(0.7)
-    assert sizes_of(CLASSIFIER, PROFILE, "learned").of(Text([5] * 2)) == pytest.approx(0.3)
+    assert sizes_of(PROFILE, False, "learned").of(Text([5] * 2)) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("guess", "size"), [("limit", 0.7), ("online", 0.3), ("learned", 0.3)])
 def test_a_length_that_is_not_known_is_guessed_from_the_texts_before(guess: Any, size: float) -> None:
-    sizes = sizes_of(GENERATOR, PROFILE, guess)
+    sizes = sizes_of(PROFILE, True, guess)
     for _ in range(300):
         sizes.observe(Text([5, 6], 6), Generated([9, 1]))
     assert sizes.of(Text([5, 6], 6)) == pytest.approx(size, abs=0.03)

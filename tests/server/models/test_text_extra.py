@@ -26,7 +26,8 @@ def test_a_command_says_what_to_install(command: str) -> None:
 
 def test_pictures_are_served_without_it() -> None:
     done = run(
-        "import torch, numpy as np; from server.loading import load, device_of; from server.executor import Batch; "
+        "import torch, numpy as np; from server.backends.executor import Batch; "
+        "from server.backends.loading import load, device_of; "
         "device = device_of(load({'net': 'squeezenet1_1'}, 'random', {'net': 1}), torch.device('cpu')); "
         "print(device.serve(Batch('net', [np.zeros((224, 224, 3), np.uint8)]))[0].shape)"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from policies.types import SpecError
 from server.models import torchvision_source
-from server.models.model import ImageCodec, smooth_pictures
+from server.models.images import ImageCodec, smooth_pictures
 from server.models.torchvision_source import PixelNet, fold, load, torchvision_models
 from server.models.weights import cached_or_downloaded
 

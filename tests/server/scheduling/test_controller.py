@@ -13,8 +13,9 @@ import pytest
 from policies.catalog import Chosen, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
-from server.backends.executor import Batch, Completion, OutOfMemoryError
+from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, EnergyMeter
+from server.errors import OutOfMemoryError
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics

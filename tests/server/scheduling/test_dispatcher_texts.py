@@ -19,14 +19,15 @@ from server.api.open_inference.routes import Infer
 from server.api.predict import Predict
 from server.backends.executor import Batch, Completion
 from server.errors import ServerError, TooLateError, UnavailableError
-from server.models.model import AnyModel, ServedModel
-from server.models.text import ByteTokenizer, Generated, Text, TextCodec, Unfinished
+from server.models.model import ServedModel
+from server.models.text import Generated, Text, Unfinished
+from server.models.text_codec import ByteTokenizer, TextCodec
 from server.models.text_lengths import sizes_of
 from server.scheduling.admission import Limits
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.memory_budget import Intake
+from server.transport.memory_budget import MemoryBudget
 from tests.server.api.test_inference import sends, settle
 from tests.support.fakes import FakeExecutor, play
 
@@ -262,8 +263,8 @@ def asking(
 
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         labels = () if codec.generates else ("bad", "good")
-        model: AnyModel = ServedModel("m", codec, labels, "random", 4, sizes_of(codec, PROFILE, "online"))
-        parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, Intake(2**30, lambda: 1))
+        model: ServedModel = ServedModel("m", codec, labels, "random", 4, sizes_of(PROFILE, codec.generates, "online"))
+        parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, MemoryBudget(2**30, lambda: 1))
         await scenario(Asker(Inference({"m": model}, *parts), model))
 
     play(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())
@@ -272,7 +273,7 @@ def asking(
 @dataclass
 class Asker:
     inference: Inference
-    model: AnyModel
+    model: ServedModel
 
     async def __call__(self, path: str, document: Any) -> tuple[int, Any]:
         """The status and the JSON that come back."""

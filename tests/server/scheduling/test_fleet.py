@@ -14,8 +14,16 @@ from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy, static
 from policies.rules.patient import Patient
 from policies.types import Policy
-from server.backends.executor import Batch, DeviceLostError
-from server.errors import BadInputError, DrainingError, ExpiredError, NotFoundError, QueueFullError, UnavailableError
+from server.backends.executor import Batch
+from server.errors import (
+    BadInputError,
+    DeviceLostError,
+    DrainingError,
+    ExpiredError,
+    NotFoundError,
+    QueueFullError,
+    UnavailableError,
+)
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Answer, Call
 from server.scheduling.dispatcher import Dispatcher

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from policies.catalog import Chosen
 from policies.rules.control_limit import greedy
-from server.backends.executor import Batch, Completion, DeviceLostError, OutOfMemoryError
-from server.errors import DrainingError, ExecutionError, UnavailableError
+from server.backends.executor import Batch, Completion
+from server.errors import DeviceLostError, DrainingError, ExecutionError, OutOfMemoryError, UnavailableError
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics

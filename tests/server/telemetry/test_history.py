@@ -3,6 +3,7 @@
 import pytest
 
 from policies.types import Kind, Launch, Request
+from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import BATCHES, POINTS, WINDOW, History
 
 M = "m"
@@ -12,13 +13,17 @@ def launch(size: int, waited: float = 0.25) -> Launch:
     return Launch([Request(i, 1.0, Kind(M), started=1.0 + waited) for i in range(size)], reason="policy")
 
 
+def batch(policy: str, launch: Launch, service: float, energy: float | None) -> BatchRecord:
+    return BatchRecord("d", policy, launch, 0, True, launch.requests, 5.0, 5.0 + service, energy, "nvml")
+
+
 def test_a_second_tells_what_happened_in_it_and_no_more() -> None:
     history = History()
     history.arrived(M, 3)
     history.arrived(M, 2)
     for service in (0.010, 0.030):
-        history.batch(M, "greedy", launch(2), service, 0.5)
-    history.batch(M, "greedy", launch(1), 0.005, 0.25)
+        history.batch(batch("greedy", launch(2), service, 0.5))
+    history.batch(batch("greedy", launch(1), 0.005, 0.25))
     history.answered(M, [0.1, 0.2, 0.3, 0.4, 0.5])
     history.tick(M, 1000.0, 7, 42.0)
     history.tick(M, 1001.0, 0, 40.0)
@@ -58,7 +63,7 @@ def test_only_what_is_new_is_given_and_another_run_s_number_gives_all() -> None:
 def test_memory_is_bounded_however_long_and_busy_it_runs() -> None:
     history = History()
     for second in range(POINTS + 10):
-        history.batch(M, "greedy", launch(1), 0.001, None)
+        history.batch(batch("greedy", launch(1), 0.001, None))
         history.tick(M, second, 0, 0.0)
     points = history.points(M, 0)
     assert (len(points), points[0]["seq"], points[-1]["seq"]) == (POINTS, 11, POINTS + 10)
@@ -78,8 +83,8 @@ def test_a_late_second_is_a_longer_one() -> None:
 
 def test_the_last_batches_come_newest_first_with_why_they_were_launched() -> None:
     history = History()
-    history.batch(M, "smdp", launch(3), 0.02, 0.6)
-    history.batch(M, "greedy", launch(1, waited=0.001), 0.01, None)
+    history.batch(batch("smdp", launch(3), 0.02, 0.6))
+    history.batch(batch("greedy", launch(1, waited=0.001), 0.01, None))
     newest, oldest = history.batches(M)
     assert (newest["size"], newest["policy"], newest["energy_mj"]) == (1, "greedy", None)
     assert (oldest["size"], oldest["reason"], oldest["waited_ms"]) == (3, "policy", pytest.approx(250.0))

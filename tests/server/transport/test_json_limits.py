@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadInputError, ServerError, TooLargeError
+from server.json_body import parse_object
 from server.transport.json_limits import (
     MAX_BRACKETS,
     MAX_JSON_BYTES,
     MAX_NESTING,
     check_json,
     measure_json,
-    parse_object,
 )
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

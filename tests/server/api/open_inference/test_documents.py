@@ -4,10 +4,7 @@ import orjson
 import pytest
 
 from server.api.open_inference.documents import (
-    BatchStatistics,
-    Duration,
     ModelFacts,
-    ModelStatistics,
     model_config,
     model_metadata,
     repository_index,
@@ -15,8 +12,9 @@ from server.api.open_inference.documents import (
     statistics,
     wants_ready_only,
 )
-from server.api.open_inference.tensors import TensorSpec
 from server.errors import BadInputError
+from server.models.signature import TensorSpec
+from server.telemetry.statistics import BatchStatistics, Duration, ModelStatistics
 
 MODEL = ModelFacts(
     name="resnet50",

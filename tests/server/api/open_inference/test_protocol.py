@@ -13,11 +13,10 @@ from server.api.open_inference.protocol import (
     RequestedOutput,
     parse_header_length,
     parse_infer,
-    render_error,
     render_infer,
 )
-from server.api.open_inference.tensors import RAW, Tensor, TensorSpec
-from server.errors import BadInputError
+from server.errors import BadInputError, render_error
+from server.models.signature import RAW, Tensor, TensorSpec
 from server.transport.content_encoding import compress
 
 SPEC = TensorSpec("image", {"UINT8": (2, 4, 3), "BYTES": ()})

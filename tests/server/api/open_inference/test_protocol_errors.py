@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.api.open_inference.protocol import MAX_ID, InferCall, parse_infer
-from server.api.open_inference.tensors import TensorSpec
 from server.errors import BadInputError, ServerError, TooLargeError
+from server.models.signature import TensorSpec
 
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "FP32": (2,), "BOOL": ()})
 PIXELS = {"name": "image", "shape": [1, 2, 2, 3], "datatype": "UINT8", "data": [0] * 12}

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.open_inference.tensors import TensorSpec, from_binary, from_json, join_elements
+from server.api.open_inference.tensors import from_binary, from_json, join_elements
 from server.errors import BadInputError
+from server.models.signature import TensorSpec
 
 VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
     "BOOL": np.array([[True, False]]),

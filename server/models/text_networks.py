@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, pad
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from server.backends.executor import NotFiniteError
+from server.errors import NotFiniteError
 from server.models.text import Generated, Text, Unfinished
 
 _Part = tuple["Decoding", list[int]]  # neighbours of a batch that come from one other, and their rows there
@@ -111,6 +111,18 @@ def generate(generator: Generator, inputs: Sequence[Text | Row], iterations: int
         _advance(generator, batch)
         done += 1
     return [Generated(batch.generated[row][:end]) if end else Row(batch, row) for row, end in enumerate(batch.ended)]
+
+
+def classify(net: Any, texts: Sequence[Text]) -> list[Any]:
+    """Logits, float32 [labels], for each text, padded to the longest of them.
+
+    Some networks look for the padding among the ids themselves.
+    """
+    ids, counts = right_padded([text.tokens for text in texts], net.device, net.config.pad_token_id or 0)
+    logits = net(input_ids=ids, attention_mask=first(counts, ids.shape[1])).logits
+    if not torch.isfinite(logits).all():
+        raise NotFiniteError("the model's output is not finite")
+    return [row.copy() for row in logits.cpu().numpy()]
 
 
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device, filler: int = 0) -> tuple[Tensor, Tensor]:

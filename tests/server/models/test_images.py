@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from server.errors import BadInputError
-from server.models.model import ImageCodec, Pixels, emulated_model, smooth_pictures
+from server.models.images import ImageCodec, Pixels, emulated_model, smooth_pictures
 
 CODEC = ImageCodec()
 SCENE = smooth_pictures(ImageCodec(300, 400), 1, np.random.default_rng(7))[0]
