@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from policies.catalog import Chosen, choose, names_file
 from server.api.inference import Inference
+from server.api.openapi import KEYED, OF_MODEL, documented, json_content
+from server.api.schemas import Device, DeviceChange, Policy, PolicyChange
 from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -19,22 +21,6 @@ from server.transport.memory_budget import MemoryBudget
 
 _MAX_CHANGE = 2**16  # bytes of a change
 _Change = TypeVar("_Change", bound=BaseModel)
-
-
-class PolicyChange(BaseModel):
-    """The body of PUT /admin/models/{m}/policy."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    policy: str = Field(max_length=1000)
-
-
-class DeviceChange(BaseModel):
-    """The body of PUT /admin/devices/{index}."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    serving: StrictBool
 
 
 def add_admin(app: FastAPI, inference: Inference) -> None:
@@ -58,11 +44,15 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         first = told[fleet.first.device]
         return first if len(told) == 1 else first | {"devices": told}
 
-    @app.get("/admin/models/{model}/policy")
+    reading = documented("The current policy, and what it expects", Policy, OF_MODEL)
+    changed = documented("Serve by another policy", Policy, (*OF_MODEL, 413), body=json_content(PolicyChange))
+    solved = documented("Solve again for the current profile", Policy, (*OF_MODEL, 413))
+
+    @app.get("/admin/models/{model}/policy", response_model_exclude_unset=True, **reading)
     async def read_policy(model: str) -> dict[str, Any]:
         return describe(inference.model(model).name)
 
-    @app.put("/admin/models/{model}/policy")
+    @app.put("/admin/models/{model}/policy", response_model_exclude_unset=True, **changed)
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
         change = await _read_change(request, inference.budget, PolicyChange, '{"policy": "SPEC"}')
         if names_file(change.policy):
@@ -71,7 +61,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
             )
         return await set_to(model, lambda _: change.policy)
 
-    @app.post("/admin/models/{model}/solve")
+    @app.post("/admin/models/{model}/solve", response_model_exclude_unset=True, **solved)
     async def solve(model: str) -> dict[str, Any]:
         return await set_to(model, lambda now: now.spec)
 
@@ -79,11 +69,15 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
 def _add_devices(app: FastAPI, inference: Inference) -> None:
     fleet = inference.fleet
 
-    @app.get("/admin/devices")
+    reading = documented("The devices", list[Device], KEYED)
+    errors = (*OF_MODEL, 413, 503)
+    changed = documented("Retire or resume a device", Device, errors, body=json_content(DeviceChange))
+
+    @app.get("/admin/devices", **reading)
     async def read_devices() -> list[dict[str, Any]]:
         return describe_devices(fleet)
 
-    @app.put("/admin/devices/{index}")
+    @app.put("/admin/devices/{index}", **changed)
     async def set_device(index: int, request: Request) -> dict[str, Any]:
         change = await _read_change(request, inference.budget, DeviceChange, '{"serving": true}, or false')
         fleet.serve(index, change.serving)

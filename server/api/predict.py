@@ -4,10 +4,12 @@ import re
 from functools import partial
 
 import orjson
-from starlette.routing import BaseRoute, Route
+from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from server.api.inference import ANY_BODY, Inference
+from server.api.openapi import BINARY, INFERENCE, MODEL, TIMEOUT, documented, json_content, served_before
+from server.api.schemas import Generation, Prediction, TextCall
 from server.models.model import Inputs, ServedModel
 from server.transport.asgi import BodyLimit, respond
 from server.transport.multipart import field_of, is_form
@@ -55,6 +57,11 @@ class Predict:
         return codec.from_body(body)
 
 
-def predict_routes(predict: Predict) -> list[BaseRoute]:
-    """The routes, for requests that are no POST."""
-    return [Route(path, predict, methods=["POST"]) for path in ("/predict", "/predict/{model}")]
+def add_predict(app: FastAPI) -> None:
+    """Add the routes to the OpenAPI document, and for other methods."""
+    form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
+    body = {"image/jpeg": BINARY, "image/png": BINARY, "multipart/form-data": form, **json_content(TextCall)}
+    for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
+        summary = "The most probable classes of a picture or a text, or the generated text"
+        route = documented(summary, Prediction | Generation, INFERENCE, parameters=parameters, body=body)
+        app.post(path, **route)(served_before)

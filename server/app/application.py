@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import cache, partial
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.types import SpecError
@@ -16,10 +17,12 @@ from server.api.admin import add_admin
 from server.api.dashboard.live import Live
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
-from server.api.open_inference.routes import Documents, Infer, open_inference_routes
-from server.api.openapi_document import api_document
-from server.api.predict import Predict, predict_routes
+from server.api.open_inference.routes import Documents, Infer, add_open_inference
+from server.api.openapi import PUBLIC, documented, generate
+from server.api.predict import Predict, add_predict
 from server.api.reference_page import INTERFACE_HEADERS, render_interface
+from server.api.schemas import Live as LiveAnswer
+from server.api.schemas import Ready
 from server.errors import ServerError
 from server.transport.asgi import ClientGoneError
 
@@ -30,8 +33,7 @@ def create_app(inference: Inference, version: str) -> ASGIApp:
     FastAPI's layers cost more than the call itself where it is measured in microseconds.
     """
     infer, predict = Infer(inference), Predict(inference)
-    others = _create_others(inference, infer, version)
-    others.router.routes[:0] = predict_routes(predict)
+    others = create_fastapi(inference, version)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         hot = infer if infer.matches(scope) else predict if predict.matches(scope) else others
@@ -40,7 +42,7 @@ def create_app(inference: Inference, version: str) -> ASGIApp:
     return app
 
 
-def _create_others(inference: Inference, infer: Infer, version: str) -> FastAPI:
+def create_fastapi(inference: Inference, version: str) -> FastAPI:
     """Every route, over dispatchers that run as long as the app does."""
     live = Live(inference)
     running = {"dispatchers": inference.fleet.run, "history": live.watch}
@@ -56,10 +58,10 @@ def _create_others(inference: Inference, infer: Infer, version: str) -> FastAPI:
 
     app = FastAPI(title="Batchwright", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False  # a path is one thing, for the routes as for the keys
-    document = api_document([*inference.models], version)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI wants it replaced
-    app.router.routes[:0] = open_inference_routes(infer, Documents(inference, version))
     app.router.routes[:0] = [*live.routes(), *page_routes()]
+    app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
+    add_predict(app)
+    add_open_inference(app, Documents(inference, version))
     _add_error_handlers(app)
     _add_health(app, inference)
     add_admin(app, inference)
@@ -99,26 +101,33 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:
-    @app.get("/v2/health/live")
+    alive = documented("Liveness: 200 while the dispatchers run", LiveAnswer, PUBLIC)
+    alive["responses"][503] = {"model": LiveAnswer, "description": "A dispatcher does not run"}
+    ready_ = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
+    ready_["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
+
+    @app.get("/v2/health/live", **alive)
     async def live() -> Response:
         alive = inference.fleet.alive
         return JSONResponse({"live": alive}, 200 if alive else 503)
 
-    @app.get("/v2/health/ready")
+    @app.get("/v2/health/ready", **ready_)
     async def ready() -> Response:
         return JSONResponse({"ready": inference.fleet.ready}, 200 if inference.fleet.ready else 503)
 
-    @app.get("/metrics")
+    metrics_ = documented("Metrics in the text format of Prometheus", None, PUBLIC)
+
+    @app.get("/metrics", response_class=PlainTextResponse, **metrics_)
     async def metrics() -> Response:
         await inference.metrics.read_meters()
         return Response(inference.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_pages(app: FastAPI, inference: Inference) -> None:
-    @app.get("/")
+    @app.get("/", response_class=HTMLResponse, **documented("The dashboard", None, PUBLIC))
     async def page(request: Request) -> Response:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
-    @app.get("/docs")
+    @app.get("/docs", response_class=HTMLResponse, **documented("This document as a page", None, PUBLIC))
     async def interface() -> Response:
         return HTMLResponse(render_interface(app.openapi()), headers=INTERFACE_HEADERS)

@@ -15,12 +15,12 @@ import yaml
 from deploy.expressions import DEPLOY
 from policies.catalog import parse_spec
 from policies.profile import load_profile
-from server.api.openapi_document import api_document
 from server.cli import app
 from server.config import Settings, load_settings
 from tests.support.crd_fields import FIELDS, strange
 from tests.support.exported_metrics import exported, labels, names
 from tests.support.kustomized import render
+from tests.support.openapi import openapi_document
 
 ROOT = DEPLOY / "kubernetes"
 FOLDERS = [ROOT / "base", ROOT / "monitoring", *sorted((ROOT / "overlays").iterdir())]
@@ -218,7 +218,7 @@ def test_no_service_speaks_to_the_server_by_its_environment(name: str) -> None:
 
 @servers
 def test_probes_ask_for_pages_that_there_are(name: str) -> None:
-    pages, box = api_document(["googlenet"], "0")["paths"], container(name)
+    pages, box = openapi_document()["paths"], container(name)
     probes = {which: box[which]["httpGet"] for which in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert all(probe["path"] in pages for probe in probes.values())
     assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in box["ports"]}

@@ -6,11 +6,12 @@ from functools import partial
 from math import inf
 
 import orjson
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from server.api import schemas
 from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import (
     VERSION,
@@ -28,6 +29,19 @@ from server.api.open_inference.protocol import (
     parse_header_length,
     parse_infer,
     render_infer,
+)
+from server.api.openapi import (
+    BINARY,
+    INFERENCE,
+    JSON_LENGTH,
+    KEYED,
+    MODEL,
+    OF_MODEL,
+    TIMEOUT,
+    VERSION_PARAMETER,
+    documented,
+    json_content,
+    served_before,
 )
 from server.errors import BadInputError, NotFoundError, TooLargeError
 from server.models.model import Codec, Inputs, ServedModel
@@ -184,18 +198,39 @@ class Documents:
         return Response(orjson.dumps(entries), media_type="application/json")
 
 
-def open_inference_routes(infer: Infer, documents: Documents) -> list[BaseRoute]:
-    """All routes of the protocol."""
-    of_model = [("/ready", documents.ready), ("/config", documents.config), ("/stats", documents.model_statistics)]
-    routes: list[BaseRoute] = []
-    for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes.append(Route(f"{base}/infer", infer, methods=["POST"]))
-        routes += [Route(base + path, handler, methods=["GET"]) for path, handler in of_model]
-    return [
-        Route("/v2", documents.server, methods=["GET"]),
-        Route("/v2/models/stats", documents.all_statistics, methods=["GET"]),
-        Route("/v2/repository/index", documents.index, methods=["POST"]),
-        *routes,
-        Route("/v2/models/{model}", documents.metadata, methods=["GET"]),
-        Route("/v2/models/{model}/versions/{version}", documents.metadata, methods=["GET"]),
-    ]
+def add_open_inference(app: FastAPI, documents: Documents) -> None:
+    """Add the routes of the protocol."""
+    schemas_by_path = {
+        "": (documents.metadata, "The model's inputs and outputs", schemas.ModelMetadata),
+        "/ready": (documents.ready, "Whether the model is served", schemas.ModelReady),
+        "/config": (documents.config, "The model's configuration", schemas.ModelConfig),
+        "/stats": (documents.model_statistics, "The model's statistics", schemas.Statistics),
+    }
+    app.get("/v2", **documented("The server and its extensions", schemas.ServerMetadata, KEYED))(documents.server)
+    app.get("/v2/models/stats", **documented("Statistics of all models", schemas.Statistics, KEYED))(
+        documents.all_statistics
+    )
+    body = json_content(schemas.IndexRequest)
+    index = documented("The models of the server", list[schemas.IndexEntry], (*KEYED, 413), body=body)
+    index["openapi_extra"]["requestBody"]["required"] = False
+    app.post("/v2/repository/index", **index)(documents.index)
+    for base, parameters in (
+        ("/v2/models/{model}", [MODEL]),
+        ("/v2/models/{model}/versions/{version}", [MODEL, VERSION_PARAMETER]),
+    ):
+        for path, (endpoint, summary, answer) in schemas_by_path.items():
+            route = documented(summary, answer, OF_MODEL, parameters=parameters)
+            if path == "/ready":
+                route["responses"][503] = {"model": answer, "description": "It is not"}
+            app.get(f"{base}{path}", **route)(endpoint)
+        app.post(
+            f"{base}/infer",
+            **documented(
+                "Infer",
+                schemas.InferResponse,
+                INFERENCE,
+                parameters=[*parameters, JSON_LENGTH, TIMEOUT],
+                body=json_content(schemas.InferRequest) | {"application/octet-stream": BINARY},
+                content={"application/octet-stream": BINARY},
+            ),
+        )(served_before)

@@ -1,0 +1,257 @@
+"""JSON bodies of the HTTP interface, as pydantic models from which FastAPI generates the OpenAPI document."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Error(_Body):
+    error: str
+
+
+class Live(_Body):
+    live: bool
+
+
+class Ready(_Body):
+    ready: bool
+
+
+class ModelReady(_Body):
+    name: str
+    ready: bool
+
+
+class _Served(_Body):
+    batch_size: Annotated[int, Field(ge=1)]
+    waiting_ms: float
+    service_ms: float
+    energy_mj: float | None
+    energy_source: str
+
+
+class Class(_Body):
+    class_index: Count
+    label: str
+    probability: Annotated[float, Field(ge=0, le=1)]
+
+
+class Prediction(_Served):
+    model: str
+    predictions: list[Class]
+
+
+class Generation(_Served):
+    model: str
+    text: str
+    new_tokens: Count
+
+
+class TextCall(_Body):
+    text: str
+    max_new_tokens: Count = 0
+    ignore_eos: bool = False
+
+
+class PolicyChange(_Body):
+    policy: str = Field(max_length=1000, examples=["greedy", "smdp:w2=1.6", "timeout:20"])
+
+
+class DeviceChange(_Body):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    serving: bool
+
+
+class DeviceModel(_Body):
+    policy: str
+    profile: str
+    queue_length: Count
+    arrival_rate_hz: float
+    capacity_hz: float
+
+
+class Device(_Body):
+    device: str
+    serving: bool
+    up: bool
+    open_calls: Count
+    models: dict[str, DeviceModel]
+
+
+class PolicyRow(_Body):
+    arrival_rate_hz: float
+    load: float
+    batch_size: list[Count]
+
+
+class Policy(_Body):
+    name: str
+    spec: str
+    parameters: dict[str, Any]
+    profile: str
+    rows: list[PolicyRow]
+    expected_response_time_ms: float | None
+    expected_power_w: float | None
+    arrival_rate_hz: float
+    devices: dict[str, "Policy"] = {}
+
+
+class ServerMetadata(_Body):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(_Body):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(_Body):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, Any]
+
+
+class ConfiguredTensor(_Body):
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: bool = False
+
+
+class TransactionPolicy(_Body):
+    decoupled: bool
+
+
+class ResponseCache(_Body):
+    enable: bool
+
+
+class ModelConfig(_Body):
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: Count
+    input: list[ConfiguredTensor]
+    output: list[ConfiguredTensor]
+    dynamic_batching: dict[str, Any]
+    model_transaction_policy: TransactionPolicy
+    response_cache: ResponseCache
+
+
+class IndexRequest(BaseModel):
+    ready: bool = False
+
+
+class IndexEntry(_Body):
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
+
+
+class Duration(_Body):
+    count: Count
+    ns: Count
+
+
+class InferStatistics(_Body):
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class BatchStatistics(_Body):
+    batch_size: Count
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelStatistics(_Body):
+    name: str
+    version: str
+    last_inference: Count
+    inference_count: Count
+    execution_count: Count
+    inference_stats: InferStatistics
+    response_stats: dict[str, Any]
+    batch_stats: list[BatchStatistics]
+    memory_usage: list[Any]
+
+
+class Statistics(_Body):
+    model_stats: list[ModelStatistics]
+
+
+class _Binary(BaseModel):
+    binary_data_size: Count = 0
+
+
+class InputTensor(BaseModel):
+    name: Literal["image", "input_ids", "max_new_tokens"]
+    shape: Annotated[list[int], Field(min_length=1)]
+    datatype: Literal["UINT8", "BYTES", "INT64", "INT32"]
+    parameters: _Binary = _Binary()
+    data: list[Any] = []
+
+
+class OutputParameters(BaseModel):
+    binary_data: bool = False
+    classification: Count = 0
+
+
+class RequestedOutput(BaseModel):
+    name: Literal["logits", "output_ids"]
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferParameters(BaseModel):
+    timeout: Count = 0
+    binary_data_output: bool = False
+    max_new_tokens: Count = 0
+    ignore_eos: bool = False
+
+
+class InferRequest(BaseModel):
+    id: str = ""
+    parameters: InferParameters = InferParameters()
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=2)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=1)] = []
+
+
+class BinarySize(_Body):
+    binary_data_size: Count
+
+
+class OutputTensor(_Body):
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[Any] = []
+    parameters: BinarySize | None = None
+
+
+class InferResponse(_Body):
+    model_name: str
+    model_version: str
+    parameters: _Served
+    outputs: list[OutputTensor]
+    id: str = ""
