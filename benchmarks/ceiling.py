@@ -58,7 +58,7 @@ def main() -> None:
         arguments = ("googlenet", "--device", f"emulated:{profile}", "--policy", "greedy")
         with (
             serving(*arguments) as server,
-            serving(*arguments, "--log-level", "warning") as silent,  # nearly every batch here is of one: a line each
+            serving(*arguments, "--log-level", "warning") as silent,
             bare(str(profile)) as other,
         ):
             idle = server.cpu_seconds()

@@ -1,33 +1,29 @@
-"""Settings of serve-model: command line over environment over file over defaults."""
+"""Settings of serve-model, defined once: flags, environment variables and keys of the configuration file.
+
+A flag takes precedence over the environment, the environment over the file, the file over the default.
+"""
 
 import os
 import re
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    YamlConfigSettingsSource,
-)
-from yaml import YAMLError
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies.types import SpecError
 from server.models.text_lengths import Guess
-from server.telemetry.logs import Form, Level
+from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
 
 
 def _split(value: object) -> object:
-    """One text stands for its words: BATCHWRIGHT_MODELS="googlenet resnet50"."""
+    """A string is a list of words: BATCHWRIGHT_MODELS="googlenet resnet50"."""
     return value.split() if isinstance(value, str) else value
 
 
@@ -42,220 +38,236 @@ _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
-    """Everything that serve-model can be told; an environment variable is the prefix and the name in capitals.
+    """Settings of a server; the description of a field is the help text of its flag.
 
-    Attributes:
-        models: names of torchvision classification models, or NAME=SPEC.
-        policy: [MODEL=]SPEC entries.
-        profile: [MODEL=]PROFILE entries.
-        device: auto, cpu, cuda:N or emulated:PROFILE; several real or several emulated ones, with commas between.
-        max_batch_size: largest batch; None: the profile's, 32 when measuring.
-        weights: auto, random or a file.
-        guess: how many tokens a text will be is guessed so, where it is not known: limit, online or learned.
-        stages: into how many each network is cut; None: not at all, and an emulated device has its profile's.
-        w2: weight of power in the objective, where the policy spec leaves it open.
-        slo_p95_ms: 95th percentile of the response time to keep, where the policy spec leaves it open.
-        queue_capacity: requests that may wait, on all devices together.
-        queue_bytes: memory budget of all calls, bytes: bodies, documents while they are parsed, pictures while they are
-            decoded, samples until they are served, answers until they are sent. One call may hold half of it.
-        hung_after_s: a batch that takes longer, and 20 times its expected time, ends the server for its supervisor.
-        host: address to bind.
-        port: to bind; 0 takes a free one.
-        api_key_file: whose keys are needed to call; None: nobody needs one.
-        tls_cert: PEM file of the certificate and its chain; None: plain HTTP.
-        tls_key: PEM file of its key.
-        header_timeout_s: how long a client may take to send the headers of a request, s.
-        body_timeout_s: and then its body, s.
-        read_timeout_s: and to read some of an answer that fills the buffers, s.
-        answer_timeout_s: and to read the whole of it, s.
-        drain_delay_s: how long calls are still admitted after SIGTERM, s, for balancers to notice that it is not ready.
-        otlp_endpoint: URL of the OpenTelemetry collector that gets the traces; None: nothing is traced.
-        log_level: the least that is logged.
-        log_format: console, json, or auto: console on a terminal, else json.
+    The environment variable of a field is BATCHWRIGHT_ and the field's name in capitals.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid")
-    file: ClassVar[Path | None] = None
 
-    models: _Words = Field(min_length=1)
-    policy: _Words = []
-    profile: _Words = []
-    device: str = "auto"
-    max_batch_size: int | None = Field(None, ge=1, le=4096)
-    weights: str = "auto"
-    guess: Guess = "learned"
-    stages: int | None = Field(None, ge=1, le=64)
-    w2: float | None = Field(None, ge=0, allow_inf_nan=False)
-    slo_p95_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
-    queue_capacity: int = Field(1024, ge=1)
-    queue_bytes: int = Field(2**30, ge=2**26)
-    hung_after_s: float = Field(30.0, gt=0, allow_inf_nan=False)
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    api_key_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    header_timeout_s: float = Field(20.0, gt=0, le=86400, allow_inf_nan=False)
-    body_timeout_s: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
-    read_timeout_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
-    answer_timeout_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
-    drain_delay_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
-    otlp_endpoint: _Url | None = None
-    log_level: Level = "info"
-    log_format: Form = "auto"
+    models: _Words = Field(
+        min_length=1,
+        description="torchvision classification models, or NAME=SPEC, where SPEC is such a model or a text model: "
+        "text-classifier, translator, text-generator, a FOLDER saved by transformers or a configuration's FILE.json",
+    )
+    policy: _Words = Field(
+        [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"
+    )
+    profile: _Words = Field(
+        [],
+        description="[MODEL=]PROFILE: a shipped name or a file; else the emulated device's, a cached or a measured one",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda:N or emulated:PROFILE; several are separated by commas")
+    max_batch_size: int | None = Field(
+        None, ge=1, le=4096, description="largest batch size; else the profile's largest, 32 for a measured profile"
+    )
+    weights: str = Field("auto", description="auto (pretrained, or random if there are none), random or a FILE")
+    guess: Guess = Field(
+        "learned",
+        description="estimate of a text's output length before it is generated: limit (max_new_tokens), "
+        "online (from earlier prompts) or learned (from the content of earlier prompts)",
+    )
+    stages: int | None = Field(
+        None, ge=1, le=64, description="stages into which each network is split, for the policies lazy and catch-up"
+    )
+    w2: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="weight of mean power in the objective, ms/W, where the policy spec does not set it",
+    )
+    slo_p95_ms: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it",
+    )
+    queue_capacity: int = Field(1024, ge=1, description="most requests that wait, on all devices together")
+    queue_bytes: int = Field(
+        2**30,
+        ge=2**26,
+        description="memory budget of all calls from their first byte to the end of the response, bytes; "
+        "one call may use half of it",
+    )
+    hung_after_s: float = Field(
+        30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="batch timeout in seconds; the device is considered lost after it, and after 20 times the expected "
+        "service time",
+    )
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    api_key_file: Path | None = Field(
+        None,
+        description="file of API keys, one per line: name scope sha256-of-key, optionally a rate limit in calls/s; "
+        "without a file no key is required",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file of the TLS certificate and its chain; plain HTTP without it"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a passphrase")
+    header_timeout_s: float = Field(
+        20.0, gt=0, le=86400, allow_inf_nan=False, description="time limit for a client to send a call's headers, s"
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, le=86400, allow_inf_nan=False, description="time limit for a client to send a call's body, s"
+    )
+    read_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="time limit for a client to read some of a response that fills the buffers, s",
+    )
+    answer_timeout_s: float = Field(
+        300.0, gt=0, le=86400, allow_inf_nan=False, description="time limit for a client to read a whole response, s"
+    )
+    drain_delay_s: float = Field(
+        0.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="time after SIGTERM during which calls are still admitted while readiness is already 503, s",
+    )
+    otlp_endpoint: _Url | None = Field(
+        None, description="URL of an OpenTelemetry collector that receives traces; needs the extra otel"
+    )
+    log_level: LogLevel = Field("info", description="lowest level that is logged: debug, info, warning or error")
+    log_format: LogFormat = Field("auto", description="auto (console on a terminal, else json), console or json")
 
     @model_validator(mode="after")
-    def _models_are_names(self) -> Self:
+    def _check_model_names(self) -> Self:
         if len(self.specs) < len(self.models):
             raise ValueError(f"a model is named twice: {' '.join(self.models)}")
-        strange = [name for name in self.specs if not re.fullmatch(r"[\w.-]+", name, re.ASCII)]
-        if strange:
-            raise ValueError(f"{strange[0]!r} is no torchvision model's name, nor the name in NAME=SPEC")
+        invalid = [name for name in self.specs if not re.fullmatch(r"[\w.-]+", name, re.ASCII)]
+        if invalid:
+            raise ValueError(
+                f"{invalid[0]!r} is not a model name; use letters, digits and _ . - for a torchvision model's name or "
+                "the name in NAME=SPEC"
+            )
         return self
 
     @property
     def specs(self) -> dict[str, str]:
-        """By name what each model is; the name itself says it where nothing else does."""
+        """The spec of each model by its name; an entry without a spec is its own."""
         pairs = (model.partition("=") for model in self.models)
         return {name: spec or name for name, _, spec in pairs}
 
     @classmethod
-    def settings_customise_sources(  # noqa: D102  (pydantic-settings' hook)
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=cls.file)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What could be read of the settings.
-
-    Attributes:
-        settings: those that are right, defaults for the others; None where not even the models are known.
-        mistakes: what is wrong, a line each.
-    """
-
-    settings: Settings | None
-    mistakes: tuple[str, ...] = ()
-
-    @property
-    def voice(self) -> tuple[Level, Form]:
-        """The level and the format of what is logged."""
-        return ("info", "auto") if self.settings is None else (self.settings.log_level, self.settings.log_format)
-
-
-def load_settings(flags: dict[str, Any], file: Path | None) -> Settings:
-    """Settings from the flags that were given, the environment and the file.
-
-    Raises:
-        SpecError: a value or a key cannot be used; all mistakes in one line.
-    """
-    reading = read_settings(flags, file)
-    if reading.settings is None or reading.mistakes:
-        raise SpecError("; ".join(reading.mistakes))
-    return reading.settings
-
-
-def read_settings(flags: dict[str, Any], file: Path | None) -> Reading:
-    """Settings from the flags that were given, the environment and the file, and every mistake in them."""
-    if file is not None and not file.is_file():
-        mistake = f"no configuration file {str(file)!r}: give the path of a YAML file"
-        return _with(mistake, read_settings(flags, None))
-    try:
-        found = _gathered(flags, file)
-    except (YAMLError, ValueError, OSError) as error:
-        mistake = f"the configuration cannot be read: {' '.join(str(error).split())}"
-        return Reading(None, (mistake,)) if file is None else _with(mistake, read_settings(flags, None))
-    strange = tuple(_strange_variables())
-    try:
-        return Reading(_Given(**found), strange)
-    except ValidationError as error:
-        mistakes = tuple(_mistake(e) for e in error.errors())
-        wrong = {e["loc"][0] for e in error.errors() if e["loc"]}
-    try:
-        rest = _Given(**{key: value for key, value in found.items() if key not in wrong})
-    except ValidationError:
-        rest = None
-    return Reading(rest, (*strange, *mistakes))
-
-
-def _mistake(error: ErrorDetails) -> str:
-    where, value = ".".join(map(str, error["loc"])) or "settings", error["input"]
-    if error["type"] == "missing":
-        return f"no {where} given: name at least one, such as googlenet"  # all else has a default
-    told = "" if isinstance(value, dict) else f", not {str(value)[:80]!r}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}{told}"
-
-
-def _with(mistake: str, reading: Reading) -> Reading:
-    return Reading(reading.settings, (mistake, *reading.mistakes))
-
-
-class _Given(Settings):
-    """Settings from what is given alone."""
-
-    @classmethod
-    def settings_customise_sources(  # type: ignore[override]  # called by keywords, so it takes what it wants
+    def settings_customise_sources(  # type: ignore[override]  # noqa: D102  (pydantic-settings' hook, called by keywords)
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         **_: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
+        return (init_settings,)  # `read_settings` merges the other sources, to keep the valid values among invalid ones
 
 
-def _gathered(flags: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """What all sources say, unchecked."""
-    gathered: dict[str, Any] = {}
+@dataclass(frozen=True)
+class SettingsResult:
+    """Settings and the errors in their sources.
 
-    class Sources(Settings):
-        @model_validator(mode="before")
-        @classmethod
-        def _look(cls, found: dict[str, Any]) -> dict[str, Any]:
-            gathered.update(found)
-            return found
+    Attributes:
+        settings: the valid values, with defaults in place of the invalid ones; None without a valid list of models.
+        errors: one line for each invalid value, unknown key or unreadable file.
+    """
 
-    Sources.file = file
-    with suppress(ValidationError):
-        Sources(**flags)
-    return gathered
+    settings: Settings | None
+    errors: tuple[str, ...] = ()
+
+    @property
+    def log_options(self) -> tuple[LogLevel, LogFormat]:
+        """Level and format of the log."""
+        return ("info", "auto") if self.settings is None else (self.settings.log_level, self.settings.log_format)
 
 
-def _strange_variables() -> Iterator[str]:
-    known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    ours = known | {_PREFIX + "API_KEY"}  # generate-load's
-    strange = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in ours)
-    if strange:
-        several = "s" if len(strange) > 1 else ""
-        yield f"unknown environment variable{several} {', '.join(strange)}; known are {', '.join(sorted(known))}"
+def load_settings(flags: Mapping[str, Any], file: Path | None) -> Settings:
+    """Settings from the given flags, the environment and the file.
+
+    Raises:
+        SpecError: a value is invalid or a key unknown; all errors in one line.
+    """
+    result = read_settings(flags, file)
+    if result.settings is None or result.errors:
+        raise SpecError("; ".join(result.errors))
+    return result.settings
+
+
+def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult:
+    """Settings from the given flags, the environment and the file, with all errors."""
+    values, errors = _read_file(file)
+    values |= {**EnvSettingsSource(Settings)(), **flags}
+    known = {key: value for key, value in values.items() if key in Settings.model_fields}
+    errors += _unknown_variables()
+    errors += [f"{key}: unknown setting; serve-model --help lists all" for key in values if key not in known]
+    try:
+        return SettingsResult(Settings(**known), tuple(errors))
+    except ValidationError as error:
+        details = error.errors()
+    errors += map(_message, details)
+    invalid = {each["loc"][0] for each in details if each["loc"]}
+    try:
+        valid = Settings(**{key: value for key, value in known.items() if key not in invalid})
+    except ValidationError:
+        return SettingsResult(None, tuple(errors))
+    return SettingsResult(valid, tuple(errors))
+
+
+def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The content of the configuration file, and the errors in it."""
+    if file is None:
+        return {}, []
+    if not file.is_file():
+        return {}, [f"no configuration file {str(file)!r}: give the path of a YAML file"]
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        return {}, [f"the configuration {str(file)!r} cannot be read: {' '.join(str(error).split())}"]
+    if not isinstance(content, dict | None):
+        return {}, [f"the configuration {str(file)!r} is not a mapping; write lines such as port: 8000"]
+    return content or {}, []
+
+
+def _message(error: ErrorDetails) -> str:
+    location, value = ".".join(map(str, error["loc"])) or "settings", error["input"]
+    if error["type"] == "missing":
+        return f"no {location} given: name at least one, such as googlenet"  # all other fields have defaults
+    given = "" if isinstance(value, dict) else f", not {str(value)[:80]!r}"
+    return f"{location}: {error['msg'].removeprefix('Value error, ')}{given}"
+
+
+def _unknown_variables() -> list[str]:
+    variables = {_PREFIX + name.upper() for name in Settings.model_fields}
+    allowed = variables | {_PREFIX + "API_KEY"}  # generate-load's
+    unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in allowed)
+    if not unknown:
+        return []
+    plural = "s" if len(unknown) > 1 else ""
+    return [f"unknown environment variable{plural} {', '.join(unknown)}; known are {', '.join(sorted(variables))}"]
 
 
 def by_model(entries: list[str], models: Collection[str]) -> dict[str, str]:
-    """[MODEL=]VALUE entries as a value for each model; one without a model's name is for all others.
+    """The value of each model in [MODEL=]VALUE entries; an entry without a model is for all models not named.
 
     Raises:
-        SpecError: a model is given two values, or is not served; all mistakes in one line.
+        SpecError: a model has two values, or is not served; all errors in one line.
     """
     named: dict[str, str] = {}
-    mistakes = []
+    errors = []
     for entry in entries:
         model, _, value = entry.partition("=")
         key = model if model in models else ""
         if key in named:
-            mistakes.append(f"{entry!r} is a second value for {key or 'all models'}; give one, or MODEL=VALUE for each")
-        elif not key and _names_a_model(entry):
-            mistakes.append(f"{entry!r} is for {model!r}, which is not served; name one of {', '.join(models)}")
+            errors.append(f"{entry!r} is a second value for {key or 'all models'}; give one, or MODEL=VALUE for each")
+        elif not key and _has_model(entry):
+            errors.append(f"{entry!r} is for {model!r}, which is not served; name one of {', '.join(models)}")
         named[key] = value if key else entry
-    if mistakes:
-        raise SpecError("; ".join(mistakes))
+    if errors:
+        raise SpecError("; ".join(errors))
     return {model: named.get(model, named.get("", "")) for model in models if model in named or "" in named}
 
 
-def _names_a_model(entry: str) -> bool:
-    """Whether it begins like MODEL=: a spec has a colon or a comma before its first =; a file may be called so."""
+def _has_model(entry: str) -> bool:
+    """Whether an entry begins with MODEL=. A spec has : or , before its first =; a file's name may have one."""
     return re.match(r"[\w.-]+=", entry, re.ASCII) is not None and not Path(entry).is_file()

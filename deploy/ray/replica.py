@@ -54,11 +54,11 @@ class Replica:
         Raises:
             SpecError: the settings cannot be used.
         """
-        reading = read_settings(self._settings, None)
+        result = read_settings(self._settings, None)
         with ExitStack() as logs:
-            logs.enter_context(logging_to(*reading.voice))
+            logs.enter_context(logging_to(*result.log_options))
             disable_created_metrics()  # type: ignore[no-untyped-call]
-            plan = await asyncio.to_thread(make_plan, reading, FirstProfiles().kept, (keys_of,))
+            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().kept, (keys_of,))
             plan.bound.close()
             self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
             self._logs = logs.pop_all()

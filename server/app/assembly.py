@@ -1,4 +1,4 @@
-"""The server put together: from a plan to an application and what turns behind it."""
+"""Assembly of a server from its plan: models, devices, dispatchers and the application."""
 
 import logging
 from collections import Counter
@@ -17,7 +17,7 @@ from policies.catalog import Chosen
 from policies.profile import Profile
 from server.api.inference import Inference
 from server.app.application import create_app
-from server.app.plan import DevicePlan, Plan
+from server.app.plan import DevicePlan, ServerPlan
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.config import Settings
@@ -40,17 +40,17 @@ _log = logging.getLogger("batchwright")
 
 
 class Profiling(Protocol):
-    """Where the profiles of real devices come from."""
+    """Source of the profiles of real devices."""
 
     def kept(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
-        """The one kept of a model, for batches of up to `largest`; None where there is none."""
+        """The cached profile of a model for batches up to `largest`; None without one."""
         ...
 
     def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
-        """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
+        """The cached profile, else one measured now on the executor's device, which must be idle.
 
         Raises:
-            SpecError: the largest batch does not fit its memory.
+            SpecError: the largest batch does not fit the device's memory.
         """
         ...
 
@@ -60,10 +60,10 @@ class Assembled:
     """A server that is ready to run.
 
     Attributes:
-        app: answers HTTP; its lifespan runs the dispatchers.
-        fleet: its devices, each with its dispatcher.
-        metrics: of all of it.
-        keys: that calls have to show; None where none are needed.
+        app: the HTTP application; its lifespan runs the dispatchers.
+        fleet: the devices, each with its dispatcher.
+        metrics: of the whole server.
+        keys: API keys; None if calls need none.
     """
 
     app: ASGIApp
@@ -72,8 +72,8 @@ class Assembled:
     keys: Keys | None = None
 
 
-def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
-    """Load, profile where no profile is known, solve, and put the server together."""
+def assemble(plan: ServerPlan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
+    """Load the models, measure missing profiles, solve the policies, and build the application."""
     settings, metrics = plan.settings, Metrics()
     backends = _backends(plan, profiling)
     dispatchers = [
@@ -81,7 +81,7 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
     ]
     fleet = Fleet(dispatchers, settings.queue_capacity)
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
-    served = backends[0].served  # which are alike on all of them
+    served = backends[0].served  # the same on all devices
     inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, budget)
     for model in served:
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
@@ -92,7 +92,7 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
-    """In front of one device, with the controller that watches it."""
+    """The dispatcher of one device, with its controller."""
     settings, name = device.settings, backend.executor.name
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
@@ -107,23 +107,23 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
 
 
 def keys_of(settings: Settings) -> Keys | None:
-    """The keys that calls have to show; None where none are asked for.
+    """The API keys of the settings; None without --api-key-file.
 
     Raises:
-        SpecError: the file cannot be used.
+        SpecError: the file cannot be read or has errors.
     """
     return None if settings.api_key_file is None else load_keys(settings.api_key_file)
 
 
 @dataclass(frozen=True)
 class _Backend:
-    """What runs the models.
+    """One device and its models.
 
     Attributes:
         served: the models by name.
-        executor: in front of their device.
-        meter: of the device.
-        profiles: by model; its largest size is the largest batch.
+        executor: runs batches on the device.
+        meter: energy meter of the device.
+        profiles: by model; the largest batch is the profile's.
     """
 
     served: Mapping[str, ServedModel]
@@ -132,12 +132,12 @@ class _Backend:
     profiles: Mapping[str, Profile]
 
 
-def _backends(plan: Plan, profiling: Profiling) -> list[_Backend]:
-    """One for each device, of names that differ."""
+def _backends(plan: ServerPlan, profiling: Profiling) -> list[_Backend]:
+    """The backend of each device; equal device names get a number."""
     backends: list[_Backend] = []
     names = Counter[str]()
     for device in plan.devices:
-        backend = _real(device, profiling) if device.played is None else _emulated(device, device.played)
+        backend = _real(device, profiling) if device.emulated is None else _emulated(device, device.emulated)
         executor = backend.executor
         names[executor.name] += 1
         if names[executor.name] > 1:
@@ -146,20 +146,20 @@ def _backends(plan: Plan, profiling: Profiling) -> list[_Backend]:
     return backends
 
 
-def _emulated(plan: DevicePlan, played: Profile) -> _Backend:
+def _emulated(plan: DevicePlan, profile: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
-    device = EmulatedDevice(dict.fromkeys(settings.specs, played), meter)
-    served = {model: emulated_model(model, played.max_batch_size) for model in settings.specs}
+    device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter)
+    served = {model: emulated_model(model, profile.max_batch_size) for model in settings.specs}
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
 def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
-    # torch takes seconds to import, which an emulated device should not cost
+    # imported late, since torch takes seconds to import and an emulated device does not need it
     from server.backends import loading, torch_images
 
     settings = plan.settings
     place, device_name = torch_images.resolve_device(settings.device)
-    largest = {model: plan.largest(model) for model in settings.specs}
+    largest = {model: plan.max_batch_size(model) for model in settings.specs}
     loaded = loading.load(settings.specs, settings.weights, largest, settings.stages or 1)
     executor = ThreadExecutor(loading.device_of(loaded, place), device_name)
     meter, profiles = meter_for(str(place)), dict(plan.profiles)
@@ -184,9 +184,17 @@ def _choose(plan: DevicePlan, profiles: Mapping[str, Profile]) -> dict[str, Chos
 
 
 def _warn(model: str, choice: Chosen) -> None:
-    """Of what serves, but hardly as it was meant."""
+    """Log configurations that are valid but probably not intended."""
     profile = choice.profile
     if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
-        _log.warning("%s: policy file for profile %s, served on %s", model, choice.table.profile, profile.name)
+        _log.warning(
+            "%s: the policy file was solved for profile %s and is used with %s; solve it for this profile",
+            model,
+            choice.table.profile,
+            profile.name,
+        )
     if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
-        _log.warning("%s: no energies are known, so no bound saves any; it is served as fast as can be", model)
+        _log.warning(
+            "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
+            model,
+        )

@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line, or readable lines on a terminal, written by a thread of their own.
+"""Structured logs: one JSON object per line, or readable lines on a terminal, written by a separate thread.
 
-Whoever logs only puts a record into a bounded queue. A reader of stderr that has stopped reading therefore costs
-lines, which are counted, and never holds up the event loop.
+Logging only puts a record into a bounded queue. If stderr is not read, lines are dropped and counted, and the event
+loop is not blocked.
 """
 
 import json
@@ -21,13 +21,13 @@ import structlog
 from structlog.stdlib import ExtraAdder, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
 
-Level = Literal["debug", "info", "warning", "error"]
-Form = Literal["auto", "console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json"]
 
 _STDERR = 2
-_PLACES = 8192  # lines that may wait for the reader of stderr: seconds of work for a terminal, 10 MB of memory
-_FLUSHED_WITHIN = 2.0  # s at exit; a reader that takes longer loses the rest
-_OURS = ("batchwright", "policies", "profiler", "server")  # others' debug lines tell of every chunk of every picture
+_CAPACITY = 8192  # lines in the queue: seconds of work for a terminal, 10 MB of memory
+_FLUSH_TIMEOUT = 2.0  # s at exit, after which the lines left are dropped
+_OWN_LOGGERS = ("batchwright", "policies", "profiler", "server")  # debug lines of Pillow are one per chunk of a picture
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 _log = logging.getLogger("batchwright.logs")
@@ -35,18 +35,18 @@ _batches = logging.getLogger("batchwright.batch")
 
 
 class BatchFacts(TypedDict):
-    """What is told of a batch.
+    """Fields of a batch's log line.
 
     Attributes:
-        model: its name.
-        device: the device's name.
-        policy: the policy's name.
-        reason: why it was launched then.
-        batch_size: how many were served together.
-        service: time on the device, s.
-        waited: waiting time of the oldest of them, s.
-        queue_length: how many wait now.
-        energy: of the batch by the profile, J; None where unknown.
+        model: name of the model.
+        device: name of the device.
+        policy: name of the policy.
+        reason: why the policy launched it: full, policy, max_wait, slo or drain.
+        batch_size: requests in the batch.
+        service: service time, s.
+        waited: waiting time of its oldest request, s.
+        queue_length: requests that wait when the batch is done.
+        energy: energy of the batch by the profile, J; None where unknown.
     """
 
     model: str
@@ -61,8 +61,8 @@ class BatchFacts(TypedDict):
 
 
 def log_batch(**facts: Unpack[BatchFacts]) -> None:
-    """One line a batch, at info."""
-    if not _batches.isEnabledFor(logging.INFO):
+    """Write one line for a batch, at level debug."""
+    if not _batches.isEnabledFor(logging.DEBUG):
         return
     energy = facts["energy"]
     fields = {
@@ -76,29 +76,29 @@ def log_batch(**facts: Unpack[BatchFacts]) -> None:
         "queue_length": facts["queue_length"],
         "energy_mj": None if energy is None else round(1e3 * energy, 3),
     }
-    # as _batches.info would, but nobody needs the line of code, and looking for it takes a third of the time
-    record = _batches.makeRecord(_batches.name, logging.INFO, "", 0, "batch", (), None, None, fields)
+    # _batches.debug would also look up the calling line of code, which takes a third of its time
+    record = _batches.makeRecord(_batches.name, logging.DEBUG, "", 0, "batch", (), None, None, fields)
     _batches.handle(record)
 
 
 @contextmanager
 def logging_to(
-    level: Level = "info", form: Form = "auto", file: int = _STDERR, places: int = _PLACES
+    level: LogLevel = "info", log_format: LogFormat = "auto", descriptor: int = _STDERR, capacity: int = _CAPACITY
 ) -> Iterator[None]:
-    """Everything that is logged inside goes to the file, in order; what waits at the end is still written.
+    """Write all log records of the context to a file descriptor, in order; queued records are flushed at the end.
 
     Args:
-        level: the least that is logged; of other people's packages no less than info.
-        form: auto means console on a terminal, else json.
-        file: descriptor that is written to.
-        places: lines that may wait to be written.
+        level: lowest level that is logged; of third-party packages at least info.
+        log_format: auto means console on a terminal, else json.
+        descriptor: file descriptor to write to.
+        capacity: lines that the queue holds.
     """
-    console = os.isatty(file) if form == "auto" else form == "console"
-    lines = _Lines(file)
-    lines.setFormatter(_formatter(console))
-    inbox = _Inbox(Queue(places))
-    listener = _Listener(inbox, lines)
-    with _installed(inbox, getattr(logging, level.upper())):
+    console = os.isatty(descriptor) if log_format == "auto" else log_format == "console"
+    writer = _DescriptorHandler(descriptor)
+    writer.setFormatter(_formatter(console))
+    handler = _BoundedQueueHandler(Queue(capacity))
+    listener = _Listener(handler, writer)
+    with _installed(handler, getattr(logging, level.upper())):
         listener.start()
         try:
             yield
@@ -109,12 +109,12 @@ def logging_to(
 @contextmanager
 def _installed(handler: logging.Handler, level: int) -> Iterator[None]:
     root = logging.getLogger()
-    levels = {root: max(level, logging.INFO)} | {logging.getLogger(name): level for name in _OURS}
+    levels = {root: max(level, logging.INFO)} | {logging.getLogger(name): level for name in _OWN_LOGGERS}
     before = {logger: logger.level for logger in levels}
     logging.captureWarnings(True)
     root.addHandler(handler)
-    for logger, wanted in levels.items():
-        logger.setLevel(wanted)
+    for logger, new in levels.items():
+        logger.setLevel(new)
     try:
         yield
     finally:
@@ -124,21 +124,21 @@ def _installed(handler: logging.Handler, level: int) -> Iterator[None]:
             logger.setLevel(old)
 
 
-class _Inbox(QueueHandler):
-    """Takes records from any thread without waiting.
+class _BoundedQueueHandler(QueueHandler):
+    """Queues records of any thread without blocking.
 
     Attributes:
-        dropped: how many found no place, ever.
+        dropped: records that did not fit the queue since the start.
     """
 
     queue: Queue[Any]
 
-    def __init__(self, backlog: Queue[Any]) -> None:
-        super().__init__(backlog)
+    def __init__(self, records: Queue[Any]) -> None:
+        super().__init__(records)
         self.dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Arguments may change later, so the text is made now; the rest is the thread's work."""
+        """Format the message now, since its arguments may change; the listener's thread does the rest."""
         record.msg, record.args = record.getMessage(), None
         return record
 
@@ -150,89 +150,90 @@ class _Inbox(QueueHandler):
 
 
 class _Listener(QueueListener):
-    """The thread that writes; it says how many lines are missing as soon as it has caught up."""
+    """The thread that writes; logs the number of dropped lines once the queue is empty again."""
 
-    _sentinel: None  # what ends the thread
+    _sentinel: None  # queued to end the thread
     _thread: threading.Thread | None
 
-    def __init__(self, inbox: _Inbox, lines: logging.Handler) -> None:
-        super().__init__(inbox.queue, lines)
-        self._inbox = inbox
-        self._told = 0
+    def __init__(self, handler: _BoundedQueueHandler, writer: logging.Handler) -> None:
+        super().__init__(handler.queue, writer)
+        self._handler = handler
+        self._reported = 0
 
     def handle(self, record: logging.LogRecord) -> None:
         super().handle(record)
-        if self._inbox.dropped > self._told and self._inbox.queue.qsize() <= 1:  # at the end that one is the sentinel
-            missing, self._told = self._inbox.dropped - self._told, self._inbox.dropped
-            text = f"{missing} log lines were dropped: stderr was not read fast enough"
-            args = (_log.name, logging.WARNING, "", 0, text, (), None, None, {"dropped": missing})
+        # the one record left may be the sentinel
+        if self._handler.dropped > self._reported and self._handler.queue.qsize() <= 1:
+            dropped, self._reported = self._handler.dropped - self._reported, self._handler.dropped
+            text = f"{dropped} log lines were dropped: stderr was not read fast enough"
+            args = (_log.name, logging.WARNING, "", 0, text, (), None, None, {"dropped": dropped})
             super().handle(_log.makeRecord(*args))
 
     def stop(self) -> None:
-        """Write what waits, but wait for no reader who has gone to sleep: the thread is a daemon."""
+        """Flush the queue, for a limited time: the thread is a daemon and may be blocked on a full pipe."""
         with suppress(Full):
-            self._inbox.queue.put(self._sentinel, timeout=_FLUSHED_WITHIN)
+            self._handler.queue.put(self._sentinel, timeout=_FLUSH_TIMEOUT)
         if self._thread is not None:
-            self._thread.join(_FLUSHED_WITHIN)
+            self._thread.join(_FLUSH_TIMEOUT)
             self._thread = None
 
 
-class _Lines(logging.Handler):
-    """Writes lines to a descriptor, past Python's buffers: their lock would be held at exit while a reader sleeps."""
+class _DescriptorHandler(logging.Handler):
+    """Writes lines to a file descriptor without Python's buffers, whose lock a blocked write would hold at exit."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._file = file
+        self._descriptor = descriptor
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             data = self.format(record).encode(errors="backslashreplace") + b"\n"
-        except Exception:  # noqa: BLE001  (a field that cannot be written must not end the thread)
+        except Exception:  # noqa: BLE001  (a field that cannot be formatted must not end the thread)
             data = f"{record.name}: a line that cannot be formatted: {record.msg!r}\n".encode(errors="replace")
-        with suppress(OSError):  # nobody reads any more; the server goes on
+        with suppress(OSError):  # the reader closed the pipe
             self._write(memoryview(data))
 
     def _write(self, data: memoryview) -> None:
         while data:
             try:
-                data = data[os.write(self._file, data) :]
-            except BlockingIOError:  # somebody made the descriptor non-blocking
-                select.select([], [self._file], [])
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process with this descriptor made it non-blocking
+                select.select([], [self._descriptor], [])
 
 
 def _formatter(console: bool) -> logging.Formatter:
     renderer = structlog.dev.ConsoleRenderer(
         colors=False,
         sort_keys=False,
-        exception_formatter=structlog.dev.plain_traceback,  # the fancy one shows local variables, keys among them
+        exception_formatter=structlog.dev.plain_traceback,  # the default prints local variables, API keys among them
     )
-    last: list[Processor] = [ProcessorFormatter.remove_processors_meta]
+    processors: list[Processor] = [ProcessorFormatter.remove_processors_meta]
     if console:
-        last += [_printable, renderer]
+        processors += [_escape_unprintable, renderer]
     else:
-        last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
-    return ProcessorFormatter(foreign_pre_chain=[ExtraAdder(), _head], processors=last)
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dump_json)]
+    return ProcessorFormatter(foreign_pre_chain=[ExtraAdder(), _order_fields], processors=processors)
 
 
-def _head(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """When, how grave, who and what come first, whatever fields there are."""
+def _order_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Put timestamp, level, logger and event first; extra fields of these names are dropped."""
     record: logging.LogRecord = event["_record"]
-    when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    head = {"timestamp": when.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    head = {"timestamp": time.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
     head["event"] = event.pop("event")
     return {**head, **{key: value for key, value in event.items() if key not in (*head, "message", "asctime")}}
 
 
-def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """What clients send may be among the fields: nothing of it steers a terminal."""
+def _escape_unprintable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Escape control characters in fields, which clients may have sent, so that they do not reach the terminal."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[key] = value.encode("unicode_escape").decode("ascii")
     return event
 
 
-def _json(event: Any, default: Callable[[Any], Any] = repr, **_: Any) -> str:
+def _dump_json(event: Any, default: Callable[[Any], Any] = repr, **_: Any) -> str:
     try:
         return orjson.dumps(event, default=repr, option=_JSON_OPTIONS).decode()
-    except TypeError:  # half a surrogate pair, or a number of more than 64 bits
+    except TypeError:  # an unpaired surrogate, or an integer over 64 bits
         return json.dumps(event, default=repr)

@@ -1,4 +1,4 @@
-"""TLS: the certificate and its key, checked before anything is loaded."""
+"""TLS certificate and key of the server."""
 
 import ssl
 from pathlib import Path
@@ -7,63 +7,65 @@ from policies.types import SpecError
 
 
 class Tls:
-    """The certificate of a server, which can be read again.
+    """A certificate that can be reloaded.
 
     Attributes:
-        context: for the handshakes from now on.
+        context: SSL context for new handshakes.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Read both files; raises as `tls_context`."""
+        """Load both files; raises as `tls_context`."""
         self._files = certificate, key
         self.context = tls_context(certificate, key)
 
     def reload(self) -> None:
-        """Read the files again; raises as `tls_context`, and then nothing changes.
+        """Load the files again; raises as `tls_context`, and keeps the last context then.
 
-        The context is a new one: OpenSSL keeps one certificate for each type of key, so an old one could stay in use.
+        The context is a new one, since OpenSSL keeps one certificate per key type and could still use an old one.
         """
         self.context = tls_context(*self._files)
 
 
-def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
-    """The server's certificate; None where neither file is given.
+def load_tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Load the server's certificate; None if neither file is given.
 
     Raises:
-        SpecError: one comes without the other, or as `tls_context`.
+        SpecError: only one file is given, or as `tls_context`.
     """
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise SpecError("--tls-cert and --tls-key belong together; give both, or neither for plain HTTP")
+        raise SpecError("only one of --tls-cert and --tls-key is given; give both, or neither for plain HTTP")
     return Tls(certificate, key)
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """What a server needs to speak TLS 1.2 or later.
+    """SSL context of a server for TLS 1.2 and later.
 
     Args:
-        certificate: PEM file, the server's own first, then the chain.
-        key: PEM file, without a passphrase.
+        certificate: PEM file with the server's certificate, then its chain.
+        key: PEM file with the private key, without a passphrase.
 
     Raises:
-        SpecError: a file cannot be read, or they do not belong together.
+        SpecError: a file cannot be read, or the key does not match the certificate.
     """
     for what, path in (("certificate", certificate), ("key", key)):
         try:
             path.read_bytes()
         except OSError as error:
-            raise SpecError(f"the TLS {what} {str(path)!r} cannot be read: {error.strerror}") from error
+            raise SpecError(
+                f"the TLS {what} {str(path)!r} cannot be read: {error.strerror}; give a readable PEM file"
+            ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # or OpenSSL would ask on the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")  # without it OpenSSL prompts on the terminal
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         raise SpecError(
-            f"TLS cannot use {str(certificate)!r} with {str(key)!r} ({reason}); give PEM files that belong together, "
-            "the key without a passphrase"
+            f"TLS cannot use the certificate {str(certificate)!r} with the key {str(key)!r} ({reason}); give a PEM "
+            "certificate and its private key without a passphrase"
         ) from error
     return context

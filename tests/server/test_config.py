@@ -1,12 +1,17 @@
+"""Settings from flags, environment and file, and the flags of serve-model."""
+
 from pathlib import Path
 
 import pytest
+import typer
 
+from policies.command import run
 from policies.types import SpecError
-from server.config import by_model, load_settings
+from server.cli import app
+from server.config import Settings, by_model, load_settings, read_settings
 
 
-def test_flags_stand_over_the_environment_over_the_file_over_defaults(
+def test_flags_take_precedence_over_the_environment_over_the_file_over_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "s.yaml"
@@ -29,13 +34,15 @@ def test_flags_stand_over_the_environment_over_the_file_over_defaults(
         ({"models": ["a"], "port": 70000}, "", "port.*65535"),
         ({"models": ["a"], "queue_capacity": 0}, "", "queue_capacity"),
         ({"models": ["a"], "w2": float("nan")}, "", "w2"),
-        ({"models": ["a"], "max_batch_size": 0, "port": -1}, "", "max_batch_size.*; port"),  # all mistakes at once
+        ({"models": ["a"], "max_batch_size": 0, "port": -1}, "", "max_batch_size.*; port"),  # all errors together
         ({"models": ["a"], "header_timeout_s": 0, "body_timeout_s": "inf"}, "", "header_timeout_s.*; body_timeout_s"),
         ({"models": ["a"]}, "prot: 1\n", "prot"),
+        ({"models": ["a"]}, "1: 2\n_env_prefix: x\n", "1: unknown setting.*; _env_prefix: unknown setting"),
         ({"models": ["a"]}, "{", "cannot be read"),
+        ({"models": ["a"]}, "- a", "not a mapping"),
     ],
 )
-def test_mistakes_are_told_in_one_line(flags: dict[str, object], text: str, says: str, tmp_path: Path) -> None:
+def test_all_errors_are_in_one_line(flags: dict[str, object], text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(text)
     with pytest.raises(SpecError, match=says) as caught:
@@ -49,12 +56,12 @@ def test_an_unknown_environment_variable_is_an_error(monkeypatch: pytest.MonkeyP
         load_settings({"models": ["a"]}, None)
 
 
-def test_a_missing_file_is_named() -> None:
+def test_the_error_for_a_missing_file_has_its_name() -> None:
     with pytest.raises(SpecError, match="nowhere"):
         load_settings({"models": ["a"]}, Path("nowhere.yaml"))
 
 
-def test_entries_may_name_their_model_and_one_without_a_name_is_for_the_others() -> None:
+def test_an_entry_without_a_model_is_for_the_models_not_named() -> None:
     models = ["a", "b", "c"]
     assert by_model(["greedy", "b=static:2"], models) == {"a": "greedy", "b": "static:2", "c": "greedy"}
     assert by_model(["b=static:2"], models) == {"b": "static:2"}
@@ -66,3 +73,40 @@ def test_two_values_for_one_model_are_an_error() -> None:
     for entries in (["greedy", "serial"], ["a=greedy", "a=serial"]):
         with pytest.raises(SpecError, match="second value"):
             by_model(entries, ["a", "b"])
+
+
+def test_valid_settings_are_kept_among_invalid_ones(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("prot: 1\nhost: 127.0.0.2\nlog_level: debug\n")
+    result = read_settings({"models": ["a"], "port": 70000}, file)
+    assert result.settings is not None
+    assert (result.settings.host, result.settings.port, result.log_options) == ("127.0.0.2", 8000, ("debug", "auto"))
+    assert len(result.errors) == 2
+    assert read_settings({}, None).log_options == ("info", "auto")
+
+
+def test_every_setting_has_a_flag_with_its_description_and_default() -> None:
+    parameters = {parameter.name: parameter for parameter in typer.main.get_command(app).params}
+    assert [*parameters] == [*Settings.model_fields, "config"]
+    for name, field in Settings.model_fields.items():
+        flag = parameters[name]
+        text = getattr(flag, "help", "")
+        assert text.startswith(str(field.description))
+        if name != "models":
+            assert flag.opts == ["--" + name.replace("_", "-")]
+        if field.default not in (None, []) and name != "models":
+            assert text.endswith(f" (default {str(field.default).removesuffix('.0')})")  # no default address ends in .0
+    assert all(parameter.default is None for parameter in parameters.values()), "else it would precede the environment"
+
+
+@pytest.mark.parametrize("flag", ["port", "stages", "w2"])
+def test_a_value_of_the_wrong_type_is_an_error_of_the_command_line(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["serve-model", f"--{flag}", "x"])
+    with pytest.raises(SystemExit) as caught:
+        run(app, "serve-model")
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"serve-model: Invalid value for '--{flag}': ")
+    assert error.count("\n") == 1

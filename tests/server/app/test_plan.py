@@ -1,4 +1,4 @@
-"""What is checked before anything starts: everything, at once."""
+"""The checks before anything starts, reported together."""
 
 import json
 import socket
@@ -9,27 +9,27 @@ import pytest
 
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, Plan, make_plan
-from server.config import Reading, Settings, read_settings
+from server.app.plan import DevicePlan, ServerPlan, make_plan
+from server.config import Settings, SettingsResult, read_settings
 
 P4 = "emulated:googlenet-tesla-p4"
 
 
-def whole(kept: Profile | None = None, /, **flags: object) -> Plan:
+def server_plan(cached: Profile | None = None, /, **flags: object) -> ServerPlan:
     given: dict[str, object] = {"models": ["googlenet"], "device": P4, "port": 0} | flags
-    plan = make_plan(read_settings(given, None), lambda *_: kept)
+    plan = make_plan(read_settings(given, None), lambda *_: cached)
     plan.bound.close()
     return plan
 
 
-def planned(kept: Profile | None = None, /, **flags: object) -> DevicePlan:
-    (device,) = whole(kept, **flags).devices
+def device_plan(cached: Profile | None = None, /, **flags: object) -> DevicePlan:
+    (device,) = server_plan(cached, **flags).devices
     return device
 
 
-def mistakes(**flags: object) -> str:
+def error_of(**flags: object) -> str:
     with pytest.raises(SpecError) as caught:
-        whole(None, **flags)
+        server_plan(None, **flags)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -41,11 +41,11 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_what_is_known_is_chosen_once_and_for_all() -> None:
-    plan = planned(policy=["static:4"], max_batch_size=8)
+def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
+    plan = device_plan(policy=["static:4"], max_batch_size=8)
     assert plan.profiles["googlenet"].max_batch_size == 8
     assert plan.choose("googlenet", plan.profiles["googlenet"]) is plan.chosen["googlenet"]
-    assert plan.largest("googlenet") == 8
+    assert plan.max_batch_size("googlenet") == 8
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,11 @@ def test_what_is_known_is_chosen_once_and_for_all() -> None:
         ({"device": "cpu", "policy": ["lazy:slo_ms=9,timesteps=5"], "stages": 4}, "timesteps are of models"),
         ({"device": "cpu", "policy": ["joining"]}, "for models that generate tokens"),
         ({"device": "cpu", "models": ["text-generator"], "policy": ["lazy"]}, "needs lazy:slo_ms=VALUE"),
-        ({"device": "cpu", "models": ["m=translator"], "profile": ["googlenet-tesla-p4"]}, "knows no lengths"),
-        ({"models": ["m=translator"]}, "an emulated device takes pictures"),
+        (
+            {"device": "cpu", "models": ["m=translator"], "profile": ["googlenet-tesla-p4"]},
+            "no service times by length",
+        ),
+        ({"models": ["m=translator"]}, "an emulated device serves only images"),
         ({"models": ["m=a", "m=b"]}, "named twice"),
         ({"w2": 1.0, "slo_p95_ms": 5.0}, "names"),
         ({"device": "cpu", "policy": ["smdp:w2=1"], "w2": 2.0}, "give one"),
@@ -85,67 +88,69 @@ def test_what_is_known_is_chosen_once_and_for_all() -> None:
         ({"device": "cpu", "policy": ["static:33"]}, "within 1..32"),
     ],
 )
-def test_a_mistake_is_found_before_anything_starts(flags: dict[str, object], says: str) -> None:
-    assert says in mistakes(**flags)
+def test_an_error_is_found_before_anything_starts(flags: dict[str, object], says: str) -> None:
+    assert says in error_of(**flags)
 
 
-def test_a_text_model_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_text_model_without_the_extra_has_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    told = mistakes(device="cpu", models=["m=text-generator"], policy=["greedy"])
-    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in told
-    assert planned(Profile("kept", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
+    message = error_of(device="cpu", models=["m=text-generator"], policy=["greedy"])
+    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in message
+    assert device_plan(Profile("cached", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    told = mistakes(device="emulated:nowhere", profile=["nix"], policy=["a=b"], port=-1, queue_capacity=0)
-    for said in ("nowhere", "nix", "'a=b'", "port", "queue_capacity"):
-        assert said in told
-    assert told.count("; ") >= 4
+def test_all_errors_are_reported_together() -> None:
+    message = error_of(device="emulated:nowhere", profile=["nix"], policy=["a=b"], port=-1, queue_capacity=0)
+    for part in ("nowhere", "nix", "'a=b'", "port", "queue_capacity"):
+        assert part in message
+    assert message.count("; ") >= 4
 
 
-def test_a_flag_that_a_given_profile_would_cap_silently_is_an_error(tmp_path: Path) -> None:
-    assert "outside 1..8" in mistakes(profile=[small(tmp_path)], max_batch_size=16)
-    assert planned(profile=[small(tmp_path)]).largest("googlenet") == 8
+def test_a_max_batch_size_above_the_profiles_is_an_error(tmp_path: Path) -> None:
+    assert "outside 1..8" in error_of(profile=[small(tmp_path)], max_batch_size=16)
+    assert device_plan(profile=[small(tmp_path)]).max_batch_size("googlenet") == 8
 
 
-def test_each_device_has_its_profile_and_the_policies_solved_for_it() -> None:
-    plan = whole(device=f"{P4},{P4}-x10, {P4}", policy=["smdp:w2=1"])
+def test_each_device_has_its_own_profile_and_policies() -> None:
+    plan = server_plan(device=f"{P4},{P4}-x10, {P4}", policy=["smdp:w2=1"])
     assert [device.settings.device for device in plan.devices] == [P4, f"{P4}-x10", P4]
     chosen = [device.chosen["googlenet"] for device in plan.devices]
-    played = ["googlenet-tesla-p4", "googlenet-tesla-p4-x10", "googlenet-tesla-p4"]
-    assert [choice.profile.name for choice in chosen] == played
-    assert chosen[0].monitor is not chosen[2].monitor, "each measures its own share"
-    given = whole(device=f"{P4},{P4}-x10", profile=["googlenet-tesla-p4"]).devices
+    profiles = ["googlenet-tesla-p4", "googlenet-tesla-p4-x10", "googlenet-tesla-p4"]
+    assert [choice.profile.name for choice in chosen] == profiles
+    assert chosen[0].monitor is not chosen[2].monitor, "each measures its own arrival rate"
+    given = server_plan(device=f"{P4},{P4}-x10", profile=["googlenet-tesla-p4"]).devices
     assert [device.profiles["googlenet"].name for device in given] == ["googlenet-tesla-p4"] * 2
 
 
-def test_a_mistake_that_all_devices_share_is_told_once() -> None:
-    assert mistakes(device=f"{P4},{P4}-x10", policy=["clever"]).count("clever") == 1
+def test_an_error_of_all_devices_is_reported_once() -> None:
+    assert error_of(device=f"{P4},{P4}-x10", policy=["clever"]).count("clever") == 1
 
 
-def test_a_kept_profile_is_known_and_the_policy_solved_before_the_model_is_loaded() -> None:
-    kept = load_profile("googlenet-tesla-p4").truncated(4)
-    plan = planned(kept, device="cpu", policy=["smdp:w2=1"])
-    assert plan.chosen["googlenet"].profile is kept
-    assert planned(None, device="cpu", policy=["smdp:w2=1"]).chosen == {}
+def test_the_policy_for_a_cached_profile_is_solved_before_the_model_is_loaded() -> None:
+    cached = load_profile("googlenet-tesla-p4").truncated(4)
+    plan = device_plan(cached, device="cpu", policy=["smdp:w2=1"])
+    assert plan.chosen["googlenet"].profile is cached
+    assert device_plan(None, device="cpu", policy=["smdp:w2=1"]).chosen == {}
 
 
-def test_a_taken_port_is_a_mistake_among_others_and_a_free_one_is_given_back() -> None:
+def test_a_port_in_use_is_reported_with_other_errors_and_a_free_one_is_released() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told = mistakes(port=port, policy=["clever"])
-        assert "cannot listen" in told
-        assert "clever" in told
-    assert "clever" in mistakes(port=port, policy=["clever"])
-    assert whole(port=port).bound.fileno() == -1
+        message = error_of(port=port, policy=["clever"])
+        assert "cannot listen" in message
+        assert "clever" in message
+    assert "clever" in error_of(port=port, policy=["clever"])
+    assert server_plan(port=port).bound.fileno() == -1
 
 
-def test_other_parts_have_their_own_checks() -> None:
-    def no_keys(settings: Settings) -> None:
+def test_further_checks_are_reported_with_the_errors_of_the_settings() -> None:
+    def check_keys(settings: Settings) -> None:
         raise SpecError("no key file")
 
-    reading = read_settings({"models": ["a"], "device": P4, "port": 0}, None)
-    with pytest.raises(SpecError, match="nothing else; no key file"):
-        make_plan(Reading(reading.settings, ("nothing else",)), lambda *_: None, [no_keys])
+    result = read_settings({"models": ["a"], "device": P4, "port": 0}, None)
+    with pytest.raises(SpecError, match="no such setting; no key file"):
+        make_plan(SettingsResult(result.settings, ("no such setting",)), lambda *_: None, [check_keys])

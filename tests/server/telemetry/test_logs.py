@@ -1,4 +1,4 @@
-"""What is logged comes out, as JSON or for people, and never holds up who logs."""
+"""Log lines as JSON and for the console, and the bounded queue in front of the writer."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.telemetry.logs import BatchFacts, Form, Level, log_batch, logging_to
+from server.telemetry.logs import BatchFacts, LogFormat, LogLevel, log_batch, logging_to
 
 LOG = logging.getLogger("batchwright.test")
 BATCH: BatchFacts = {
@@ -28,7 +28,7 @@ BATCH: BatchFacts = {
 
 
 class Log:
-    """What came out of a pipe that somebody reads."""
+    """What was written to a pipe that a thread reads."""
 
     def __init__(self) -> None:
         self._read, self.file = os.pipe()
@@ -55,10 +55,10 @@ class Log:
 
 
 @contextmanager
-def logged(level: Level, form: Form) -> Iterator[Log]:
+def logged(level: LogLevel, log_format: LogFormat) -> Iterator[Log]:
     log = Log()
     try:
-        with logging_to(level, form, log.file):
+        with logging_to(level, log_format, log.file):
             yield log
     finally:
         log.close()
@@ -85,7 +85,7 @@ def test_an_exception_is_a_field() -> None:
     assert "exc_info" not in line
 
 
-def test_what_json_cannot_hold_is_written_all_the_same() -> None:
+def test_values_that_json_cannot_represent_are_still_written() -> None:
     with logged("info", "json") as log:
         LOG.info("odd", extra={"half": "\ud800", "large": 1 << 70, "nan": float("nan")})
         LOG.info("after")
@@ -93,7 +93,7 @@ def test_what_json_cannot_hold_is_written_all_the_same() -> None:
     assert log.lines[-1]["event"] == "after"
 
 
-def test_auto_is_json_where_nobody_looks_and_a_console_is_readable() -> None:
+def test_auto_is_json_without_a_terminal_and_console_lines_are_readable() -> None:
     with logged("info", "auto") as log:
         LOG.info("one")
     assert log.lines[0]["event"] == "one"
@@ -110,21 +110,22 @@ def test_auto_is_json_where_nobody_looks_and_a_console_is_readable() -> None:
     assert "secret" not in log.text.replace('secret = "key"', ""), "no local variables"
 
 
-def test_below_the_level_and_from_strangers_below_info_nothing_is_written() -> None:
+def test_lines_below_the_level_and_third_party_lines_below_info_are_not_written() -> None:
     with logged("debug", "json") as log:
-        LOG.debug("ours")
-        logging.getLogger("PIL.PngImagePlugin").debug("theirs")
-        logging.getLogger("uvicorn.error").info("theirs too")
-    assert [line["event"] for line in log.lines] == ["ours", "theirs too"]
+        LOG.debug("own")
+        logging.getLogger("PIL.PngImagePlugin").debug("third-party")
+        logging.getLogger("uvicorn.error").info("third-party info")
+    assert [line["event"] for line in log.lines] == ["own", "third-party info"]
     with logged("error", "json") as log:
         LOG.warning("no")
+    with logged("info", "json") as batches:
         log_batch(**BATCH)
-    assert log.text == ""
-    assert LOG.getEffectiveLevel() == logging.WARNING, "all is as before"
+    assert log.text == batches.text == ""
+    assert LOG.getEffectiveLevel() == logging.WARNING, "the levels are restored"
 
 
-def test_a_batch_is_one_line() -> None:
-    with logged("info", "json") as log:
+def test_a_batch_is_one_line_at_debug() -> None:
+    with logged("debug", "json") as log:
         log_batch(**BATCH)
         unknown = BATCH.copy()
         unknown["energy"] = None
@@ -132,7 +133,7 @@ def test_a_batch_is_one_line() -> None:
     first, second = log.lines
     del first["timestamp"]
     assert first == {
-        "level": "info",
+        "level": "debug",
         "logger": "batchwright.batch",
         "event": "batch",
         "model": "googlenet",
@@ -148,8 +149,8 @@ def test_a_batch_is_one_line() -> None:
     assert second["energy_mj"] is None
 
 
-def test_a_reader_that_sleeps_costs_lines_not_time_and_is_told_how_many() -> None:
-    """The pipe holds 64 KiB and 16 lines may wait: 4000 lines of 1 kB would block for ever."""
+def test_a_pipe_that_is_not_read_drops_lines_without_blocking_and_their_number_is_logged() -> None:
+    """The pipe holds 64 KiB and the queue 16 lines, so that 4000 lines of 1 kB would block for ever."""
     reading, writing = os.pipe()
     texts: list[bytes] = []
 
@@ -171,16 +172,16 @@ def test_a_reader_that_sleeps_costs_lines_not_time_and_is_told_how_many() -> Non
     assert numbers == sorted(numbers)
 
 
-def test_a_reader_that_is_gone_ends_nothing() -> None:
+def test_a_closed_pipe_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with logging_to("info", "json", writing):
-        LOG.info("to nobody")
+        LOG.info("not read")
     os.close(writing)
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_descriptor_may_be_non_blocking(blocking: bool) -> None:
+def test_a_non_blocking_descriptor_loses_no_line(blocking: bool) -> None:
     log = Log()
     os.set_blocking(log.file, blocking)
     with logging_to("info", "json", log.file):

@@ -1,4 +1,4 @@
-"""TLS files, and what is wrong with them."""
+"""TLS files and their errors."""
 
 import ssl
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.types import SpecError
-from server.transport.tls import Tls, tls_context, tls_of
+from server.transport.tls import Tls, load_tls, tls_context
 
 
 def certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
@@ -21,39 +21,39 @@ def certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_a_pair_that_belongs_together_is_taken_from_tls_1_2_on(tmp_path: Path) -> None:
+def test_a_matching_pair_is_accepted_for_tls_1_2_and_later(tmp_path: Path) -> None:
     context = tls_context(*certificate(tmp_path, "a"))
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-    assert tls_of(None, None) is None
+    assert load_tls(None, None) is None
 
 
-def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_reported_in_one_line(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "a")
     _, other = certificate(tmp_path, "b")
     _, locked = certificate(tmp_path, "c", "-passout", "pass:secret")
     junk = tmp_path / "junk"
     junk.write_text("nothing")
     for pair, says in (
-        ((cert, None), "belong together"),
-        ((None, key), "belong together"),
+        ((cert, None), "only one of"),
+        ((None, key), "only one of"),
         ((tmp_path / "nowhere", key), "certificate.*nowhere"),
         ((cert, tmp_path), "key"),
         ((cert, other), "KEY_VALUES_MISMATCH|MISMATCH"),
         ((cert, locked), "passphrase"),
         ((junk, key), "junk"),
         ((cert, junk), "junk"),
-        ((key, cert), "belong together"),
+        ((key, cert), "and its private key"),
     ):
         with pytest.raises(SpecError, match=says) as caught:
-            tls_of(*pair)
+            load_tls(*pair)
         assert "\n" not in str(caught.value)
 
 
 RSA = ("-newkey", "rsa:2048", "-nodes")
 
 
-def test_a_certificate_is_replaced_also_by_one_of_another_type_and_one_that_cannot_be_used_is_not(
+def test_a_certificate_is_replaced_by_one_of_another_key_type_and_an_invalid_one_is_not_loaded(
     tmp_path: Path,
 ) -> None:
     used, elliptic, rsa = tmp_path / "used", certificate(tmp_path, "a"), certificate(tmp_path, "b", *RSA)
@@ -71,7 +71,7 @@ def test_a_certificate_is_replaced_also_by_one_of_another_type_and_one_that_cann
         tls.reload()
         for suite in ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-GCM-SHA256"):
             shown = served(tls.context, suite)
-            assert shown in (pair[0].read_text(), None), "the old certificate is not in use for any client"
+            assert shown in (pair[0].read_text(), None), "the old certificate is not sent to any client"
         assert served(tls.context) == pair[0].read_text()
     use(elliptic[0], rsa[1])
     with pytest.raises(SpecError):
@@ -80,7 +80,7 @@ def test_a_certificate_is_replaced_also_by_one_of_another_type_and_one_that_cann
 
 
 def served(context: ssl.SSLContext, suite: str | None = None) -> str | None:
-    """The certificate, PEM, that a server shows a client; with `suite`, to one that offers only this of TLS 1.2."""
+    """The PEM certificate that a client receives; with `suite`, a TLS 1.2 client that offers only this cipher suite."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
