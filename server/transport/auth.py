@@ -1,109 +1,122 @@
-"""API keys: who may call what, and how often. Only hashes of keys are kept, in the file and here."""
+"""API keys: the key file, the scope of each key, and rate limits. Only SHA-256 hashes of keys are stored."""
 
 import hashlib
 import hmac
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil, isfinite
+from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from policies.types import SpecError
 from server.errors import ForbiddenError, TooManyError, UnauthorizedError
 
 Scope = Literal["predict", "admin"]
-_LINE = "a line is: name scope sha256-of-key [calls-per-second]"
-_MAX_KEY = 512  # bytes of a presented key that are worth hashing
+_MAX_KEY = 512  # bytes; a longer key is rejected before it is hashed
+_FORMAT = "a line is: name scope sha256-of-key [calls-per-second]"
+_EXPECTED = {  # by field; the value is not part of a message, since it may be a key in plain text
+    "name": "up to 64 letters, digits or any of _ . @ -",
+    "scope": "predict or admin",
+    "sha256": "64 hexadecimal digits; make them by: printf %s KEY | sha256sum",
+    "calls_per_second": "a number above 0",
+}
 
 
-class _Bucket:
-    """Token bucket: tokens come at a rate, 1/s, up to one second's worth and at least one; a call takes one."""
+class Key(BaseModel):
+    """One entry of the key file.
+
+    Attributes:
+        name: name of the client, for the log.
+        scope: routes that the key is valid for; a key for both scopes has two entries.
+        sha256: SHA-256 of the key, lower-case hexadecimal digits.
+        calls_per_second: rate limit, whatever the number of samples in a call; None: unlimited.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,64}$")]
+    scope: Scope
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9A-Fa-f]{64}$", to_lower=True)]
+    calls_per_second: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
+class _TokenBucket:
+    """Token bucket that is refilled at a rate, 1/s, up to one second's tokens and at least one."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._most = self._left = max(1.0, rate)
-        self._at = 0.0
+        self._capacity = self._tokens = max(1.0, rate)
+        self._updated = 0.0
 
-    def wait(self, now: float) -> float:
-        """Take a token; or else the time until there is one, s."""
-        self._left = min(self._most, self._left + self._rate * max(0.0, now - self._at))
-        self._at = now
-        if self._left < 1.0:
-            return (1.0 - self._left) / self._rate
-        self._left -= 1.0
+    def take(self, now: float) -> float:
+        """Take a token at `now`, s, and return 0; if there is none, return the time until the next one, s."""
+        self._tokens = min(self._capacity, self._tokens + self._rate * max(0.0, now - self._updated))
+        self._updated = now
+        if self._tokens < 1.0:
+            return (1.0 - self._tokens) / self._rate
+        self._tokens -= 1.0
         return 0.0
 
 
-@dataclass(frozen=True)
-class Key:
-    """One line of the file.
-
-    Attributes:
-        name: whose it is, for the log.
-        scope: what it is good for; a key for both stands on two lines.
-        digest: SHA-256 of the key.
-        rate: calls allowed, 1/s, whatever the number of their samples; None: any number.
-    """
-
-    name: str
-    scope: Scope
-    digest: bytes
-    rate: float | None = None
-    _bucket: _Bucket | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_bucket", None if self.rate is None else _Bucket(self.rate))
-
-    def wait(self, now: float) -> float:
-        """Count a call at `now`, s; the time until it may come again, s, where it is one too many, else 0."""
-        return 0.0 if self._bucket is None else self._bucket.wait(now)
-
-
 class Keys:
-    """All keys of a server."""
+    """The API keys of a server, with their rate limits."""
 
     def __init__(self, keys: Sequence[Key], origin: Path | None = None) -> None:
-        """`keys` are those of the file `origin`."""
-        self._keys = tuple(keys)
+        """Keys of the file `origin`, which `reload` reads; without it they do not change."""
         self._origin = origin
+        self._buckets = {key: _bucket(key) for key in keys}
 
     def reload(self) -> None:
-        """Read the file again: keys that are gone are revoked. A key whose line is the same keeps its rate limit.
+        """Read the file again. Keys that are gone are revoked; an unchanged entry keeps its token bucket.
 
         Raises:
-            SpecError: the file cannot be used; the keys stay as they are.
+            SpecError: the file cannot be read or has errors; the keys stay as they are.
         """
-        if self._origin is None:
-            return
-        before = {key: key for key in self._keys}
-        self._keys = tuple(before.get(key, key) for key in load_keys(self._origin)._keys)
+        if self._origin is not None:
+            loaded = load_keys(self._origin)._buckets
+            self._buckets = {key: self._buckets.get(key, bucket) for key, bucket in loaded.items()}
 
     def admit(self, authorization: bytes | None, scope: Scope, now: float) -> str:
-        """The name of the key in an Authorization header, which must be good for `scope`.
+        """Authenticate a call at `now`, s, and count it against the rate limit of its key.
 
-        Every key is compared in full, so that the time taken tells nothing of any of them.
+        The key is compared with all keys, in constant time, so that response times reveal none.
+
+        Args:
+            authorization: the Authorization header.
+            scope: scope that the route needs.
+            now: time of the call, s.
+
+        Returns:
+            The name of the key.
 
         Raises:
-            UnauthorizedError: there is none, or nobody knows it.
-            ForbiddenError: it is good for something else.
-            TooManyError: its rate is used up.
+            UnauthorizedError: there is no key, or it is unknown.
+            ForbiddenError: the key has the other scope.
+            TooManyError: the rate limit of the key is exceeded.
         """
-        digest = hashlib.sha256(_presented(authorization)).digest()
-        known = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
+        digest = hashlib.sha256(_bearer_key(authorization)).hexdigest()
+        known = [key for key in self._buckets if hmac.compare_digest(key.sha256, digest)]
         if not known:
-            raise UnauthorizedError("the key is unknown; ask whoever runs this server")
-        fitting = [key for key in known if key.scope == scope]
-        if not fitting:
+            raise UnauthorizedError("the key is unknown; check it, or have the server's operator add it")
+        key = next((key for key in known if key.scope == scope), None)
+        if key is None:
             raise ForbiddenError(f"key {known[0].name} is for {known[0].scope}, this needs {scope}; use another key")
-        wait = fitting[0].wait(now)
+        bucket = self._buckets[key]
+        wait = 0.0 if bucket is None else bucket.take(now)
         if wait > 0.0:
-            message = f"key {fitting[0].name} is allowed {fitting[0].rate:g} calls/s; come again later"
-            raise TooManyError(message, ceil(wait))
-        return fitting[0].name
+            rate, seconds = key.calls_per_second, ceil(wait)
+            raise TooManyError(f"key {key.name} is limited to {rate:g} calls/s; retry in {seconds} s", seconds)
+        return key.name
 
 
-def _presented(authorization: bytes | None) -> bytes:
+def _bucket(key: Key) -> _TokenBucket | None:
+    return None if key.calls_per_second is None else _TokenBucket(key.calls_per_second)
+
+
+def _bearer_key(authorization: bytes | None) -> bytes:
     if authorization is None:
         raise UnauthorizedError("this needs a key; send it as Authorization: Bearer KEY")
     kind, _, key = authorization.strip().partition(b" ")
@@ -114,66 +127,74 @@ def _presented(authorization: bytes | None) -> bytes:
 
 
 def load_keys(path: Path) -> Keys:
-    """The keys of a file.
+    """Read a key file.
 
     Raises:
-        SpecError: it cannot be read, or has mistakes; all of them in one line.
+        SpecError: it cannot be read, or has errors; all of them in one line.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}") from error
-    return Keys(parse_keys(text, str(path))._keys, path)
+        raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}; give a text file: {_FORMAT}") from error
+    return Keys([*parse_keys(text, str(path))._buckets], path)
 
 
 def parse_keys(text: str, origin: str) -> Keys:
-    """The keys in the text of a file; `#` begins a comment.
+    """Parse the content of the key file `origin`: a YAML list of keys, or a line of words for each key.
 
     Raises:
-        SpecError: there are mistakes; all of them in one line, each with the number of its line in `origin`.
+        SpecError: there are errors; all of them in one line, each with its place in the file.
     """
-    keys: dict[tuple[bytes, Scope], Key] = {}
-    mistakes = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        try:
-            key = _key(words)
-            if (key.digest, key.scope) in keys:
-                raise ValueError(f"the key stands here a second time for {key.scope}")
-            keys[key.digest, key.scope] = key
-        except ValueError as error:
-            mistakes.append(f"line {number}: {error}")
-    if not keys and not mistakes:
-        mistakes.append(f"no key, so that nobody could call; {_LINE}")
-    if mistakes:
-        raise SpecError(f"key file {origin!r}: {'; '.join(mistakes)}")
-    return Keys(list(keys.values()))
-
-
-def _key(words: list[str]) -> Key:
-    """A line's words as a key; what is wrong is said without showing the line, which may hold a plain key."""
-    if len(words) not in (3, 4):
-        raise ValueError(f"{len(words)} words; {_LINE}")
-    name, scope, digest = words[:3]
-    if not re.fullmatch(r"[\w.@-]{1,64}", name, re.ASCII):
-        raise ValueError("the name is not up to 64 letters, digits or any of _ . @ -")
-    if scope not in get_args(Scope):
-        raise ValueError(f"the scope is not {' or '.join(get_args(Scope))}")
-    if not re.fullmatch(r"[\da-fA-F]{64}", digest, re.ASCII):
-        raise ValueError("the third word is no SHA-256 of 64 hexadecimal digits; make it by: printf %s KEY | sha256sum")
-    return Key(name, "admin" if scope == "admin" else "predict", bytes.fromhex(digest), _rate(words[3:]))
-
-
-def _rate(words: list[str]) -> float | None:
-    if not words:
-        return None
+    keys: dict[tuple[str, Scope], Key] = {}
+    errors = []
     try:
-        rate = float(words[0])
-    except ValueError:
-        rate = 0.0
-    if not (isfinite(rate) and rate > 0.0):
-        raise ValueError("the rate is not a number of calls per second above 0")
-    return rate
+        for place, fields in _entries(text):
+            try:
+                key = Key.model_validate(fields)
+            except ValidationError as error:
+                errors.append(f"{place}: {_message(error.errors()[0])}")
+                continue
+            if (key.sha256, key.scope) in keys:
+                errors.append(f"{place}: the key is listed a second time for {key.scope}; remove one of them")
+            keys[key.sha256, key.scope] = key
+    except ValueError as error:
+        errors.append(str(error))
+    if not keys and not errors:
+        errors.append(f"no key, so that every call would be rejected; {_FORMAT}")
+    if errors:
+        raise SpecError(f"key file {origin!r}: {'; '.join(errors)}")
+    return Keys([*keys.values()])
+
+
+def _entries(text: str) -> Iterator[tuple[str, object]]:
+    """The place and the fields of each key.
+
+    Raises:
+        ValueError: the text has a colon, as only YAML has, and is not a YAML list.
+    """
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    if not any(":" in line for line in lines):
+        names = [*Key.model_fields, "more"]  # the last is unknown, as a fifth word is
+        numbered = ((number, line.split()) for number, line in enumerate(lines, 1))
+        yield from ((f"line {number}", dict(zip(names, words, strict=False))) for number, words in numbered if words)
+        return
+    try:
+        entries = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506  (builds only strings, lists and mappings)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f" at line {error.problem_mark.line + 1}"
+        raise ValueError(f"not valid YAML{line}; {_FORMAT}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"not valid YAML; {_FORMAT}") from error
+    if not isinstance(entries, list):
+        raise ValueError(f"not a YAML list of keys with {', '.join(Key.model_fields)}; {_FORMAT}")
+    yield from ((f"key {number}", fields) for number, fields in enumerate(entries, 1))
+
+
+def _message(error: ErrorDetails) -> str:
+    field = str(error["loc"][0]) if error["loc"] else ""
+    if field not in _EXPECTED:
+        return f"fields other than {', '.join(_EXPECTED)}; {_FORMAT}"
+    if error["type"] == "missing":
+        return f"the {field} is missing; {_FORMAT}"
+    return f"the {field} is not {_EXPECTED[field]}"
