@@ -1,4 +1,4 @@
-"""From a bound socket to exit code 0: uvicorn on uvloop, and what SIGTERM means here."""
+"""Process lifecycle: serve with uvicorn on uvloop, drain on SIGTERM, reload files on SIGHUP, and exit codes."""
 
 import asyncio
 import gc
@@ -21,14 +21,14 @@ from server.scheduling.fleet import Fleet
 from server.transport.connection import Listening, accept
 
 _log = logging.getLogger("batchwright")
-LOST = 3  # exit code: the device is lost, start the server again
-_LAST_ANSWERS = 10  # s for answers to go out after the last one is given; who still sends a call then is cut off
-_LAST_WORDS = 3  # the same, when nothing can be served any more or somebody has lost patience
-_LINGER = 1.0  # s in which kept connections are told of the end by an answer, instead of by being cut
+EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server
+_SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
+_FORCED_SHUTDOWN_TIMEOUT = 3  # s, the same after a second signal, or when no device works
+_KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which re-raises, and without its clock, which ticks when idle."""
+    """uvicorn without its signal handling, which re-raises signals, and without its periodic tick when idle."""
 
     def __init__(self, config: uvicorn.Config, scheme: str) -> None:
         super().__init__(config)
@@ -46,10 +46,10 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address now, so that a taken port is reported before a model is loaded; listening comes later.
+    """Bind the address without listening, so that a port in use is reported before a model is loaded.
 
     Raises:
-        SpecError: the address cannot be had.
+        SpecError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
@@ -63,7 +63,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def exit_on_sigterm() -> None:
-    """Until `serve` takes over, SIGTERM ends the process: the kernel would keep it from process 1 of a container."""
+    """Exit on SIGTERM until `serve` handles it; process 1 of a container would ignore the signal by default."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
@@ -74,53 +74,53 @@ def serve(
     drain_delay: float,
     listening: Listening,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
+    """Serve until SIGTERM or SIGINT, then drain: reject new calls, answer the accepted ones, and return.
 
-    After SIGTERM new calls are refused only when `drain_delay`, s, is over, while readiness is 503 at once: balancers
-    send calls until they have noticed. From the signal on every answer closes its connection. A second signal waits
-    for nothing any more.
+    After SIGTERM readiness is 503 at once, while calls are admitted for another `drain_delay`, s, until load balancers
+    have noticed. From the signal on every response closes its connection. A second signal stops without a drain.
 
     Returns:
-        The exit code: 0, or LOST when nothing could be served any more.
+        The exit code: 0, or EXIT_DEVICE_LOST when no device works any more.
     """
-    _allow_many_connections()
+    _raise_file_limit()
     gc.collect()
-    gc.freeze()  # what is loaded now stays: no collection need walk through it again
-    server = _Server(_config(_parting(app, fleet), listening), "http" if listening.tls is None else "https")
+    gc.freeze()  # later collections skip the objects of the loaded models
+    application = _closing_connections(app, fleet)
+    server = _Server(_config(application, listening), "http" if listening.tls is None else "https")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(server, fleet, bound, drain_delay, listening.reload))
 
 
-def _parting(app: ASGIApp, fleet: Fleet) -> ASGIApp:
-    """Every answer closes its connection once the server is leaving: a client's next call then goes elsewhere."""
+def _closing_connections(app: ASGIApp, fleet: Fleet) -> ASGIApp:
+    """Add Connection: close to every response while the server stops, so that clients reconnect to another server."""
 
-    async def parting(scope: Scope, receive: Receive, send: Send) -> None:
-        def sent(message: Message) -> Awaitable[None]:
+    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+        def send_closing(message: Message) -> Awaitable[None]:
             if fleet.leaving and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             return send(message)
 
-        await app(scope, receive, sent)
+        await app(scope, receive, send_closing)
 
-    return parting
+    return closing
 
 
-def _allow_many_connections() -> None:
-    """The usual soft limit of 1024 open files is for programs that use select."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # some systems forbid what they call unlimited
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files, often 1024 for programs that use select(2), to the hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems report an unlimited hard limit, but refuse to set it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _reload(files: Mapping[str, Callable[[], None]]) -> None:
-    """Read each of the files again; one that cannot be used changes nothing."""
+    """Reload each file; one with errors is logged and its last content stays in use."""
     for name, reload in files.items():
         try:
             reload()
         except SpecError as error:
-            _log.error("SIGHUP: the %s stays as it was: %s", name, error)
+            _log.error("SIGHUP: the %s was not reloaded, its last content stays in use: %s", name, error)
         else:
-            _log.info("SIGHUP: the %s was read again", name)
+            _log.info("SIGHUP: the %s was reloaded", name)
 
 
 async def _serve(
@@ -138,42 +138,44 @@ async def _serve(
             _log.warning("%s again: stopping without waiting for answers", name)
             fleet.abandon()
             server.stop.set()
-            loop.call_later(_LAST_WORDS, setattr, server, "force_exit", True)
+            loop.call_later(_FORCED_SHUTDOWN_TIMEOUT, setattr, server, "force_exit", True)
             return
         fleet.leaving = True
-        delay = drain_delay if name == "SIGTERM" else 0.0  # whoever presses Ctrl-C is no balancer
+        delay = (
+            drain_delay if name == "SIGTERM" else 0.0
+        )  # Ctrl-C comes from a terminal, not from behind a load balancer
         drains.append(asyncio.create_task(_drain(server, fleet, name, delay)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
-    if files:  # else a terminal that is closed ends the server, as it does any program
+    if files:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
         loop.add_signal_handler(signal.SIGHUP, _reload, files)
-    ending = asyncio.create_task(_end_when_broken(server, fleet))
+    stopping = asyncio.create_task(_stop_when_broken(server, fleet))
     trimming = asyncio.create_task(heap.keep_trimmed(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
-    for task in (*drains, ending, trimming):
+    for task in (*drains, stopping, trimming):
         task.cancel()
-    return LOST if fleet.broken.is_set() else 0
+    return EXIT_DEVICE_LOST if fleet.broken.is_set() else 0
 
 
-async def _end_when_broken(server: _Server, fleet: Fleet) -> None:
+async def _stop_when_broken(server: _Server, fleet: Fleet) -> None:
     await fleet.broken.wait()
     fleet.leaving = True
     server.stop.set()
-    await asyncio.sleep(_LAST_WORDS)
+    await asyncio.sleep(_FORCED_SHUTDOWN_TIMEOUT)
     server.force_exit = True
 
 
 async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None:
     if delay:
-        _log.info("%s: not ready any more, still admitting calls for %g s", name, delay)
+        _log.info("%s: readiness is 503, calls are admitted for another %g s", name, delay)
         await asyncio.sleep(delay)
-    _log.info("%s: refusing new calls, answering %d accepted", name, fleet.open_calls)
+    _log.info("%s: new calls are rejected, %d accepted calls are answered", name, fleet.open_calls)
     await fleet.drain()
-    end = monotonic() + _LINGER
+    end = monotonic() + _KEEP_ALIVE_GRACE
     while server.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.05)
-    server.stop.set()  # uvicorn then lets open answers go out, closes connections and returns
+    server.stop.set()  # uvicorn then finishes open responses, closes connections and returns
 
 
 def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
@@ -188,7 +190,7 @@ def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=_LAST_ANSWERS,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
     )
     config.load()
     return config
