@@ -1,4 +1,4 @@
-"""Energy meters: what a device has drawn so far, and how that is known. Never rated power times time."""
+"""Energy meters: the energy that a device has consumed, from a sensor and never from rated power times time."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from server.energy.nvml_meters import nvml_meter
 from server.energy.rapl import rapl_meter
 
 _log = logging.getLogger("batchwright.energy")
-_PATIENCE = 0.5  # s
+_READ_TIMEOUT = 0.5  # s
 
 
 class EnergyMeter(Protocol):
-    """A counter of joules. A sensor's takes up to milliseconds to read: not on the event loop.
+    """An energy counter. Reading a sensor takes up to milliseconds, too long for the event loop.
 
     Attributes:
         source: "nvml", "rapl", "emulated" or "none".
-        resolution: time between two updates of what is read, s; inf where there is none.
-        scope: what the joules are of: "board", "package", "batches" or "nothing".
-        about: how they are known, or why they are not: a line for the log and a profile's note.
+        resolution: time between two updates of the counter, s; inf without a counter.
+        scope: what is measured: "board", "package", "batches" or "nothing".
+        about: how the energy is measured, or why it is not; a line for the log and the profile's note.
     """
 
     source: str
@@ -31,12 +31,12 @@ class EnergyMeter(Protocol):
     about: str
 
     def read(self) -> float | None:
-        """Energy since the meter was made, J, never less than before; None where nothing can be measured."""
+        """Energy since the meter was created, J, non-decreasing; None where nothing can be measured."""
         ...
 
 
 class CountingMeter:
-    """The emulated device's meter: counts what the profile charges for each batch."""
+    """Meter of an emulated device: adds up the profile's energy of each batch."""
 
     source = "emulated"
     resolution = 0.0
@@ -57,58 +57,58 @@ class CountingMeter:
 
 
 class NoMeter:
-    """A device without a sensor that can be read."""
+    """Meter of a device without a readable sensor."""
 
     source = "none"
     resolution = inf
     scope = "nothing"
 
-    def __init__(self, about: str = "no sensor was asked for") -> None:
-        """`about` says why nothing is measured."""
+    def __init__(self, about: str = "no sensor is used") -> None:
+        """`about` is the reason why nothing is measured."""
         self.about = about
 
     def read(self) -> float | None:
-        """Nothing is known."""
+        """None."""
         return None
 
 
 class LastReading:
-    """What a meter said last, for an event loop, which must not wait for a sensor: a lost GPU may never answer.
+    """The last reading of a meter, for the event loop, which must not block on a sensor: a lost GPU may never answer.
 
-    Each reading has a thread of its own, one at a time; one that hangs, also on somebody else's, holds up nobody, nor
-    the end of the process.
+    Each reading runs on a daemon thread of its own, one at a time. A reading that hangs blocks neither other meters nor
+    the exit of the process.
 
     Attributes:
-        joules: the last reading, J; None before the first, or where nothing is known.
+        joules: the last reading, J; None before the first, or where nothing can be measured.
     """
 
     def __init__(self, meter: EnergyMeter) -> None:
-        """Nothing is read yet."""
+        """Does not read the meter yet."""
         self.joules: float | None = None
         self._meter = meter
-        self._read = asyncio.Event()
-        self._read.set()
+        self._complete = asyncio.Event()
+        self._complete.set()
 
-    async def refresh(self, patience: float = _PATIENCE) -> None:
-        """Read the meter; after `patience`, s, the last reading stays until that one comes back."""
-        if self._read.is_set():
-            self._read.clear()
-            Thread(target=self._follow, args=(asyncio.get_running_loop(),), name="energy", daemon=True).start()
+    async def refresh(self, timeout: float = _READ_TIMEOUT) -> None:  # noqa: ASYNC109  (a reading continues after it)
+        """Read the meter; after `timeout`, s, the last reading stays until the new one is complete."""
+        if self._complete.is_set():
+            self._complete.clear()
+            Thread(target=self._read, args=(asyncio.get_running_loop(),), name="energy", daemon=True).start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._read.wait()
+            async with asyncio.timeout(timeout):
+                await self._complete.wait()
 
-    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self.joules = self._meter.read()
-        except Exception:  # noqa: BLE001  (a broken sensor must not end the scraping)
-            _log.exception("the energy counter cannot be read")
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._read.set)
+        except Exception:  # noqa: BLE001  (a broken sensor must not fail a scrape of the metrics)
+            _log.exception("the energy counter cannot be read; its last value stays")
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._complete.set)
 
 
 def meter_for(device: str) -> EnergyMeter:
-    """The best meter of a device, "cuda:N" or "cpu"; NoMeter, and a line in the log, where there is none."""
+    """The best meter of a device, "cuda:N" or "cpu"; without one, NoMeter, and the reason is logged."""
     try:
         meter = _meter(device)
     except OSError as error:
@@ -129,7 +129,11 @@ def _meter(device: str) -> EnergyMeter:
             board = open_board(int(index or 0))
             meter = nvml_meter(board)
             if others := foreign_processes(board):
-                _log.warning("%s also runs processes %s: their energy is counted too", device, others)
+                _log.warning(
+                    "%s also runs processes %s, whose energy is counted too; stop them for exact figures",
+                    device,
+                    others,
+                )
             return meter
         case _:
-            raise OSError(f"no sensor is known for device {device!r}; those of cpu and cuda:N are")
+            raise OSError(f"no energy sensor is supported for device {device!r}, only for cpu and cuda:N")

@@ -23,8 +23,8 @@ METERS: list[EnergyMeter] = [
 
 
 @pytest.mark.parametrize("meter", METERS, ids=lambda meter: type(meter).__name__)
-def test_every_meter_says_what_it_is(meter: EnergyMeter) -> None:
-    # what an emulated device draws is its profile's: a profile measured there calls its energies modelled
+def test_every_meter_has_a_source_a_resolution_a_scope_and_a_description(meter: EnergyMeter) -> None:
+    # a profile measured on an emulated device has modelled energies
     source = "modelled" if meter.source == "emulated" else meter.source
     assert source in get_args(EnergySource)
     assert meter.resolution >= 0.0
@@ -39,26 +39,26 @@ def test_the_emulated_meter_counts_batches() -> None:
     assert meter.read() == 0.75
 
 
-def test_without_a_sensor_nothing_is_made_up() -> None:
-    meter = NoMeter("nobody looked")
-    assert (meter.read(), meter.source, meter.resolution, meter.about) == (None, "none", inf, "nobody looked")
+def test_without_a_sensor_the_energy_is_unknown() -> None:
+    meter = NoMeter("not tested")
+    assert (meter.read(), meter.source, meter.resolution, meter.about) == (None, "none", inf, "not tested")
 
 
 class HangingMeter(CountingMeter):
-    """A sensor that does not answer unless it is told to."""
+    """A sensor whose reading blocks until `answers` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = threading.Event()
-        self.asked = 0
+        self.reads = 0
 
     def read(self) -> float | None:
-        self.asked += 1
+        self.reads += 1
         self.answers.wait()
         return super().read()
 
 
-def test_a_sensor_that_hangs_holds_up_no_event_loop_and_keeps_its_last_value() -> None:
+def test_a_hanging_sensor_does_not_block_the_event_loop_and_keeps_its_last_value() -> None:
     meter = HangingMeter()
 
     async def scrapes() -> list[float | None]:
@@ -71,10 +71,10 @@ def test_a_sensor_that_hangs_holds_up_no_event_loop_and_keeps_its_last_value() -
         return seen
 
     assert asyncio.run(scrapes()) == [1.0, 1.0, 1.0, 3.0]
-    assert meter.asked == 2, "one reading at a time"
+    assert meter.reads == 2, "one reading at a time"
 
 
-def test_a_sensor_that_breaks_is_told_and_a_reading_may_outlive_its_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_sensor_is_logged_and_a_reading_may_outlive_its_loop(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(CountingMeter):
         def read(self) -> float | None:
             raise RuntimeError("no sensor any more")
@@ -83,27 +83,27 @@ def test_a_sensor_that_breaks_is_told_and_a_reading_may_outlive_its_loop(caplog:
     asyncio.run(broken.refresh())
     asyncio.run(hanging.refresh(0.0))
     [reading] = (thread for thread in threading.enumerate() if thread.name == "energy")
-    assert reading.daemon, "the process may end before it"
+    assert reading.daemon, "the process may exit before it completes"
     meter.answers.set()
     reading.join()
     assert (broken.joules, hanging.joules) == (None, 0.0)
     assert "no sensor any more" in caplog.text
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is at hand")
-def test_a_gpu_that_is_not_there_has_no_meter_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_has_no_meter_and_the_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     meter = meter_for("cuda:0")
     assert meter.source == "none"
     assert meter.about in caplog.text
     assert "cuda:0 is not measured" in caplog.text
 
 
-def test_the_cpu_has_its_packages_counters_or_a_reason() -> None:
+def test_the_cpu_has_rapl_counters_or_a_reason() -> None:
     meter = meter_for("cpu")
     assert (meter.source, meter.read() is None) in {("rapl", False), ("none", True)}
     assert "RAPL" in meter.about
 
 
 @pytest.mark.parametrize("device", ["tpu", "", "emulated:googlenet-tesla-p4"])
-def test_a_device_without_known_sensors_has_no_meter(device: str) -> None:
+def test_a_device_without_supported_sensors_has_no_meter(device: str) -> None:
     assert repr(device) in meter_for(device).about
