@@ -1,7 +1,7 @@
-"""Meters of one NVIDIA GPU: its total-energy counter, or else its power, integrated.
+"""Energy meters of one NVIDIA GPU: its total-energy counter, or its power integrated over time.
 
-Both give a lower bound where something cannot be seen: what was drawn across a reload of the driver (the counter
-starts anew) or while the power could not be read is left out, not guessed.
+Energy that cannot be read is left out, so that both give a lower bound: across a reload of the driver, which resets the
+counter, and while the power cannot be read.
 """
 
 import logging
@@ -13,56 +13,56 @@ from server.energy.nvml import Board, NvmlError
 
 _log = logging.getLogger("batchwright.energy")
 
-_PERIOD = 0.05  # s between two samples of the power: twice for each update of most sensors
-_POLL = 0.001  # s between two looks at the counter when its steps are timed
+_SAMPLE_PERIOD = 0.05  # s between two power samples; most sensors update every 0.1 s
+_POLL_PERIOD = 0.001  # s between two reads of the counter while its update period is measured
 _STEPS = 3
-_PATIENCE = 2.0  # s; a GPU draws watts even at rest, so a counter that stands still for so long is broken
+_COUNTER_TIMEOUT = 2.0  # s; an idle GPU consumes watts, so a counter that is constant for this long is broken
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], object]
-Wait = Callable[[float], bool]  # up to so many seconds; True: stop
+Wait = Callable[[float], bool]  # waits up to this time, s; True: stop
 
 
 class CounterMeter:
-    """The GPU's own count of energy."""
+    """Meter that reads the GPU's total-energy counter."""
 
     source = "nvml"
     scope = "board"
     about = "NVML's total-energy counter"
 
-    def __init__(self, board: Board, began: int, resolution: float) -> None:
-        """`began` is the counter's value from which to count, mJ; `resolution` the time between its steps, s."""
+    def __init__(self, board: Board, start: int, resolution: float) -> None:
+        """`start` is the counter's value to count from, mJ; `resolution` its update period, s."""
         self.resolution = resolution
         self._board = board
-        self._last = began
+        self._last = start
         self._millijoules = 0
         self._faults = _Faults()
-        self._lock = Lock()  # the scraper of metrics reads it, too
+        self._lock = Lock()  # metrics are read on other threads
 
     def read(self) -> float | None:
-        """Energy since the meter was made, J; None while the GPU refuses."""
+        """Energy since the meter was created, J; None while it cannot be read."""
         with self._lock:
             try:
                 now = self._board.energy()
             except NvmlError as error:
-                self._faults.tell(self.about, error)
+                self._faults.report(self.about, error)
                 return None
             self._faults.clear()
-            # Falling, it began anew: nothing says at what value, so the next step counts from here.
+            # A lower value means that the counter was reset at an unknown time: count from this value on.
             self._millijoules += max(0, now - self._last)
             self._last = now
             return self._millijoules / 1e3
 
 
 class PowerMeter:
-    """The GPU's power, integrated by trapezoids over samples: call `sample` often, or `follow` on a thread."""
+    """Meter that integrates power samples by the trapezoidal rule; call `sample` often, or `follow` on a thread."""
 
     source = "nvml"
     scope = "board"
-    resolution = _PERIOD
+    resolution = _SAMPLE_PERIOD
 
     def __init__(self, board: Board, clock: Clock, about: str) -> None:
-        """`clock` tells s; `about` says why it is not the counter that is read."""
+        """`clock` returns the time, s; `about` is the reason why the counter is not used."""
         self.about = about
         self._board = board
         self._clock = clock
@@ -72,16 +72,19 @@ class PowerMeter:
         self._lock = Lock()
 
     def read(self) -> float | None:
-        """Energy since the meter was made, J; None while the GPU refuses."""
+        """Energy since the meter was created, J; None while it cannot be read."""
         return self.sample()
 
     def sample(self) -> float | None:
-        """Count what was drawn since the last sample; a sample that fails leaves a gap that is not counted."""
+        """Add the energy since the last sample and return the sum, J; None if the power cannot be read.
+
+        The time between the samples before and after a failed one is not counted.
+        """
         with self._lock:
             try:
                 power = self._board.power() / 1e3
             except NvmlError as error:
-                self._faults.tell(self.about, error)
+                self._faults.report(self.about, error)
                 self._last = None
                 return None
             self._faults.clear()
@@ -92,13 +95,13 @@ class PowerMeter:
             return self._joules
 
     def follow(self, wait: Wait) -> None:
-        """Sample at 20 Hz until `wait` says to stop."""
-        while not wait(_PERIOD):
+        """Sample at 20 Hz until `wait` returns True."""
+        while not wait(_SAMPLE_PERIOD):
             self.sample()
 
 
-def on_a_thread(meter: PowerMeter) -> None:
-    """Follow the power for as long as the process lives."""
+def follow_on_thread(meter: PowerMeter) -> None:
+    """Sample the power on a daemon thread until the process exits."""
     Thread(target=meter.follow, args=(Event().wait,), name="power", daemon=True).start()
 
 
@@ -106,68 +109,70 @@ def nvml_meter(
     board: Board,
     clock: Clock = time.monotonic,
     sleep: Sleep = time.sleep,
-    follow: Callable[[PowerMeter], object] = on_a_thread,
+    follow: Callable[[PowerMeter], object] = follow_on_thread,
 ) -> CounterMeter | PowerMeter:
-    """The counter if it counts; else the power. Takes four of the counter's steps, 0.4 s.
+    """A meter that reads the counter if it works, else the power. Takes four updates of the counter, 0.4 s.
 
     Args:
         board: the GPU.
-        clock: tells s.
-        sleep: for so many s.
-        follow: sees to it that the power is sampled from now on.
+        clock: returns the time, s.
+        sleep: sleeps for a time, s.
+        follow: starts the sampling of a power meter.
 
     Raises:
-        OSError: the GPU is divided (MIG), or tells neither; the message says why.
+        OSError: the GPU is divided into MIG instances, or has neither a counter nor a power reading; with the reason.
     """
     if board.mig():
-        raise OSError("MIG is on: NVML meters the whole GPU, and no instance's share of it can be told")
+        raise OSError(
+            "MIG is on: NVML has the energy of the whole GPU only, not of an instance; turn MIG off to measure"
+        )
     try:
         resolution = step_period(board, clock, sleep)
         if resolution is not None:
             return CounterMeter(board, board.energy(), resolution)
-        why = f"it stood still for {_PATIENCE:g} s"
+        reason = f"it was constant for {_COUNTER_TIMEOUT:g} s"
     except NvmlError as error:
-        why = str(error)
+        reason = str(error)
     try:
         board.power()
     except NvmlError as error:
-        raise OSError(f"NVML's total-energy counter: {why}; its power: {error}") from error
+        raise OSError(f"NVML's total-energy counter: {reason}; its power: {error}") from error
     meter = PowerMeter(
-        board, clock, f"NVML's power, integrated at {1 / _PERIOD:g} Hz (the total-energy counter: {why})"
+        board, clock, f"NVML's power, integrated at {1 / _SAMPLE_PERIOD:g} Hz (the total-energy counter: {reason})"
     )
     follow(meter)
     return meter
 
 
 def step_period(board: Board, clock: Clock, sleep: Sleep) -> float | None:
-    """The mean time between steps of the counter, s; None if it stands still.
+    """The mean update period of the counter, s; None if it is constant for 2 s.
 
     Raises:
         NvmlError: the counter cannot be read.
     """
     steps: list[float] = []
-    last, began = board.energy(), clock()
+    last, start = board.energy(), clock()
     while len(steps) <= _STEPS:
-        sleep(_POLL)
+        sleep(_POLL_PERIOD)
         energy, now = board.energy(), clock()
         if energy != last:
             steps.append(now)
             last = energy
-        elif now - (steps[-1] if steps else began) > _PATIENCE:
+        elif now - (steps[-1] if steps else start) > _COUNTER_TIMEOUT:
             return None
     return (steps[-1] - steps[0]) / _STEPS
 
 
 class _Faults:
-    """Says in the log that a sensor fails: once, until it works again or fails otherwise."""
+    """Logs a failing sensor once, until it works again or fails with another error."""
 
     def __init__(self) -> None:
-        self._told: int | None = None
+        self._reported: int | None = None
 
-    def tell(self, what: str, error: NvmlError) -> None:
-        if error.code != self._told:
-            _log.warning("%s cannot be read: %s", what, error)
-        self._told = error.code
+    def report(self, source: str, error: NvmlError) -> None:
+        if error.code != self._reported:
+            _log.warning("%s cannot be read: %s", source, error)
+        self._reported = error.code
 
     def clear(self) -> None:
-        self._told = None
+        self._reported = None

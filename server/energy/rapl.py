@@ -1,7 +1,8 @@
-"""The CPU's own energy counters (RAPL), as Linux shows them under /sys/class/powercap.
+"""Energy counters of the CPU (RAPL) in /sys/class/powercap.
 
-A zone intel-rapl:N (also on AMD) is one package, with its cores and caches. Its parts (intel-rapl:N:M) are in it and
-the whole platform ("psys") is around it, so neither is added. Memory and GPU are not counted, other processes are.
+A zone intel-rapl:N (also on AMD) is one package with its cores and caches. Its subzones (intel-rapl:N:M) are part of
+it, and the platform ("psys") contains it, so that neither is added. The energy of other processes is included, that of
+memory and GPU is not.
 """
 
 import logging
@@ -18,11 +19,11 @@ _ROOT = Path("/sys/class/powercap")
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One package.
+    """The zone of one package.
 
     Attributes:
-        folder: with the counter energy_uj.
-        span: where the counter begins again at 0, uJ.
+        folder: directory with the counter energy_uj.
+        span: value at which the counter wraps to 0, uJ.
     """
 
     folder: Path
@@ -38,26 +39,26 @@ class Zone:
 
 
 class RaplMeter:
-    """The energy of all packages.
+    """Meter of all packages.
 
-    Wraps are followed as long as it is read more often than they happen: 262 kJ, a common span, is 22 minutes at 200 W.
+    It must be read at least once per wrap of a counter: 262 kJ, a common span, is 22 minutes at 200 W.
     """
 
     source = "rapl"
     scope = "package"
     resolution = 1e-3  # Intel's manual (volume 3, section on package RAPL): updated about every millisecond
 
-    def __init__(self, zones: Sequence[Zone], began: Sequence[int]) -> None:
-        """`began` are the zones' counters from which to count, uJ."""
+    def __init__(self, zones: Sequence[Zone], start: Sequence[int]) -> None:
+        """`start` are the values of the zones' counters to count from, uJ."""
         self.about = f"RAPL counters of {len(zones)} CPU package{'s' * (len(zones) > 1)}, without memory"
         self._zones = zones
-        self._last = list(began)
+        self._last = list(start)
         self._microjoules = 0
         self._failed = False
-        self._lock = Lock()  # the scraper of metrics reads it, too
+        self._lock = Lock()  # metrics are read on other threads
 
     def read(self) -> float | None:
-        """Energy since the meter was made, J; None while a counter cannot be read."""
+        """Energy since the meter was created, J; None while a counter cannot be read."""
         with self._lock:
             try:
                 now = [zone.energy() for zone in self._zones]
@@ -74,10 +75,10 @@ class RaplMeter:
 
 
 def rapl_meter(root: Path = _ROOT) -> RaplMeter:
-    """A meter of all packages found under `root`.
+    """A meter of all packages in `root`.
 
     Raises:
-        OSError: there are none, or they cannot be read; the message says why and what helps.
+        OSError: there are none, or they cannot be read; with the reason and the remedy.
     """
     zones = [
         Zone(folder, _number(folder / "max_energy_range_uj"))
@@ -97,7 +98,7 @@ def _is_package(folder: Path) -> bool:
 
 
 def _step(before: int, after: int, span: int) -> int:
-    """What was counted between two readings, uJ."""
+    """Energy between two readings, uJ."""
     return after - before if after >= before else max(0, after + span - before)
 
 
@@ -105,7 +106,7 @@ def _number(path: Path) -> int:
     try:
         return int(path.read_text())
     except OSError as error:
-        remedy = "RAPL is root's alone unless somebody makes it readable (chmod a+r)"
+        remedy = "only root may read RAPL; run as root, or make the file readable (chmod a+r)"
         raise OSError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
-        raise OSError(f"{path} holds no number") from error
+        raise OSError(f"{path} does not contain a number") from error

@@ -1,4 +1,4 @@
-"""Readings of a GPU from a file, played on a virtual clock in the place of NVML."""
+"""A GPU with readings from a file, on a virtual clock, in place of NVML."""
 
 import csv
 from bisect import bisect_right
@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parent / "board_readings"
 
 
 class VirtualTime:
-    """A clock that only sleeping moves."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,9 +24,9 @@ class VirtualTime:
 
 
 class RecordedBoard:
-    """A Board as readings/NAME.csv has it: each row holds until the next one's time_s.
+    """A Board with the readings of board_readings/NAME.csv; a row is valid until the time_s of the next row.
 
-    A cell of energy_mj or power_mw that is empty raises the NVML error whose number is in the row's column error.
+    An empty cell of energy_mj or power_mw raises the NVML error whose code is in the column error.
     """
 
     def __init__(self, name: str, time: VirtualTime, mig: bool = False, processes: Sequence[int] = ()) -> None:

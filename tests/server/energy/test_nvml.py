@@ -26,7 +26,7 @@ def metered(name: str) -> tuple[CounterMeter | PowerMeter, VirtualTime]:
     time = VirtualTime()
     followed: list[PowerMeter] = []
     meter = nvml_meter(RecordedBoard(name, time), time, time.sleep, followed.append)
-    assert followed == ([meter] if isinstance(meter, PowerMeter) else []), "the power is followed, the counter counts"
+    assert followed == ([meter] if isinstance(meter, PowerMeter) else []), "only power has to be sampled"
     return meter, time
 
 
@@ -49,34 +49,34 @@ def sampled(name: str) -> tuple[PowerMeter, VirtualTime, Callable[[float], bool]
     return PowerMeter(RecordedBoard(name, time), time, "test"), time, wait
 
 
-def test_the_counters_step_is_measured() -> None:
+def test_the_update_period_of_the_counter_is_measured() -> None:
     time = VirtualTime()
-    # polled every ms: each of the two ends is seen up to 1 ms late, and there are three steps between them
+    # polled every ms: the first and the last update are seen up to 1 ms late, with three periods between them
     assert step_period(RecordedBoard("steps", time), time, time.sleep) == pytest.approx(TICK, abs=0.001)
 
 
-def test_the_counter_is_preferred_and_counts_from_when_the_meter_was_made() -> None:
+def test_the_counter_is_preferred_and_counts_from_the_creation_of_the_meter() -> None:
     meter, time = metered("steps")
     assert isinstance(meter, CounterMeter)
     assert (meter.source, meter.scope) == ("nvml", "board")
     assert meter.resolution == pytest.approx(TICK, abs=0.001)
     assert meter.read() == 0.0
-    began, time.now = time.now, 1.95
-    assert meter.read() == pytest.approx(100.0 * (1.9 - began), abs=0.2)
+    start, time.now = time.now, 1.95
+    assert meter.read() == pytest.approx(100.0 * (1.9 - start), abs=0.2)
     time.now = 4.0
-    assert meter.read() == pytest.approx(100.0 * (2.0 - began) + 400.0 * 2.0, abs=0.2)
+    assert meter.read() == pytest.approx(100.0 * (2.0 - start) + 400.0 * 2.0, abs=0.2)
 
 
-def test_a_counter_that_begins_anew_never_takes_energy_back_nor_invents_any() -> None:
+def test_a_counter_reset_neither_decreases_the_energy_nor_adds_any() -> None:
     meter, time = metered("reset")
-    began = time.now
+    start = time.now
     found = [joules for joules in readings(meter, time, 4.0, 0.05) if joules is not None]
     assert found == sorted(found)
-    drawn = 250.0 * (4.0 - began)
-    assert drawn - 3 * 250.0 * TICK < found[-1] <= drawn
+    consumed = 250.0 * (4.0 - start)
+    assert consumed - 3 * 250.0 * TICK < found[-1] <= consumed
 
 
-def test_a_gpu_that_is_lost_reads_none_until_it_is_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_gpu_reads_none_until_it_is_back_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     meter, time = metered("lost")
     found = readings(meter, time, 3.9, 0.1)
     assert found.count(None) == 10
@@ -87,7 +87,7 @@ def test_a_gpu_that_is_lost_reads_none_until_it_is_back_and_says_so_once(caplog:
     assert kept[-1] == pytest.approx(200.0 * (3.9 - 0.4), abs=2 * 200.0 * TICK)
 
 
-def test_without_a_counter_the_power_is_integrated_and_the_meter_says_why() -> None:
+def test_without_a_counter_the_power_is_integrated_and_the_meter_has_the_reason() -> None:
     meter, _ = metered("no-counter")
     assert isinstance(meter, PowerMeter)
     assert (meter.source, meter.resolution) == ("nvml", 0.05)
@@ -98,24 +98,24 @@ def test_without_a_counter_the_power_is_integrated_and_the_meter_says_why() -> N
 def test_the_integral_of_a_ramp_is_its_area() -> None:
     meter, time, wait = sampled("no-counter")
     meter.follow(wait)
-    # 100 W + 100 W/s * t over 3 s; the record's stairs are 0.1 s long, so the ramp is seen up to 0.1 s late: 10 W
+    # 100 W + 100 W/s * t over 3 s; a row is valid for 0.1 s, so the power is up to 0.1 s old: 10 W
     assert meter.read() == pytest.approx(100.0 * time.now + 50.0 * time.now**2, abs=10.0 * time.now)
 
 
-def test_what_was_drawn_while_the_power_could_not_be_read_is_left_out() -> None:
+def test_energy_is_left_out_while_the_power_cannot_be_read() -> None:
     meter, time, wait = sampled("power-lost")
     meter.follow(wait)
     time.now = 3.9
     assert meter.read() == pytest.approx(200.0 * (1.95 + 0.9), abs=200.0 * 0.1)
 
 
-def test_a_counter_that_stands_still_is_no_counter() -> None:
-    meter, _ = metered("stands-still")
+def test_a_constant_counter_is_not_used() -> None:
+    meter, _ = metered("constant-counter")
     assert isinstance(meter, PowerMeter)
-    assert "stood still" in meter.about
+    assert "was constant for 2 s" in meter.about
 
 
-def test_without_permission_there_is_no_meter_and_both_reasons_are_told() -> None:
+def test_without_permission_there_is_no_meter_and_the_error_has_both_reasons() -> None:
     with pytest.raises(OSError, match=r"counter: no permission.*power: no permission"):
         metered("no-permission")
 
@@ -126,13 +126,13 @@ def test_a_divided_gpu_is_refused() -> None:
         nvml_meter(RecordedBoard("steps", time, mig=True), time, time.sleep)
 
 
-def test_foreign_processes_are_all_but_ones_own() -> None:
+def test_foreign_processes_are_all_but_this_one() -> None:
     board = RecordedBoard("steps", VirtualTime(), processes=(7, 4242, 99))
     assert foreign_processes(board, own=4242) == (7, 99)
     assert foreign_processes(RecordedBoard("steps", VirtualTime(), processes=(5,)), own=5) == ()
 
 
-def test_every_error_is_one_line_and_the_map_speaks_of_the_librarys_own_numbers() -> None:
+def test_every_error_code_of_the_library_has_a_message_of_one_line() -> None:
     named = {name: code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
     assert (named["NVML_ERROR_NOT_SUPPORTED"], named["NVML_ERROR_NO_PERMISSION"]) == (NOT_SUPPORTED, NO_PERMISSION)
     assert named["NVML_ERROR_GPU_IS_LOST"] == GPU_LOST
@@ -144,19 +144,19 @@ def test_every_error_is_one_line_and_the_map_speaks_of_the_librarys_own_numbers(
 
 @dataclass
 class Library:
-    """Stands for the module pynvml and its driver.
+    """A fake of the module pynvml.
 
     Attributes:
-        answers: by function; an int is the error it raises instead.
-        asked: the UUIDs that were looked up.
+        answers: return value of each function; an int is an error code to raise instead.
+        looked_up: the UUIDs that were looked up.
     """
 
     answers: dict[str, Any]
-    asked: list[str] = field(default_factory=list)
+    looked_up: list[str] = field(default_factory=list)
     NVMLError = pynvml.NVMLError
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - the library's name
-        self.asked.append(uuid)
+        self.looked_up.append(uuid)
         if uuid not in self.answers["known"]:
             raise pynvml.NVMLError(self.answers["otherwise"])
         return uuid
@@ -179,11 +179,11 @@ def test_a_gpu_is_found_by_its_uuid_with_or_without_the_prefix(given: str) -> No
 def test_an_instance_is_found_too_so_that_it_can_be_refused() -> None:
     library = Library({"known": {"MIG-ab12"}, "otherwise": 2})
     assert find_handle(library, "MIG-ab12") == "MIG-ab12"
-    assert library.asked == ["GPU-ab12", "MIG-ab12"]
+    assert library.looked_up == ["GPU-ab12", "MIG-ab12"]
 
 
 @pytest.mark.parametrize(("otherwise", "says"), [(6, "no such GPU"), (9, "driver is not loaded")])
-def test_a_uuid_that_cannot_be_found_says_why(otherwise: int, says: str) -> None:
+def test_the_error_for_an_unknown_uuid_has_the_reason(otherwise: int, says: str) -> None:
     with pytest.raises(NvmlError, match=says):
         find_handle(Library({"known": (), "otherwise": otherwise}), "ab12")
 
@@ -192,7 +192,7 @@ def power_field(code: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=123_456))]
 
 
-def test_the_library_is_read_in_its_own_units() -> None:
+def test_readings_are_in_the_units_of_the_library() -> None:
     answers = {
         "nvmlDeviceGetTotalEnergyConsumption": "5000",  # an int would be an error
         "nvmlDeviceGetFieldValues": power_field(0),
@@ -216,7 +216,7 @@ def test_mig_is_the_mode_that_is_on_or_being_an_instance(instance: c_uint, mode:
     assert PynvmlBoard(library, "handle").mig() is expected
 
 
-def test_the_librarys_errors_become_ours_also_those_inside_a_field() -> None:
+def test_errors_of_the_library_and_of_a_field_are_converted() -> None:
     library = Library({"nvmlDeviceGetTotalEnergyConsumption": 4, "nvmlDeviceGetFieldValues": power_field(3)})
     board = PynvmlBoard(library, "handle")
     with pytest.raises(NvmlError, match="permission"):

@@ -17,7 +17,7 @@ def zone(root: Path, number: str, name: str, energy: object) -> Path:
     return folder / "energy_uj"
 
 
-def test_packages_are_added_and_neither_their_parts_nor_the_platform(tmp_path: Path) -> None:
+def test_packages_are_added_without_subzones_and_platform(tmp_path: Path) -> None:
     counters = [
         zone(tmp_path, number, name, 100)
         for number, name in [("0", "package-0"), ("1", "package-1"), ("2", "psys"), ("0:0", "core")]
@@ -32,7 +32,7 @@ def test_packages_are_added_and_neither_their_parts_nor_the_platform(tmp_path: P
     assert "2 CPU packages" in meter.about
 
 
-def test_a_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
+def test_a_wrap_of_the_counter_is_added(tmp_path: Path) -> None:
     counter = zone(tmp_path, "0", "package-0", 900_000)
     meter = rapl_meter(tmp_path)
     found = []
@@ -42,7 +42,7 @@ def test_a_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
     assert found == pytest.approx([0.05, 0.11, 0.11, 0.9, 1.105])
 
 
-def test_a_counter_that_vanishes_reads_none_until_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_counter_reads_none_until_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     counter = zone(tmp_path, "0", "package-0", 0)
     meter = rapl_meter(tmp_path)
     counter.unlink()
@@ -61,13 +61,13 @@ def test_without_a_package_there_is_no_meter(tmp_path: Path, name: str | None) -
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_counter_for_roots_eyes_says_so(tmp_path: Path) -> None:
+def test_the_error_for_a_counter_only_root_may_read_has_the_remedy(tmp_path: Path) -> None:
     zone(tmp_path, "0", "package-0", 0).chmod(0)
-    with pytest.raises(OSError, match=r"Permission denied\); RAPL is root's"):
+    with pytest.raises(OSError, match=r"Permission denied\); only root may read RAPL"):
         rapl_meter(tmp_path)
 
 
-def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_counter_has_the_remedy(tmp_path: Path) -> None:
     counter = zone(tmp_path, "0", "package-0", 0)
     counter.unlink()
     counter.mkdir()
@@ -75,7 +75,7 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path: Path) -> None:
         rapl_meter(tmp_path)
 
 
-def test_a_counter_that_holds_no_number_is_told(tmp_path: Path) -> None:
+def test_a_counter_without_a_number_is_an_error(tmp_path: Path) -> None:
     zone(tmp_path, "0", "package-0", "lots")
-    with pytest.raises(OSError, match="holds no number"):
+    with pytest.raises(OSError, match="does not contain a number"):
         rapl_meter(tmp_path)
