@@ -1,4 +1,4 @@
-"""Content encodings of HTTP bodies: gzip and deflate, with a bound on what a body inflates to."""
+"""Content encodings of HTTP bodies: gzip and deflate, with a limit on the decompressed size."""
 
 import reprlib
 import zlib
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from server.errors import BadInputError, TooLargeError, UnsupportedError
 
 _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's wbits: 31 reads and writes the gzip wrapper, 15 the zlib wrapper
-_PIECE, _STEP = 2**20, 2**16  # bytes inflated, and fed, at once
+_PIECE = 2**20  # bytes of output at a time
+_INPUT = 2**16  # bytes of input at a time
 
 
 def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> bytes:
-    """Undo the body's Content-Encoding, inflating little more than `max_bytes`.
+    """Decompress a body by its Content-Encoding, up to `max_bytes`.
 
     Raises:
-        UnsupportedError: The encoding is not identity, gzip or deflate.
-        TooLargeError: The plain body is over `max_bytes`.
-        BadInputError: The compressed body is corrupt, cut off, or followed by something else.
+        UnsupportedError: the encoding is not identity, gzip or deflate.
+        TooLargeError: the decompressed body is over `max_bytes`.
+        BadInputError: the compressed body is corrupt, truncated or followed by other bytes.
     """
     return b"".join(decompressing(body, content_encoding, max_bytes))
 
@@ -24,7 +25,10 @@ def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> byt
 def decompressing(
     body: bytes, content_encoding: str | None, max_bytes: int, remedy: str = "send fewer samples per call"
 ) -> Iterator[bytes]:
-    """The same in pieces of at most 1 MiB, so that memory is reserved as they come; raises as `decompress`."""
+    """Decompress in pieces of at most 1 MiB, so that memory can be reserved for each; raises as `decompress`.
+
+    `remedy` ends the message of TooLargeError.
+    """
     encoding = (content_encoding or "identity").strip().lower().replace("x-gzip", "gzip") or "identity"
     size = 0
     for piece in _pieces(body, encoding, min(_PIECE, max_bytes + 1)):
@@ -34,36 +38,36 @@ def decompressing(
         yield piece
 
 
-def _pieces(body: bytes, encoding: str, most: int) -> Iterator[bytes]:
+def _pieces(body: bytes, encoding: str, max_piece: int) -> Iterator[bytes]:
     if encoding == "identity":
         yield body
     elif encoding in _WINDOW:
-        yield from _inflate(body, encoding, most)
+        yield from _inflate(body, encoding, max_piece)
     else:
         raise UnsupportedError(f"Content-Encoding is {reprlib.repr(encoding)}; send gzip, deflate or identity")
 
 
-def _inflate(body: bytes, encoding: str, most: int) -> Iterator[bytes]:
+def _inflate(body: bytes, encoding: str, max_piece: int) -> Iterator[bytes]:
     inflater = zlib.decompressobj(_WINDOW[encoding])
     if encoding == "deflate" and not _has_zlib_header(body):
-        inflater = zlib.decompressobj(-15)  # some clients send the bare stream
-    fed, left = 0, b""  # what the inflater leaves is copied with every piece, so it is fed little at a time
+        inflater = zlib.decompressobj(-15)  # some clients send deflate without the zlib wrapper
+    fed, left = 0, b""  # unconsumed input is copied with every piece, so little is passed at a time
     while not inflater.eof:
         if not left:
-            left, fed = body[fed : fed + _STEP], fed + _STEP
+            left, fed = body[fed : fed + _INPUT], fed + _INPUT
         try:
-            piece = inflater.decompress(left, most)
+            piece = inflater.decompress(left, max_piece)
         except zlib.error as error:
             raise BadInputError(f"the body is not valid {encoding}: {error}") from error
         left = inflater.unconsumed_tail
         if piece:
             yield piece
         elif fed >= len(body) and not (left or inflater.eof):
-            raise BadInputError(f"the {encoding} body ends too early after {len(body)} bytes; send all of it")
-    follow = len(inflater.unused_data) + max(0, len(body) - fed)
-    if follow:
-        # Also refuses gzip of many members: inflating millions of empty ones would take quadratic time.
-        raise BadInputError(f"{follow} bytes follow the {encoding} stream; send one stream")
+            raise BadInputError(f"the {encoding} body is truncated after {len(body)} bytes; send all of it")
+    trailing = len(inflater.unused_data) + max(0, len(body) - fed)
+    if trailing:
+        # Also rejects gzip with several members: decompressing millions of empty ones would take quadratic time.
+        raise BadInputError(f"{trailing} bytes follow the {encoding} stream; send one stream")
 
 
 def _has_zlib_header(body: bytes) -> bool:
@@ -71,10 +75,10 @@ def _has_zlib_header(body: bytes) -> bool:
 
 
 def compress(body: bytes, accept_encoding: str | None) -> tuple[bytes, str | None]:
-    """Compress an answer if the client asks for it.
+    """Compress a response body by the Accept-Encoding of its call.
 
     Returns:
-        The body and its Content-Encoding; None when it is left as it is.
+        The body and its Content-Encoding, None if it is not compressed.
     """
     if not accept_encoding:
         return body, None
@@ -87,7 +91,7 @@ def compress(body: bytes, accept_encoding: str | None) -> tuple[bytes, str | Non
 
 
 def _weight(item: str) -> tuple[str, float]:
-    """Read one item of Accept-Encoding, such as `gzip;q=0.5`; a weight that cannot be read counts as a refusal."""
+    """Name and weight of one item of Accept-Encoding, such as `gzip;q=0.5`; an invalid weight is 0."""
     name, _, weight = item.partition(";")
     value = weight.strip().lower().removeprefix("q=")
     try:

@@ -1,4 +1,4 @@
-"""Multipart forms, good and hostile."""
+"""Multipart forms, valid and hostile."""
 
 from contextlib import suppress
 from time import thread_time
@@ -22,7 +22,7 @@ def form(*parts: bytes) -> bytes:
 
 
 @given(st.binary().filter(lambda content: b"--x1" not in content))
-def test_a_field_comes_back_as_it_was_sent(content: bytes) -> None:
+def test_the_content_of_a_field_is_what_was_sent(content: bytes) -> None:
     assert field_of(form(part("image", content)), TYPE, "image") == content
     assert field_of(b"preamble\r\n" + form(part("a", b"1"), part("image", content)), TYPE, "image") == content
 
@@ -36,7 +36,7 @@ def test_a_field_comes_back_as_it_was_sent(content: bytes) -> None:
         'Content-Type: image/png\r\nContent-Disposition: form-data; name="image"; filename="\xe4.png"',
     ],
 )
-def test_headers_are_read_as_clients_write_them(head: str) -> None:
+def test_the_header_variants_of_clients_are_read(head: str) -> None:
     assert field_of(b"--x1\r\n" + head.encode() + b"\r\n\r\npicture\r\n--x1--", TYPE, "image") == b"picture"
 
 
@@ -54,33 +54,33 @@ def test_the_boundary_may_be_quoted_and_the_type_in_capitals() -> None:
         (form(part("image", b"p")), "multipart/form-data; boundary=", "no boundary"),
         (form(part("image", b"p")), f"multipart/form-data; boundary={'x' * 71}", "no boundary"),
         (form(part("image", b"p")), "multipart/form-data; boundary=\xe4", "no boundary"),
-        (b"", TYPE, "does not hold the boundary"),
-        (b"--x2\r\n", TYPE, "does not hold the boundary"),
-        (b"--x1", TYPE, "end of its line"),
-        (b"--x1junk\r\n\r\n", TYPE, "end of its line"),
-        (b"--x1\r\nA: b", TYPE, "no end of its headers"),
-        (b"--x1\r\nA: " + b"b" * 5000 + b"\r\n\r\n", TYPE, "no end of its headers"),
-        (part("image", b"p"), TYPE, "ends in the middle"),
+        (b"", TYPE, "is not in the body"),
+        (b"--x2\r\n", TYPE, "is not in the body"),
+        (b"--x1", TYPE, "not followed by a line end"),
+        (b"--x1junk\r\n\r\n", TYPE, "not followed by a line end"),
+        (b"--x1\r\nA: b", TYPE, "do not end within 4096 bytes"),
+        (b"--x1\r\nA: " + b"b" * 5000 + b"\r\n\r\n", TYPE, "do not end within 4096 bytes"),
+        (part("image", b"p"), TYPE, "ends within a part"),
         (form(), TYPE, "no file `image`"),
         (form(part("picture", b"p")), TYPE, "no file `image`"),
         (form(b"--x1\r\nA: b\r\n\r\np\r\n"), TYPE, "no file `image`"),
         (form(part("x", b"1") * 8, part("image", b"p")), TYPE, "over 8 parts"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(body: bytes, kind: str, says: str) -> None:
+def test_a_malformed_form_is_an_error_of_one_line(body: bytes, kind: str, says: str) -> None:
     with pytest.raises((BadInputError, TooLargeError), match=says) as caught:
         field_of(body, kind, "image")
     assert "\n" not in str(caught.value)
 
 
 @given(st.binary(), st.text())
-def test_any_bytes_give_a_field_or_a_plain_refusal(body: bytes, kind: str) -> None:
+def test_any_bytes_give_a_field_or_bad_input(body: bytes, kind: str) -> None:
     for content_type in (TYPE, f"multipart/form-data; boundary={kind}"):
         with suppress(BadInputError):  # 400 or 413
             field_of(b"--x1\r\n" + body, content_type, "image")
     if b"--x1" not in body:
         whole = form(part("other", body), part("image", body))
-        assert field_of(whole, TYPE, "image") == body, "a parser that refuses everything would pass otherwise"
+        assert field_of(whole, TYPE, "image") == body, "otherwise a parser that rejects everything would pass"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_any_bytes_give_a_field_or_a_plain_refusal(body: bytes, kind: str) -> No
     ],
     ids=["tiny parts", "nearly boundaries", "line ends", "dashes"],
 )
-def test_64_mb_of_malice_cost_less_than_a_second(body: bytes) -> None:
+def test_a_hostile_body_of_64_mb_takes_less_than_a_second(body: bytes) -> None:
     began = thread_time()
     with pytest.raises(ServerError):
         field_of(body, TYPE, "image")
-    assert thread_time() - began < 1.0, "scanned at the speed of bytes.find: about 0.1 s"
+    assert thread_time() - began < 1.0, "a scan with bytes.find takes about 0.1 s"
