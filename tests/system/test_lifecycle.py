@@ -1,4 +1,4 @@
-"""The real process from its start to its end: what it is told wrongly, and how it is stopped."""
+"""The server process: errors at its start, draining and signals."""
 
 import http.client
 import json
@@ -23,8 +23,8 @@ from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 READY = "/v2/health/ready"
 
 
-def started(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run serve-model to its end: it is expected to refuse."""
+def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run serve-model until it exits with an error."""
     return subprocess.run(
         [*command_line("serve-model"), *arguments],
         capture_output=True,
@@ -35,14 +35,14 @@ def started(*arguments: str, **environment: str) -> "subprocess.CompletedProcess
     )
 
 
-def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_all_errors_are_reported_in_one_line_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("prot: 1\nqueue_capacity: 4\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = started(
+        done = run_serve_model(
             *("googlenet", "resnet18", "--device", "emulated:googlenet-tesla-p4", "--port", port),
             *("--policy", "clever", "--policy", "resnet18=static:64", "--policy", "alexnet=greedy"),
             *("--profile", "nowhere", "--config", str(file)),
@@ -52,7 +52,7 @@ def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("serve-model: ")
     assert done.stderr.count("\n") == 1
-    for said in (
+    for part in (
         "BATCHWRIGHT_HOTS",
         "BATCHWRIGHT_PROT",
         "prot",
@@ -60,10 +60,10 @@ def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path
         "nowhere",
         f"cannot listen on 127.0.0.1:{port}",
     ):
-        assert said in done.stderr, said
+        assert part in done.stderr, part
 
 
-def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_a_pickle_with_code_is_rejected_and_not_executed(tmp_path: Path) -> None:
     trace = tmp_path / "executed"
 
     class Malicious:
@@ -74,7 +74,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
     plain.write_bytes(pickle.dumps({"weight": Malicious()}))
     torch.save({"weight": Malicious()}, zipped)
     for weights in (plain, zipped):
-        done = started("squeezenet1_1", "--device", "cpu", "--port", "0", "--weights", str(weights))
+        done = run_serve_model("squeezenet1_1", "--device", "cpu", "--port", "0", "--weights", str(weights))
         assert done.returncode == 2
         assert "cannot be read" in done.stderr.splitlines()[-1]
         assert not any("Traceback" in line for line in done.stderr.splitlines())
@@ -83,14 +83,14 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
-    """A device whose batches take half a minute."""
+    """An emulated device whose batches take 30 s."""
     file = tmp_path / "slow.json"
     sizes = {"batch_size": [1, 2], "service_time_s": [30.0, 30.0]}
     file.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "slow", **sizes}))
     return f"emulated:{file}"
 
 
-def test_during_the_drain_delay_calls_are_served_though_readiness_is_gone() -> None:
+def test_during_the_drain_delay_calls_are_served_while_readiness_is_503() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "3") as server:
         assert ask(server.url, READY).status == 200
         server.process.send_signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_during_the_drain_delay_calls_are_served_though_readiness_is_gone() -> N
 
 
 def until_refused(url: str, think: float) -> Counter[int]:
-    """One client on a connection that it keeps, call after call, until it or a new connection is refused."""
+    """Status codes of a client that calls on one keep-alive connection until a 503 or a refused connection."""
     answered: Counter[int] = Counter()
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     while not answered[503]:
@@ -128,24 +128,24 @@ def test_a_drain_under_load_breaks_no_connection_twice_in_a_row(delay: str, thin
                 clients = [pool.submit(until_refused, server.url, think) for _ in range(16)]
                 time.sleep(0.3)
                 server.process.send_signal(signal.SIGTERM)
-                ends = [client.result() for client in clients]  # raises where a connection broke
+                ends = [client.result() for client in clients]  # raises if a connection broke
             assert all(set(end) <= {200, 503} for end in ends)
             assert sum(end[200] for end in ends) > 16
             assert server.process.wait(timeout=15) == 0
 
 
-def test_an_upload_that_never_ends_does_not_keep_a_second_signal_waiting() -> None:
+def test_an_unfinished_upload_does_not_delay_the_exit_after_a_second_signal() -> None:
     with serving(*EMULATED, "--policy", "greedy") as server, socket.socket() as connection:
         connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
         server.process.send_signal(signal.SIGTERM)
         until(lambda: ask(server.url, READY).status == 503)
-        time.sleep(1.5)  # by now the drain is over and only this connection is left
+        time.sleep(1.5)  # the drain is over and only this connection is open
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=8) == 0, "before the ten seconds that last answers have"
+        assert server.process.wait(timeout=8) == 0, "less than the shutdown timeout of 10 s"
 
 
-def test_a_second_signal_cuts_the_delay_short() -> None:
+def test_a_second_signal_ends_the_drain_delay() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: ask(server.url, READY).status == 503)
@@ -153,14 +153,14 @@ def test_a_second_signal_cuts_the_delay_short() -> None:
         assert server.process.wait(timeout=10) == 0
 
 
-def test_ctrl_c_does_not_wait_for_the_delay() -> None:
+def test_sigint_has_no_drain_delay() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=10) == 0
 
 
-def test_a_second_signal_cuts_the_drain_short(slow: str) -> None:
-    arguments = ("googlenet", "--device", slow, "--policy", "serial")  # one is served, the other waits
+def test_a_second_signal_ends_the_drain(slow: str) -> None:
+    arguments = ("googlenet", "--device", slow, "--policy", "serial")  # one request is in service, the other waits
     with serving(*arguments) as server, ThreadPoolExecutor() as pool:
         waiting = [pool.submit(infer, server.url, pixels()) for _ in range(2)]
         until(lambda: queue_length(server) == 1)
