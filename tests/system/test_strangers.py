@@ -260,7 +260,7 @@ def test_files_that_cannot_be_used_are_told_before_anything_starts(tmp_path: Pat
     assert done.stderr.count("\n") == 1
     assert "line 1" in done.stderr
     assert "nowhere" in done.stderr
-    assert "the third word" in done.stderr
+    assert "the sha256 is not" in done.stderr
 
 
 def test_below_a_prefix_pictures_are_served_and_keys_hold(tmp_path: Path) -> None:
