@@ -93,8 +93,8 @@ class Settings(BaseSettings):
         30.0,
         gt=0,
         allow_inf_nan=False,
-        description="batch timeout in seconds; the device is considered lost after it, and after 20 times the expected "
-        "service time",
+        description="batch timeout in seconds, or 20 times the expected service time if that is longer; the device is "
+        "considered lost after it",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
