@@ -1,13 +1,18 @@
-"""Multipart forms: the content of one field, found with bytes.find in a body that is in memory already."""
+"""Multipart forms: the content of one field, by python-multipart."""
 
-from email.message import Message
+import logging
+from typing import Any
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from server.errors import BadInputError, TooLargeError
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would log each form that is malformed
 _MAX_PARTS = 8
-_MAX_HEADERS = 4096  # bytes of a part's headers
+_MAX_CONTENT_TYPE = 8192  # characters
 _MAX_BOUNDARY = 70  # bytes, by RFC 2046
-_WINDOW = 2**20  # bytes searched at a time, since bytes.find holds the GIL
+_WINDOW = 2**20  # bytes parsed at a time, since parsing holds the GIL
 
 
 def is_form(content_type: str) -> bool:
@@ -22,72 +27,82 @@ def field_of(body: bytes, content_type: str, name: str) -> bytes:
         BadInputError: the form is malformed, or has no such field.
         TooLargeError: the form has too many parts.
     """
-    delimiter = b"--" + _boundary(content_type)
-    at = _start(body, delimiter)
-    for _ in range(_MAX_PARTS):
-        if body[at : at + 2] == b"--":
-            raise BadInputError(
-                f"the form has no file `{name}`; send the picture as -F {name}=@photo.jpg, or as the body"
-            )
-        headers, start = _headers(body, at)
-        end = _find(body, b"\r\n" + delimiter, start - 2)  # in an empty part the CRLF that ends the headers begins it
-        if end < 0:
-            raise BadInputError("the form ends within a part; send all of it, with its last boundary")
-        if _name(headers) == name:
-            return body[start:end]
-        at = end + 2 + len(delimiter)
-    raise TooLargeError(f"the form has over {_MAX_PARTS} parts; send the file `{name}` alone")
-
-
-def _boundary(content_type: str) -> bytes:
-    boundary = _parameter(content_type[: 2 * _MAX_HEADERS], "boundary")
-    if not boundary or len(boundary) > _MAX_BOUNDARY or not boundary.isascii():
+    boundary = parse_options_header(content_type[:_MAX_CONTENT_TYPE].encode("latin-1", "replace"))[1].get(
+        b"boundary", b""
+    )
+    if not 0 < len(boundary) <= _MAX_BOUNDARY or not boundary.isascii():
         raise BadInputError(
             f"the form's Content-Type has no boundary of 1 to {_MAX_BOUNDARY} ASCII characters; add boundary=..."
         )
-    return boundary.encode()
-
-
-def _start(body: bytes, delimiter: bytes) -> int:
-    """Position after the first delimiter; the preamble before it is ignored."""
-    if body.startswith(delimiter):
-        return len(delimiter)
-    at = _find(body, b"\r\n" + delimiter, 0)
-    if at < 0:
+    start = 0 if body.startswith(b"--" + boundary) else body.find(b"\r\n--" + boundary)  # after a preamble
+    if start < 0:
         raise BadInputError("the boundary of the Content-Type is not in the body; send the form with its own boundary")
-    return at + 2 + len(delimiter)
+    field = _Field(name)
+    parser = MultipartParser(boundary, field.callbacks())
+    try:
+        for at in range(start + 2 * (start > 0), len(body), _WINDOW):
+            parser.write(body[at : at + _WINDOW])
+            if field.complete:
+                return b"".join(field.content)
+    except MultipartParseError as error:
+        raise BadInputError(f"the form is malformed ({error}); send it as curl -F does") from error
+    if field.ended:
+        raise BadInputError(f"the form has no file `{name}`; send the picture as -F {name}=@photo.jpg, or as the body")
+    raise BadInputError("the form ends within a part; send all of it, with its last boundary")
 
 
-def _headers(body: bytes, at: int) -> tuple[str, int]:
-    """The headers of the part whose delimiter ends at `at`, and the position of its content."""
-    line = body.find(b"\r\n", at, at + _MAX_HEADERS)
-    if line < 0 or body[at:line].strip(b" \t"):
-        raise BadInputError("a boundary of the form is not followed by a line end; send CRLF after it")
-    blank = body.find(b"\r\n\r\n", line, line + _MAX_HEADERS)
-    if blank < 0:
-        raise BadInputError(f"the headers of a form part do not end within {_MAX_HEADERS} bytes; send fewer of them")
-    return body[line + 2 : blank].decode("utf-8", "replace"), blank + 4
+class _Field:
+    """Collects the first field of a name from a parser's callbacks.
 
+    Attributes:
+        content: pieces of the field's content.
+        complete: whether all of it was parsed.
+        ended: whether the form's last boundary was parsed.
+    """
 
-def _name(headers: str) -> str | None:
-    for line in headers.split("\r\n"):
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "content-disposition":
-            return _parameter(value, "name")
-    return None
+    def __init__(self, name: str) -> None:
+        self.content: list[bytes] = []
+        self.complete = self.ended = False
+        self._name = name.encode()
+        self._parts = 0
+        self._header, self._value = b"", b""
+        self._wanted = False
 
+    def callbacks(self) -> Any:
+        """For `MultipartParser`."""
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._on_header,
+            "on_header_value": self._on_value,
+            "on_header_end": self._end_header,
+            "on_part_data": self._on_data,
+            "on_part_end": self._end_part,
+            "on_end": self._end,
+        }
 
-def _parameter(value: str, name: str) -> str | None:
-    message = Message()
-    message["Content-Type"] = " ".join(value.splitlines())
-    found = message.get_param(name)
-    return found if isinstance(found, str) else None  # a tuple is an RFC 2231 value, not allowed in forms (RFC 7578)
+    def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > _MAX_PARTS and not self.complete:
+            raise TooLargeError(f"the form has over {_MAX_PARTS} parts; send the file `{self._name.decode()}` alone")
 
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
 
-def _find(body: bytes, pattern: bytes, start: int) -> int:
-    """bytes.find in windows, so that other threads run in between."""
-    for at in range(start, len(body), _WINDOW):
-        found = body.find(pattern, at, at + _WINDOW + len(pattern) - 1)
-        if found >= 0:
-            return found
-    return -1
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._wanted = not self.complete and parse_options_header(self._value)[1].get(b"name") == self._name
+        self._header, self._value = b"", b""
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        if self._wanted:
+            self.content.append(data[start:end])
+
+    def _end_part(self) -> None:
+        self.complete |= self._wanted
+        self._wanted = False
+
+    def _end(self) -> None:
+        self.ended = True
