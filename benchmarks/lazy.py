@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.serving import load, save
 from loadgen.simulated import Device, simulate
-from policies.catalog import choose, memory
+from policies.catalog import choose, rate_time_constant
 from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from policies.profile import Profile
 from policies.queue import simulator
@@ -77,7 +77,7 @@ def arrivals(rate: float, requests: int, seed: int) -> Instants:
 def runner(spec: str, profile: Profile) -> _Runner:
     """Serves arrivals by a policy; solved once, each run with a monitor of its own."""
     chosen = choose(spec, profile)
-    return lambda instants: simulate(replace(chosen, monitor=ForgettingMonitor(memory(profile))), instants)
+    return lambda instants: simulate(replace(chosen, monitor=ForgettingMonitor(rate_time_constant(profile))), instants)
 
 
 # (a), (b): the paper's setting

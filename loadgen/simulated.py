@@ -18,7 +18,7 @@ from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import least_expected, run_fleet
 from policies.queue.simulator import Router, Run, Service, Station, serve
-from policies.rules.multi_bin import mistaken
+from policies.rules.multi_bin import mispredicted
 from policies.types import Kind, Launch, Request, SpecError
 
 
@@ -209,7 +209,7 @@ def _sized(chosen: Chosen, instants: Instants, model: str, sizes: Sizes) -> list
         alone = chosen.profile.service_time(1, length)
         kind = chosen.kind(model, alone)
         if chosen.bins is not None:
-            kind = mistaken(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
+            kind = mispredicted(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
         requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=ceil(length), payload=length))
     return requests
 

@@ -1,49 +1,31 @@
-"""A chosen policy as a table of actions by queue length, where it is one."""
-
-from math import inf
+"""A chosen policy as a table of actions by queue length, where its actions depend on nothing else."""
 
 from policies.catalog import Chosen
 from policies.queue.counting import CountTable
 from policies.queue.monitor import NoMonitor
-from policies.rules.control_limit import ControlLimit
-from policies.rules.lookup import Lookup
-from policies.rules.rate_matching import RateMatching
+from policies.rules.traits import QueueLengthPolicy
 from policies.types import Mix
 
 
 def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
     """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
 
-    None where the policy is no function of the queue length: it looks at a clock, or at sizes.
+    None where the action also depends on waiting times, deadlines or sizes.
     """
-    largest = chosen.profile.max_batch_size
-    if chosen.bins is not None:
+    if chosen.bins is not None or not isinstance(chosen.policy, QueueLengthPolicy):
         return None
-    match chosen.policy:
-        case ControlLimit(limit, most, wait, _) if wait == inf:
-            return _limit_table(limit, most), None
-        case RateMatching() as matching:
-            return _limit_table(matching.limit(arrival_rate), largest), None
-        case Lookup() as table:
-            row = table.row(arrival_rate)
-            return (_limit_table(1, largest), None) if row is None else (tuple(row.batch_size), row.mix)
-        case _:
-            return None
+    table = chosen.policy.action_table(arrival_rate)
+    return None if table is None else (tuple(table.batch_size), table.mix)
 
 
 def count_table(chosen: Chosen) -> CountTable | None:
-    """The policy as actions by queue length, drawn ones included; None where it looks at a clock, a rate or sizes."""
-    largest = chosen.profile.max_batch_size
-    if chosen.bins is not None:
+    """The policy as actions by queue length, random ones included; None where they depend on anything else."""
+    policy = chosen.policy
+    if chosen.bins is not None or not isinstance(policy, QueueLengthPolicy):
         return None
-    match chosen.policy:
-        case ControlLimit(limit, most, wait, _) if wait == inf and most <= largest:
-            return CountTable(_limit_table(limit, most), most)
-        case Lookup(rows, _, most, seed) if isinstance(chosen.monitor, NoMonitor) and most <= largest:
-            return CountTable(rows[0].batch_size, most, rows[0].mix, seed)
-        case _:
-            return None
-
-
-def _limit_table(limit: int, largest: int) -> tuple[int, ...]:
-    return tuple(0 if n < limit else min(n, largest) for n in range(max(limit, largest) + 1))
+    if policy.depends_on_rate and not isinstance(chosen.monitor, NoMonitor):
+        return None
+    table = policy.action_table(None)
+    if table is None or table.max_batch_size > chosen.profile.max_batch_size:
+        return None
+    return CountTable(table.batch_size, table.max_batch_size, table.mix, table.seed)

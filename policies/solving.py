@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf, log, sqrt
 
 from policies.profile import Profile
-from policies.rules.lookup import Lookup, Row, lookup, weighted
+from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
 from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
 from policies.smdp.choice import choose as choose_weight
 from policies.smdp.model import Problem
@@ -87,5 +87,5 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     return lookup([_row(row) for row in table.rows], profile.max_batch_size)
 
 
-def _row(row: TableRow) -> Row:
-    return Row(row.arrival_rate, row.batch_size, row.mix)
+def _row(row: TableRow) -> ActionRow:
+    return ActionRow(row.arrival_rate, row.batch_size, row.mix)

@@ -1,1 +1,1 @@
-"""The policies, one file each."""
+"""Policy rules, one file each, and the policies that combine or bound others."""

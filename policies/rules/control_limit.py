@@ -1,12 +1,15 @@
-"""Control limit: launch everybody who waits once at least `limit` do. Greedy, serial, static and timeout are members.
+"""Control limit: launch all waiting requests once at least `limit` wait.
 
-Journal, definitions 1 and 2 (equations 15 and 16); where fewer than B_min wait, nothing is launched (exact-tail.md,
-misprint of equation 16).
+Greedy, serial, static and timeout are control limits. Journal, definitions 1 and 2 (equations 15 and 16); where fewer
+than B_min wait, nothing is launched (exact-tail.md, misprint of equation 16).
 """
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import ClassVar
 
+from policies.rules.rule import Rule
+from policies.rules.traits import ActionTable, control_limit_table
 from policies.types import Action, Reason, State, Wait, launch_oldest
 
 
@@ -17,9 +20,11 @@ class ControlLimit:
     Attributes:
         limit: smallest number that is launched before the time-out.
         max_batch_size: largest batch.
-        timeout: waiting time of the oldest request, counted from its arrival, at which whoever waits goes, s.
-        reason: what a launch below the maximum is called.
+        timeout: waiting time of the oldest request at which a partial batch is launched, s.
+        reason: of a launch below the maximum.
     """
+
+    depends_on_rate: ClassVar[bool] = False
 
     limit: int
     max_batch_size: int
@@ -34,9 +39,13 @@ class ControlLimit:
         launch = launch_oldest(state, self.max_batch_size, self.max_batch_size, self.reason)
         return launch if state.now >= due else replace(launch, formed=state.waiting[self.limit - 1].arrival)
 
+    def action_table(self, arrival_rate: float | None) -> ActionTable | None:
+        """The same at every rate; None with a time-out, which depends on waiting times."""
+        return control_limit_table(self.limit, self.max_batch_size) if self.timeout == inf else None
+
 
 def greedy(max_batch_size: int) -> ControlLimit:
-    """Whoever waits goes as soon as the device is free (equation 16)."""
+    """Launch all waiting requests as soon as the device is free (equation 16)."""
     return ControlLimit(1, max_batch_size)
 
 
@@ -51,5 +60,34 @@ def static(batch_size: int) -> ControlLimit:
 
 
 def timeout(max_batch_size: int, timeout: float) -> ControlLimit:
-    """A full batch, or whoever waits when the oldest has waited `timeout` s, counted from its arrival."""
+    """A full batch, or a partial one when the oldest request has waited `timeout` s, counted from its arrival."""
     return ControlLimit(max_batch_size, max_batch_size, timeout)
+
+
+GREEDY = Rule(
+    name="greedy",
+    build=lambda _, profile: greedy(profile.max_batch_size),
+    description="Launches all waiting requests as soon as the device is free.",
+    example="greedy",
+)
+SERIAL = Rule(
+    name="serial",
+    build=lambda *_: serial(),
+    description="Launches one request at a time, as soon as the device is free.",
+    example="serial",
+)
+STATIC = Rule(
+    name="static",
+    build=lambda spec, profile: static(spec.whole("ARG", 1, profile.max_batch_size)),
+    takes_arg=True,
+    description="Launches batches of exactly {arg}.",
+    example="static:5",
+)
+TIMEOUT = Rule(
+    name="timeout",
+    build=lambda spec, profile: timeout(profile.max_batch_size, spec.number("ARG") / 1e3),
+    takes_arg=True,
+    description="Launches a full batch, or a partial batch once the oldest request has waited {arg} ms. The chart is "
+    "of requests that have just arrived.",
+    example="timeout:20",
+)

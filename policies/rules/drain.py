@@ -1,4 +1,4 @@
-"""Drain: serve out what is left. Greedy, for every kind and stage: the policy of a server that stops."""
+"""Drain: launch what is left, as greedy does, for every kind and stage. The policy of a server that shuts down."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from policies.types import Action, Launch, Reason, State
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Launches as many as fit, started ones first, then the kind of the oldest request.
+    """Launches as many requests as fit: suspended ones first, then the kind of the oldest waiting one.
 
     Attributes:
         max_batch_size: largest batch of each model.
-        reason: what its launches are called.
+        reason: of its launches.
     """
 
     max_batch_size: Mapping[str, int]
@@ -20,7 +20,7 @@ class Drain:
 
     def decide(self, state: State, /) -> Action:
         """Never waits."""
-        everybody = state.suspended or state.waiting
-        first = everybody[0]
-        mates = [r for r in everybody if r.kind == first.kind and r.stage == first.stage]
-        return Launch(mates[: self.max_batch_size[first.kind.model]], reason=self.reason)
+        candidates = state.suspended or state.waiting
+        first = candidates[0]
+        batch = [r for r in candidates if r.kind == first.kind and r.stage == first.stage]
+        return Launch(batch[: self.max_batch_size[first.kind.model]], reason=self.reason)

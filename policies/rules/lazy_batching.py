@@ -1,25 +1,26 @@
-"""LazyBatching: newcomers preempt between stages, catch up with the batch under way, and ride along.
+"""LazyBatching: new requests preempt between stages, catch up with the batch in flight, and are merged with it.
 
 Choi, Kim and Rhu, "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference", sections IV, VI.
 
     symbol               name
     SLA_target           deadline - arrival, of each request, s
-    T_wait               started - arrival, the initial wait; now - arrival of who has not started, s
+    T_wait               started - arrival, the initial wait; now - arrival of a request that has not started, s
     NodeLatency(n)       profile.span(1, n, n + 1), s: the node is the stage
     SingleInputExecTime  LazyBatching.alone, s (Algorithm 1); of dynamic graphs by dec_timesteps (unrolled.py)
     Slack                budget - work (Claim), s: `printed` is equation (2) to the letter
     InfQ                 state.waiting: the pending inputs
     BatchTable           state.suspended, the latest run last: the stack, its top at the end
-    sub-batch            neighbours in the stack that stand at one stage, so that catching up is merging
+    sub-batch            neighbours in the stack at the same stage: catching up with a sub-batch merges the two
     active batch         LazyBatching.active: the topmost sub-batch
-    model-allowed        profile.max_batch_size: newcomers are no more than have room in the active batch; where the
-    maximum batch size     next sub-batch is then caught up with and has too little room, who ran last goes first
+    model-allowed        profile.max_batch_size: new requests are limited to the room in the active batch. Where the
+    maximum batch size     next sub-batch is then reached and has too little room, the requests run last go first
 
-At each stage boundary the oldest newcomers preempt, as many as the slack allows; else the active batch goes on. The
-slack is that of the least fortunate in flight, newcomers included; equation (1) is the case of one. An idle device
-takes whoever waits, for there is nobody to spare. Printed, a request counts its full time though most of it is done,
-and only the wait before its start; `remaining` counts what remains and all time since arrival. Both sum what everybody
-would take alone. `oracle` takes the measured time of catching up and riding together instead.
+At each stage boundary the oldest waiting requests preempt, as many as the slack allows; else the active batch
+continues. The slack is the smallest of all requests in flight, new ones included; equation (1) is the case of one
+request. On an idle device all waiting requests start, since none in flight can be delayed. `printed` counts a request
+with its full time, even if most stages are done, and only the wait before its start; `remaining` counts the remaining
+stages and all time since arrival. Both sum what each request would take alone. `oracle` takes the measured time of
+catching up and running merged instead.
 """
 
 from bisect import bisect_right
@@ -30,7 +31,11 @@ from math import inf
 from typing import Literal
 
 from policies.profile import Profile
-from policies.types import Action, Launch, Request, State, Wait
+from policies.rules.rule import Rule
+from policies.rules.traits import StepPolicy
+from policies.spec import Spec
+from policies.types import Action, Launch, Request, SpecError, State, Wait
+from policies.unrolled import planned
 
 Slack = Literal["printed", "remaining", "oracle"]
 SLACKS: tuple[Slack, ...] = ("printed", "remaining", "oracle")
@@ -39,12 +44,12 @@ Stack = Sequence[tuple[int, int]]  # (stage, number) of each sub-batch, the top 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What requests in flight want of the device; slack = budget - work.
+    """The device time that requests in flight need; slack = budget - work.
 
     Attributes:
         budget: time within which all of them have to be done, s.
-        work: time that they are counted with, s.
-        requests: how many are here, waiting ones included.
+        work: their estimated service time, s.
+        requests: number of requests, waiting ones included.
     """
 
     budget: float = inf
@@ -56,17 +61,17 @@ class Claim:
         return Claim(min(self.budget, other.budget), self.work + other.work, self.requests + other.requests)
 
 
-NOBODY = Claim()
+NO_CLAIM = Claim()
 
 
 @dataclass(frozen=True, slots=True)
-class LazyBatching:
+class LazyBatching(StepPolicy):
     """Preempts whenever the slack allows.
 
     Attributes:
         profile: of the model, by stage.
         slack: how it is estimated.
-        predicted: number of stages that a request is taken to have; None: the profile's.
+        predicted: number of stages assumed for a request; None: the profile's.
     """
 
     profile: Profile
@@ -75,42 +80,42 @@ class LazyBatching:
 
     @property
     def stages(self) -> int:
-        """The number of stages a request is taken to have."""
+        """The number of stages assumed for a request."""
         return self.profile.stages if self.predicted is None else self.predicted
 
     @property
     def alone(self) -> float:
-        """SingleInputExecTime: what a request takes alone, s (Algorithm 1)."""
+        """SingleInputExecTime: service time of a request alone, s (Algorithm 1)."""
         return self.profile.span(1, 0, self.stages)
 
     def decide(self, state: State, /) -> Action:
         """One stage of one sub-batch; never waits."""
-        return self.turn(state, NOBODY) or Wait()
+        return self.next_launch(state, NO_CLAIM) or Wait()
 
-    def turn(self, state: State, others: Claim) -> Launch | None:
-        """The next stage of whoever of this model goes next; None where nobody may.
+    def next_launch(self, state: State, others: Claim) -> Launch | None:
+        """The next stage of this model's requests; None where the slack allows none.
 
         Args:
             state: with the requests of this model only.
-            others: of the other models on the device.
+            others: claim of the other models on the device.
         """
         if not state.suspended and not others.work:
             return self._launch(state.waiting[: self.profile.max_batch_size]) if state.waiting else None
-        newcomers = self.admitted(state, others) if state.waiting else 0
-        return self._launch(state.waiting[:newcomers]) if newcomers else self.resume(state)
+        admitted = self.admitted(state, others) if state.waiting else 0
+        return self._launch(state.waiting[:admitted]) if admitted else self.resume(state)
 
     def resume(self, state: State) -> Launch | None:
         """The next stage of the active batch, if there is one."""
         return self._launch(self.active(state.suspended)) if state.suspended else None
 
     def active(self, suspended: Sequence[Request]) -> Sequence[Request]:
-        """The topmost sub-batch; no larger than the maximum, should that have become smaller."""
+        """The topmost sub-batch; at most the maximum, which may have become smaller since it was merged."""
         stage = suspended[-1].stage
         size = sum(1 for _ in takewhile(lambda r: r.stage == stage, reversed(suspended)))
         return suspended[-min(size, self.profile.max_batch_size) :]
 
     def admitted(self, state: State, others: Claim) -> int:
-        """How many newcomers the slack lets preempt, the oldest first (equation 2)."""
+        """How many waiting requests may preempt, the oldest first, by the slack (equation 2)."""
         active = len(self.active(state.suspended)) if state.suspended else 0
         room = min(len(state.waiting), self.profile.max_batch_size - active)
         if not room:
@@ -121,28 +126,28 @@ class LazyBatching:
         return room if work(room) <= budget else bisect_right(range(1, room + 1), budget, key=work)
 
     def claim(self, state: State) -> Claim:
-        """What those of this model who are in flight want; state holds the requests of this model only."""
+        """The device time that this model's requests in flight need; state has the requests of this model only."""
         if not state.suspended:
             return Claim(requests=len(state.waiting))
         requests = len(state.waiting) + len(state.suspended)
         return Claim(self._budget(state), self._work(state.suspended)(0), requests)
 
-    def due(self, state: State) -> float:
+    def latest_start(self, state: State) -> float:
         """The instant by which the model's most urgent request would have to be started alone, s."""
         return min(r.deadline for r in (*state.suspended, *state.waiting)) - self.alone
 
-    def ride(self, stack: Stack, newcomers: int = 0) -> float:
-        """Time until everybody in the stack, and newcomers who catch up, have ridden to the end, s.
+    def completion_time(self, stack: Stack, new: int = 0) -> float:
+        """Time until all requests in the stack, and `new` ones that catch up, are complete, s.
 
-        Together, up to the maximum; the others after them.
+        Merged up to the maximum batch size; the others follow.
         """
-        time, size, stage = 0.0, newcomers, 0
+        time, size, stage = 0.0, new, 0
         for reached, number in reversed(stack):
             if size and reached > stage:
                 time += self.profile.span(size, stage, reached)
-            left_behind = size + number - self.profile.max_batch_size
-            if left_behind > 0:
-                time += self._span(left_behind, reached)
+            excess = size + number - self.profile.max_batch_size
+            if excess > 0:
+                time += self._span(excess, reached)
             size, stage = min(size + number, self.profile.max_batch_size), reached
         return time + self._span(size, stage) if size else 0.0
 
@@ -152,7 +157,7 @@ class LazyBatching:
         return min((r.deadline for r in state.suspended), default=inf) - state.now
 
     def _work(self, suspended: Sequence[Request]) -> Callable[[int], float]:
-        """The time that all in flight are counted with, s, by the number of newcomers."""
+        """The estimated service time of all requests in flight, s, by the number of new ones."""
         stack, alone = stack_of(suspended), self.alone
         match self.slack:
             case "printed":
@@ -161,12 +166,12 @@ class LazyBatching:
                 left = sum(number * self._span(1, stage) for stage, number in stack)
                 return lambda n: left + n * alone
             case "oracle":
-                return lambda n: self.ride(stack, n)
+                return lambda n: self.completion_time(stack, n)
 
     def _span(self, size: int, stage: int) -> float:
-        """Of so many from a stage on, s; in several batches where the maximum has become smaller.
+        """Time of `size` requests from a stage to the end, s; in several batches where the maximum has become smaller.
 
-        Who outlasts what was predicted has one stage more at least.
+        A request that has passed the predicted number of stages counts with one more stage.
         """
         full, rest = divmod(size, self.profile.max_batch_size)
         times, first = ((full, self.profile.max_batch_size), (1, rest)), min(stage, self.stages - 1)
@@ -189,3 +194,25 @@ def stack_of(suspended: Sequence[Request]) -> Stack:
     if number:
         stack.append((stage, number))
     return stack
+
+
+def _build(spec: Spec, profile: Profile) -> LazyBatching:
+    slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
+    if slack is None:
+        raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
+    by_stage, steps = planned(spec, profile)
+    return LazyBatching(by_stage, slack, steps)
+
+
+LAZY = Rule(
+    name="lazy",
+    build=_build,
+    keys=frozenset({"slo_ms", "slack", "timesteps"}),
+    defaults={"slack": "printed"},
+    needs_stages=True,
+    per_bin=False,
+    description="Experimental. Launches one stage at a time. Between stages new requests go first as long as all "
+    "requests can be answered within {slo_ms} ms (slack {slack}); they catch up and are merged. It pays against a long "
+    "fixed batching window at low load; under load greedy is faster.",
+    example="lazy:slo_ms=60",
+)

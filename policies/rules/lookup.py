@@ -1,9 +1,9 @@
-"""Lookup: the action stands in a table by arrival rate and queue length.
+"""Lookup: the action is read from a table by arrival rate and queue length.
 
-**Where the rate varies.** A run's mean response time is a mean over its requests, its mean power one over time. So a
-second in which n requests are in the system costs w1 n / (the run's mean rate), however fast they come just then. A row
-solved for w2 divides by its own rate: it takes the few requests of a lull too seriously and the many of a burst not
-seriously enough. Solved for w2 x (mean rate / the row's rate) it has the run's objective. Hence tables for a handful of
+**Where the rate varies.** A run's mean response time is a mean over its requests, its mean power a mean over time. So a
+second in which n requests are in the system costs w1 n / (the run's mean rate), whatever the rate in that second. A row
+solved for w2 divides by its own rate: it gives too much weight to the few requests of a lull and too little to the many
+of a burst. Solved for w2 x (mean rate / the row's rate) it has the run's objective. Hence tables for a handful of
 factors of w2 (`Weighting`); with a steady rate the factor is 1.
 """
 
@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import sqrt
+from typing import ClassVar
 
+from policies.rules.traits import ActionTable, control_limit_table
 from policies.types import Action, Mix, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ActionRow:
     """Actions at one arrival rate.
 
     Attributes:
@@ -42,10 +44,10 @@ class Weighting:
     """
 
     factor: float
-    rows: Sequence[Row]
+    rows: Sequence[ActionRow]
     boundaries: Sequence[float]
 
-    def row(self, arrival_rate: float) -> Row:
+    def row(self, arrival_rate: float) -> ActionRow:
         """The row that serves at this rate (1/s)."""
         return self.rows[bisect_right(self.boundaries, arrival_rate)]
 
@@ -54,32 +56,34 @@ class Weighting:
 class Lookup:
     """Takes the action of the row whose arrival rate is nearest to the measured one.
 
-    Below half the lowest rate every state launches what there is: with nobody else to come, waiting costs and buys
-    nothing. With a single row, and a rate not measured, that row serves.
+    Below half the lowest rate every state launches all waiting requests: with no arrivals to come, waiting gains
+    nothing. Before a rate is measured the first row is used.
 
     Attributes:
         rows: ascending in arrival rate.
         boundaries: ascending, 1/s; row i serves from boundaries[i] up to boundaries[i + 1].
         max_batch_size: largest batch.
         seed: of the draws, where a row is a mix of two tables.
-        weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 stays as it is.
+        weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
         ratios: of mean rate to row's rate; weighting i + 1 serves from ratios[i] on.
     """
 
-    rows: Sequence[Row]
+    depends_on_rate: ClassVar[bool] = True
+
+    rows: Sequence[ActionRow]
     boundaries: Sequence[float]
     max_batch_size: int
     seed: int = 0
     weightings: Sequence[Weighting] = ()
     ratios: Sequence[float] = ()
 
-    def row(self, arrival_rate: float) -> Row | None:
+    def row(self, arrival_rate: float) -> ActionRow | None:
         """The row that serves at this rate (1/s); None below half the lowest."""
         index = bisect_right(self.boundaries, arrival_rate) - 1
         return self.rows[index] if index >= 0 else None
 
     def decide(self, state: State, /) -> Action:
-        """Look the action up; ask again once the silence itself lowers the rate."""
+        """Look the action up; decide again once the rate has decayed without arrivals."""
         row = self._row(state) if state.rates else self.rows[0]
         n = len(state.waiting)
         size = n if row is None else self._action(row, state)
@@ -87,7 +91,14 @@ class Lookup:
             return Wait(state.ask_again)
         return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
 
-    def _row(self, state: State) -> Row | None:
+    def action_table(self, arrival_rate: float | None) -> ActionTable:
+        """The row of this rate, with the factor 1."""
+        row = self.rows[0] if arrival_rate is None else self.row(arrival_rate)
+        if row is None:
+            return control_limit_table(1, self.max_batch_size)
+        return ActionTable(row.batch_size, self.max_batch_size, row.mix, self.seed)
+
+    def _row(self, state: State) -> ActionRow | None:
         """The row of the measured rate, or the one for the weight that the mean rate gives it."""
         rate = state.arrival_rate
         row = self.row(rate)
@@ -95,7 +106,7 @@ class Lookup:
             return row
         return self.weightings[bisect_right(self.ratios, state.mean_rate / row.arrival_rate)].row(rate)
 
-    def _action(self, row: Row, state: State) -> int:
+    def _action(self, row: ActionRow, state: State) -> int:
         table = row.batch_size
         if row.mix is not None and draw(self.seed, state.waiting[0].id, state.waiting[-1].id) < row.mix.probability:
             table = row.mix.batch_size
@@ -103,28 +114,28 @@ class Lookup:
 
 
 def draw(seed: int, oldest: int, newest: int) -> float:
-    """A number in [0, 1) that depends only on who waits, by id, so that asking again gives the same answer.
+    """A number in [0, 1) that depends only on the waiting requests' ids, so that the same state gets the same action.
 
-    The hash alone is equally spread, but neighbouring ids get numbers that depend on each other; folded and multiplied
-    they do not, as far as a mix can tell.
+    The hash alone is uniform, but its values at neighbouring ids are correlated. Folding and multiplying removes the
+    correlation, as far as the share of a mix can show.
     """
-    who = hash((seed, oldest, newest)) % 2**64
-    who = (who ^ who >> 32) * 0x9E3779B97F4A7C15 % 2**64
-    return (who ^ who >> 32) / 2**64
+    mixed = hash((seed, oldest, newest)) % 2**64
+    mixed = (mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15 % 2**64
+    return (mixed ^ mixed >> 32) / 2**64
 
 
-def lookup(rows: Sequence[Row], max_batch_size: int, seed: int = 0) -> Lookup:
-    """A Lookup whose rows serve up to halfway between their rates; the lowest down to half its own."""
+def lookup(rows: Sequence[ActionRow], max_batch_size: int, seed: int = 0) -> Lookup:
+    """A Lookup whose rows serve up to halfway to the next rate, the lowest one down to half its own rate."""
     return Lookup(rows, [rows[0].arrival_rate / 2, *_middles(rows)], max_batch_size, seed)
 
 
-def weighted(plain: Lookup, others: Mapping[float, Sequence[Row]]) -> Lookup:
-    """The same, with the rows for other factors of w2; each factor serves up to the geometric mean with the next."""
+def weighted(plain: Lookup, others: Mapping[float, Sequence[ActionRow]]) -> Lookup:
+    """Add the rows for other factors of w2; each factor serves up to the geometric mean with the next."""
     tables = sorted({1.0: plain.rows, **others}.items())
     weightings = [Weighting(factor, rows, _middles(rows)) for factor, rows in tables]
     ratios = [sqrt(low.factor * high.factor) for low, high in pairwise(weightings)]
     return replace(plain, weightings=weightings, ratios=ratios)
 
 
-def _middles(rows: Sequence[Row]) -> list[float]:
+def _middles(rows: Sequence[ActionRow]) -> list[float]:
     return [(low.arrival_rate + high.arrival_rate) / 2 for low, high in pairwise(rows)]

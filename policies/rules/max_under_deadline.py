@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.profile import Profile
+from policies.rules.rule import Rule
+from policies.spec import Spec
 from policies.types import Action, Launch, State, Wait, launch_oldest
 
 
@@ -17,7 +20,7 @@ class MaxUnderDeadline:
     service_times: Sequence[float]
 
     def decide(self, state: State, /) -> Action:
-        """Wait as long as the oldest request's deadline allows for a batch of those who wait."""
+        """Wait as long as the oldest request's deadline allows for a batch of all waiting requests."""
         full = len(self.service_times)
         size = len(state.waiting)
         if size >= full:
@@ -29,6 +32,21 @@ class MaxUnderDeadline:
         return Launch(state.waiting[: self._still_on_time(state.now, deadline, size)], reason="slo")
 
     def _still_on_time(self, now: float, deadline: float, size: int) -> int:
-        """An arrival may make the batch too long: leave so many out that the oldest is on time, if that helps."""
+        """The largest batch that meets the oldest request's deadline after an arrival; all of them if none does."""
         # Instants are compared as `decide` computed them: a span would be an ulp short at the very instant waited for.
         return next((b for b in range(size, 0, -1) if now <= deadline - self.service_times[b - 1]), size)
+
+
+def _build(spec: Spec, profile: Profile) -> MaxUnderDeadline:
+    spec.number("slo_ms")
+    return MaxUnderDeadline(profile.service_times)
+
+
+MAX_UNDER_DEADLINE = Rule(
+    name="max-under-deadline",
+    build=_build,
+    keys=frozenset({"slo_ms"}),
+    description="Launches a full batch, or a partial batch at the last instant at which the oldest request can be "
+    "answered within {slo_ms} ms. The chart is of requests that have just arrived.",
+    example="max-under-deadline:slo_ms=60",
+)

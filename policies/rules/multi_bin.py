@@ -4,38 +4,43 @@ Guldogan, Kunde, Lee and Pedarsani, "Multi-Bin Batching for Increasing LLM Infer
 
     symbol     name
     l          size: predicted service time when served alone, s (policies/sizing/size_models.py)
-    [l_i-1,    what lies between two of Bins.edges; the lowest bin begins at 0, the highest has no end
+    [l_i-1,    between two of Bins.edges; the lowest bin begins at 0, the highest has no end
       l_i)
     k          Bins.bins
     B          the batch size of the policy within a bin: static:B as printed
-    p_e        probability (mistaken)
+    p_e        probability (mispredicted)
 
-A bin is a kind of its own: PerKind asks the policy about each bin alone and launches first what was formed first, which
-is the paper's service queue. What is learned of the sizes stays out of the policy, as rates do: `Bins` learns from a
-request that arrives and gives it its kind, and who waits keeps it when the edges move.
+A bin is a kind of its own: PerKind applies the policy to each bin alone and launches the batch that was formed first,
+which is the paper's service queue. The policy stays pure: `Bins` learns the sizes from arriving requests and gives each
+its kind. A waiting request keeps its kind when the edges move.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from policies.types import Kind
+from policies.profile import Profile
+from policies.rules.rule import Cut, Division, Rule
+from policies.sizing.bins import equal_edges, optimised_edges
+from policies.spec import Spec
+from policies.types import Kind, SpecError
 
-Cut = Callable[[Sequence[float]], Sequence[float]]
-_WINDOW = 4096  # sizes that are remembered
+_MAX_BINS = 64
+_WINDOW = 4096  # sizes kept
 _FIRST = 32  # sizes before the first edges
 
 
 class Bins:
     """Gives each request its kind by its size, and learns the edges from the sizes.
 
-    Edges are computed anew when the number of sizes has doubled, and later once in half a window.
+    Edges are recomputed when the number of sizes has doubled, and later once in half a window.
 
     Attributes:
         bins: how many, at most.
-        edges: between them, s, ascending; empty until enough sizes are known: then all are in bin 0.
+        edges: between them, s, ascending; empty, so that all requests are in bin 0, until enough sizes are known.
     """
 
     def __init__(self, bins: int, cut: Cut) -> None:
@@ -44,38 +49,65 @@ class Bins:
         self.edges: Sequence[float] = ()
         self._cut = cut
         self._sizes: deque[float] | None = deque(maxlen=_WINDOW)
-        self._to_come = _FIRST
+        self._until_recut = _FIRST
 
     def kind(self, model: str, size: float) -> Kind:
-        """The kind of a request of this size, s, by the edges as they are; a size on an edge is above it."""
+        """The kind of a request of this size, s, by the current edges; a size on an edge belongs to the bin above."""
         return Kind(model, bisect_right(self.edges, size))
 
     def knowing(self, sizes: Sequence[float]) -> "Bins":
-        """Bins that know these sizes beforehand and learn from no others: an oracle's."""
+        """Bins with the edges of these sizes, which learn from no others, as of an oracle."""
         known = Bins(self.bins, self._cut)
         known.edges, known._sizes = self._cut(sizes), None
         return known
 
     def learn(self, size: float) -> None:
-        """A request of this size, s, arrives: remember it, and move the edges now and then."""
+        """Record the size, s, of an arriving request; recompute the edges from time to time."""
         if self._sizes is None:
             return
         self._sizes.append(size)
-        self._to_come -= 1
-        if not self._to_come:
+        self._until_recut -= 1
+        if not self._until_recut:
             self.edges = self._cut(self._sizes)
-            self._to_come = min(len(self._sizes), _WINDOW // 2)
+            self._until_recut = min(len(self._sizes), _WINDOW // 2)
 
 
-def mistaken(kind: Kind, bins: int, probability: float, rng: np.random.Generator) -> Kind:
-    """The kind that a predictor gives who errs by one bin (section 6.2).
+def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Generator) -> Kind:
+    """The kind given by a predictor that is sometimes off by one bin (section 6.2).
 
     Args:
         kind: the true one.
-        bins: how many there are.
-        probability: p_e, of each neighbouring bin that there is; up to 0.5.
+        bins: number of bins.
+        probability: p_e, of each neighbouring bin that exists; up to 0.5.
         rng: drawn from once.
     """
     draw = float(rng.random())
     neighbour = kind.bin + (-1 if draw < probability else 1 if draw >= 1.0 - probability else 0)
     return Kind(kind.model, neighbour) if 0 <= neighbour < bins else kind
+
+
+def _divide(spec: Spec, profile: Profile) -> Division:
+    largest = profile.max_batch_size
+    bins = spec.whole("ARG", 1, _MAX_BINS)
+    size = spec.whole("batch_size", 1, largest) if "batch_size" in spec.parameters else largest
+    cuts: dict[str, Cut] = {
+        "optimised": partial(optimised_edges, bins=bins, batch_size=size),
+        "equal": partial(equal_edges, bins=bins),
+    }
+    edges = spec.parameters.get("edges", "optimised")
+    if edges not in cuts:
+        raise SpecError(f"policy {spec.text!r}: unknown edges {edges!r}; give {' or '.join(cuts)}")
+    inner = f"{spec.parameters.get('inner', f'static:{size}')},max_wait_ms={spec.parameters['max_wait_ms']}"
+    return Division(bins, cuts[edges], size, inner)
+
+
+MULTI_BIN = Rule(
+    name="multi-bin",
+    build=_divide,
+    keys=frozenset({"batch_size", "inner", "edges"}),
+    takes_arg=True,
+    defaults={"inner": "static"},
+    per_bin=False,
+    description="Requests of similar size share batches, in {arg} bins; within each it decides as {inner} does.",
+    example="multi-bin:3",
+)

@@ -9,22 +9,22 @@ from policies.types import Action, Launch, Policy, State, Wait
 
 @dataclass(frozen=True, slots=True)
 class PerKind:
-    """Asks each kind's policy about that kind alone; of several batches the one that was formed first goes.
+    """Applies each kind's policy to that kind alone and launches the batch that was formed first.
 
-    A batch of a given size is formed when its last member comes. Where the policy waits for nobody, or the first member
-    has waited to the limit, it counts from the first: by the last, a kind that somebody joins now and then would be
-    always new and never have its turn.
+    A batch that had to wait for its size is formed at its last member's arrival. A batch that did not, or whose oldest
+    request has reached the maximum wait, is formed at its first member's arrival: by its last one, a kind with
+    occasional arrivals would always be the newest and would starve.
 
     Attributes:
         policies: by model; the bins of a model share one.
-        together: models whose policy, the same for all of them, is asked about all of them at once.
+        together: models whose policy, the same for all of them, decides about all of them at once.
     """
 
     policies: Mapping[str, Policy]
     together: frozenset[str] = frozenset()
 
     def decide(self, state: State, /) -> Action:
-        """Nobody waits for batches that were formed later."""
+        """The launch of the earliest formation, or the shortest of the waits."""
         best: Launch | None = None
         until = inf
         for model, part in self._parts(state):

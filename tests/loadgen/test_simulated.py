@@ -16,7 +16,7 @@ from policies.action_lookup import count_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
-from policies.rules.patient import Patient
+from policies.rules.maximum_wait import MaximumWait
 from policies.smdp.distributions import Gamma
 from policies.types import Mix, SpecError
 
@@ -103,7 +103,7 @@ def test_a_spec_that_cannot_be_used_is_refused() -> None:
 def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen, cv: float) -> None:
     arrivals = schedule("poisson", 400.0, 5.0, 3).instants
     # a patience without end changes no action, but hides the table
-    slow = replace(chosen, policy=Patient(chosen.policy, DEVICE.max_batch_size, inf))
+    slow = replace(chosen, policy=MaximumWait(chosen.policy, DEVICE.max_batch_size, inf))
     assert count_table(chosen) is not None
     assert count_table(slow) is None
     a, b = (simulate(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))

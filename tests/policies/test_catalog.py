@@ -14,7 +14,7 @@ from policies.rules.co_located import CoLocated
 from policies.rules.control_limit import ControlLimit, static
 from policies.rules.lookup import Lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
-from policies.rules.patient import Patient
+from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
@@ -36,14 +36,14 @@ B = P4.max_batch_size
         ("max-under-deadline:slo_ms=100", MaxUnderDeadline(P4.service_times)),
     ],
 )
-def test_a_spec_becomes_its_policy_with_its_waiting_bounded(text: str, inner: object) -> None:
-    assert choose(text, P4).policy == Patient(inner, B, 1.0)  # type: ignore[arg-type]
+def test_a_spec_builds_its_policy_with_a_maximum_wait(text: str, inner: object) -> None:
+    assert choose(text, P4).policy == MaximumWait(inner, B, 1.0)  # type: ignore[arg-type]
 
 
 def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
     assert choose("static:8,max_wait_ms=inf", P4).policy == static(8)
     assert choose("static:8", P4, max_wait=inf).policy == static(8)
-    assert choose("greedy,max_wait_ms=5", P4).policy == Patient(ControlLimit(1, B), B, 0.005)
+    assert choose("greedy,max_wait_ms=5", P4).policy == MaximumWait(ControlLimit(1, B), B, 0.005)
 
 
 @pytest.mark.parametrize(
@@ -85,26 +85,24 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("multi-bin:2,inner=lazy", "lazy cannot decide within a bin"),
         ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot decide within a bin"),
         ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot decide within a bin"),
-        ("joining", "knows no lengths"),
+        ("joining", "has no lengths"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(text: str, says: str) -> None:
+def test_an_unusable_spec_is_an_error_of_one_line(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says) as caught:
         choose(text, P4)
     assert "\n" not in str(caught.value)
 
 
 def test_a_profile_without_energies_cannot_weigh_power() -> None:
-    from dataclasses import replace
-
     with pytest.raises(SpecError, match="no energies"):
         choose("smdp:w2=1", replace(P4, energies=None))
 
 
-def test_flags_fill_what_the_spec_leaves_open_and_a_conflict_is_an_error() -> None:
+def test_flags_fill_keys_that_the_spec_leaves_open_and_a_conflict_is_an_error() -> None:
     assert choose("smdp", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
     assert choose("greedy", P4, {"w2": "1.6"}).name == "greedy"
-    assert choose("smdp:w2=1.60", P4, {"w2": "1.6"}).parameters["w2"] == "1.60", "as numbers, not as text"
+    assert choose("smdp:w2=1.60", P4, {"w2": "1.6"}).parameters["w2"] == "1.60", "compared as numbers, not as text"
     with pytest.raises(SpecError, match="give one"):
         choose("smdp:w2=2", P4, {"w2": "1.6"})
 
@@ -114,7 +112,7 @@ def test_only_a_spec_that_names_an_slo_has_one() -> None:
     assert choose("max-under-deadline:slo_ms=100", P4).slo == pytest.approx(0.1)
 
 
-def test_the_literal_algorithm_counts_in_tumbling_seconds_and_the_others_forget() -> None:
+def test_the_literal_algorithm_has_a_tumbling_monitor_and_the_others_a_forgetting_one() -> None:
     assert isinstance(choose("rate-matching-literal", P4).monitor, TumblingMonitor)
     for spec in ("greedy", "smdp", "rate-matching"):
         assert isinstance(choose(spec, P4).monitor, ForgettingMonitor)
@@ -129,7 +127,7 @@ def test_auto_and_smdp_are_tables_over_49_loads() -> None:
 @pytest.mark.parametrize("spec", ["smdp", "smdp:w2=50", "auto"])
 @pytest.mark.parametrize("largest", [1, 4, 8, 32])
 @pytest.mark.parametrize("silence", [None, 3600.0])
-def test_a_lone_request_is_launched_at_once_the_first_of_all_and_after_silence(
+def test_a_lone_request_is_launched_at_once_as_the_first_one_and_after_silence(
     spec: str, largest: int, silence: float | None
 ) -> None:
     profile = P4.truncated(largest)
@@ -162,7 +160,7 @@ def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(tmp_path:
         assert row.batch_size == solve(Problem(P4, row.arrival_rate, w2=4.0)).batch_size
 
 
-def test_a_policy_file_serves_and_one_for_larger_batches_is_refused(tmp_path: Path) -> None:
+def test_a_policy_file_is_loaded_and_one_for_larger_batches_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
     chosen = choose(f"{path},max_wait_ms=inf", P4)
@@ -199,7 +197,7 @@ def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[
         *("lazy:slo_ms=50", "catch-up:slo_ms=50"),
     ],
 )
-def test_a_policy_that_looks_at_a_clock_has_none(spec: str) -> None:
+def test_a_policy_that_depends_on_waiting_times_has_no_table(spec: str) -> None:
     assert action_table(choose(spec, P4, max_wait=1.0), 100.0) is None
 
 
@@ -217,7 +215,7 @@ def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
     assert isinstance(policy, PerKind)
     monitor.arrive(Kind("a"), 0.5)
     monitor.arrive(Kind("b"), 0.5)
-    assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling one has no whole second yet"
+    assert set(monitor.rates(0.6)) == {Kind("a")}, "the tumbling monitor has no complete second yet"
 
 
 def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> None:
@@ -231,13 +229,13 @@ def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> No
     queue = [Request(1, 0.4, Kind("a"), deadline=0.6), tight, Request(2, 0.45, Kind("c"))]
     action = policy.decide(State(1.0, queue))
     assert isinstance(action, Launch)
-    assert [r.id for r in action.requests] == [2], "formed before the one of least slack among those by stages"
+    assert [r.id for r in action.requests] == [2], "formed before the one of least slack among the models by stages"
     action = policy.decide(State(1.0, queue[:2]))
     assert isinstance(action, Launch)
     assert action.requests == [tight]
 
 
-def test_after_a_swap_to_a_policy_without_stages_the_suspended_are_finished_first() -> None:
+def test_after_a_swap_to_a_policy_without_stages_suspended_requests_are_finished_first() -> None:
     policy, _ = combine({"a": choose("static:4", P4)})
     started = [Request(n, 0.0, Kind("a"), stages=4, stage=2) for n in range(2)]
     action = policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))], started))
@@ -245,7 +243,7 @@ def test_after_a_swap_to_a_policy_without_stages_the_suspended_are_finished_firs
     assert isinstance(policy.decide(State(0.1, [Request(9, 0.1, Kind("a"))])), Wait)
 
 
-def test_a_simulation_by_stages_has_ten_equal_ones_where_nobody_says_otherwise() -> None:
+def test_a_simulation_by_stages_has_ten_equal_stages_by_default() -> None:
     staged = P4.in_stages(3)
     assert in_stages("lazy:slo_ms=50", P4).stages == 10
     assert in_stages("catch-up:slo_ms=50", staged) is staged
@@ -274,7 +272,7 @@ def test_a_percentile_in_the_spec_is_the_deadline_too() -> None:
 
 
 @pytest.mark.parametrize("spec", ["smdp:w2=1,slo_mean_ms=8", "smdp:slo_mean_ms=8,power_cap_w=40"])
-def test_one_thing_chooses_the_weight(spec: str) -> None:
+def test_a_spec_gives_one_weight_or_one_bound(spec: str) -> None:
     with pytest.raises(SpecError, match="give one of them"):
         choose(spec, P4)
 
@@ -310,7 +308,7 @@ def test_solved_again_other_bounds_hold_on_the_new_device_too() -> None:
     assert powers[15:20] == pytest.approx([40.0] * 5)  # loads 0.32 to 0.4, where the cap binds and can be kept
 
 
-def test_a_file_is_taken_at_its_word_on_another_device(tmp_path: Path) -> None:
+def test_a_files_table_is_kept_on_another_device(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0, max_batch_size=8), [0.3]), path)
     before = choose(str(path), P4)
@@ -319,7 +317,7 @@ def test_a_file_is_taken_at_its_word_on_another_device(tmp_path: Path) -> None:
     assert again.profile is not before.profile
 
 
-def test_a_file_is_refused_on_a_device_that_takes_only_smaller_batches(tmp_path: Path) -> None:
+def test_a_file_is_an_error_on_a_device_with_smaller_batches(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0, max_batch_size=8), [0.3]), path)
     with pytest.raises(SpecError, match="launches batches of 8, above the maximum 4"):

@@ -1,4 +1,4 @@
-"""What a spec with bins, or for texts, comes to."""
+"""Specs with bins, and specs for texts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from policies.action_lookup import action_table, count_table
 from policies.catalog import check_spec, choose, combine, solved_again
 from policies.profile import load_profile
+from policies.rules.continuous_batching import ContinuousBatching
 from policies.rules.control_limit import ControlLimit, static
-from policies.rules.joining import Joining
-from policies.rules.patient import Patient
+from policies.rules.maximum_wait import MaximumWait
 from policies.smdp.model import Problem
 from policies.smdp.table import save_table, solve_table
 from policies.types import Kind, Launch, Request, SpecError, State
@@ -20,7 +20,7 @@ B = P4.max_batch_size
 TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 1.0),) * B)
 
 
-def test_flags_fill_what_the_policy_within_bins_leaves_open() -> None:
+def test_flags_fill_keys_that_the_policy_within_bins_leaves_open() -> None:
     filled, named = choose("multi-bin:2,inner=smdp", P4, {"w2": "1.6"}), choose("multi-bin:2,inner=smdp:w2=1.6", P4)
     assert filled.policy == named.policy != choose("multi-bin:2,inner=smdp", P4).policy
     with pytest.raises(SpecError, match="give one"):
@@ -29,7 +29,7 @@ def test_flags_fill_what_the_policy_within_bins_leaves_open() -> None:
         check_spec("multi-bin:2,inner=smdp:w2=2", B, {"w2": "1.6"})
 
 
-def test_a_table_that_is_there_cannot_decide_within_a_bin_either(tmp_path: Path) -> None:
+def test_a_policy_file_cannot_decide_within_a_bin(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     save_table(solve_table(Problem(P4, 1.0), [0.5]), file)
     assert choose(str(file), P4).name == "file"
@@ -40,24 +40,24 @@ def test_a_table_that_is_there_cannot_decide_within_a_bin_either(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "inner"),
     [
-        ("multi-bin:4", Patient(static(B), B, 1.0)),
-        ("multi-bin:4,batch_size=8", Patient(static(8), 8, 1.0)),
-        ("multi-bin:4,batch_size=8,max_wait_ms=50", Patient(static(8), 8, 0.05)),
+        ("multi-bin:4", MaximumWait(static(B), B, 1.0)),
+        ("multi-bin:4,batch_size=8", MaximumWait(static(8), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,max_wait_ms=50", MaximumWait(static(8), 8, 0.05)),
         ("multi-bin:4,batch_size=8,max_wait_ms=inf", static(8)),
-        ("multi-bin:4,batch_size=8,inner=greedy", Patient(ControlLimit(1, 8), 8, 1.0)),
-        ("multi-bin:4,batch_size=8,inner=timeout:20", Patient(ControlLimit(8, 8, 0.02), 8, 1.0)),
-        ("multi-bin:4,batch_size=8,inner=joining", Joining(8)),
-        ("joining:4", Joining(4)),
+        ("multi-bin:4,batch_size=8,inner=greedy", MaximumWait(ControlLimit(1, 8), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,inner=timeout:20", MaximumWait(ControlLimit(8, 8, 0.02), 8, 1.0)),
+        ("multi-bin:4,batch_size=8,inner=joining", ContinuousBatching(8)),
+        ("joining:4", ContinuousBatching(4)),
     ],
 )
-def test_bins_wrap_any_policy_and_batches_of_exactly_b_where_none_is_named(text: str, inner: object) -> None:
+def test_bins_take_any_inner_policy_and_static_by_default(text: str, inner: object) -> None:
     chosen = choose(text, TEXTS)
     assert chosen.policy == inner
     assert (chosen.bins is not None) == text.startswith("multi-bin")
-    assert chosen.profile is TEXTS, "another policy may launch larger ones after a swap"
+    assert chosen.profile is TEXTS, "after a swap another policy may launch larger batches"
 
 
-def test_bins_are_cut_where_it_gains_most_or_in_equal_parts() -> None:
+def test_bins_are_cut_at_optimised_edges_or_in_equal_parts() -> None:
     sizes = [1.0] * 6 + [2.0] * 3 + [90.0]
     for edges, expected in (("optimised", [90.0]), ("equal", [2.0])):
         chosen = choose(f"multi-bin:2,batch_size=4,edges={edges}", P4)
@@ -69,7 +69,7 @@ def test_bins_are_cut_where_it_gains_most_or_in_equal_parts() -> None:
 def test_a_solved_policy_within_bins_acts_by_each_bins_own_rate() -> None:
     chosen = choose("multi-bin:2,inner=smdp:w2=1.6,max_wait_ms=inf", P4)
     alone = choose("smdp:w2=1.6,max_wait_ms=inf", P4)
-    assert chosen.table is None, "its rows are of no rate that all requests arrive at"
+    assert chosen.table is None, "its rows are by the rate of one bin, not of all requests"
     for rate in (0.1 * P4.capacity, 0.7 * P4.capacity):
         a, b = Kind("m"), Kind("m", 1)
         queue = [Request(i, 0.0, a) for i in range(5)]
@@ -77,7 +77,7 @@ def test_a_solved_policy_within_bins_acts_by_each_bins_own_rate() -> None:
         assert combine({"m": chosen})[0].decide(other) == alone.policy.decide(own)
 
 
-def test_bins_keep_what_they_know_when_the_profile_changes() -> None:
+def test_bins_keep_the_learned_sizes_when_the_profile_changes() -> None:
     chosen = choose("multi-bin:2,batch_size=4", P4)
     again = solved_again(chosen, P4.truncated(16))
     assert again.bins is chosen.bins
@@ -93,13 +93,13 @@ def test_no_table_by_queue_length_describes_bins() -> None:
 @pytest.mark.parametrize(
     "text", ["multi-bin:3", "multi-bin:3,inner=smdp:w2=2", "multi-bin:3,inner=joining", "joining:4"]
 )
-def test_a_spec_for_texts_can_be_checked_before_anything_is_measured(text: str) -> None:
+def test_a_spec_for_texts_can_be_checked_without_a_profile(text: str) -> None:
     check_spec(text, 8, texts=True)
     with pytest.raises(SpecError, match="cannot decide within"):
         check_spec("multi-bin:3,inner=catch-up:slo_ms=5", 8)
 
 
-def test_after_a_swap_to_bins_who_is_suspended_is_finished_kind_by_kind() -> None:
+def test_after_a_swap_to_bins_suspended_requests_are_finished_kind_by_kind() -> None:
     policy, _ = combine({"m": choose("multi-bin:2", P4)})
     started = [Request(n, 0.0, Kind("m", n % 2), stages=4, stage=2) for n in range(4)]
     assert policy.decide(State(0.1, [], started)) == Launch(started[::2])

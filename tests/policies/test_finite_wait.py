@@ -1,4 +1,4 @@
-"""Nobody waits for ever, whatever the policy: every wait ends, and a lone request after a silence is served at once."""
+"""Under every rule of the catalog each wait ends, and a lone request after a silence is served at once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,15 +17,7 @@ from policies.types import Kind, Launch, Request, State, Wait
 
 P4 = replace(load_profile("googlenet-tesla-p4").truncated(8), lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
 M = Kind("m")
-SPECS = {name: name for name in CATALOG} | {
-    "static": "static:5",
-    "timeout": "timeout:20",
-    "max-under-deadline": "max-under-deadline:slo_ms=60",
-    "lazy": "lazy:slo_ms=60",
-    "catch-up": "catch-up:slo_ms=60",
-    "smdp": "smdp:w2=30",
-    "multi-bin": "multi-bin:3",
-}
+SPECS = {rule.name: rule.example for rule in CATALOG.values()}
 AUTOMATIC = {
     "least response time": "auto",
     "a weight of power": "auto:w2=30",
@@ -60,7 +52,7 @@ def serve(chosen: Chosen, instants: Sequence[float]) -> list[Service]:
     ages=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=12).map(lambda ages: sorted(ages, reverse=True)),
     rate=st.none() | st.floats(0.0, 1e5),
 )
-def test_every_wait_ends_by_the_time_the_oldest_has_waited_a_second(
+def test_every_wait_ends_before_the_oldest_request_has_waited_longer_than_a_second(
     name: str, ages: list[float], rate: float | None
 ) -> None:
     now = 1000.0
@@ -99,6 +91,6 @@ def test_a_lone_request_after_an_hour_of_silence_is_launched_at_once(name: str, 
     assert services[-1].start == pytest.approx(busy[-1] + 3600.0, abs=1e-9)
 
 
-def test_infinity_leaves_the_wait_to_the_policy() -> None:
+def test_an_infinite_maximum_wait_does_not_change_the_policy() -> None:
     batch = requests([0.0], CHOSEN["static"])
     assert choose("static:5,max_wait_ms=inf", P4).policy.decide(State(1000.0, batch)) == Wait(inf)

@@ -18,7 +18,7 @@ from policies.queue.counting import CountTable, Device, run_table
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Run, estimate, percentile, run, share_within
 from policies.rules.control_limit import ControlLimit
-from policies.rules.lookup import Row, lookup
+from policies.rules.lookup import ActionRow, lookup
 from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
@@ -98,7 +98,7 @@ def assert_same(a: Run, b: Run) -> None:
 @given(cases())
 def test_the_fast_run_is_the_general_one_to_the_bit(case: Case) -> None:
     table = case.table
-    policy = lookup([Row(1.0, table.batch_size, table.mix)], table.max_batch_size, table.seed)
+    policy = lookup([ActionRow(1.0, table.batch_size, table.mix)], table.max_batch_size, table.seed)
     assert_same(case.fast, case.general(policy))
 
 

@@ -1,4 +1,4 @@
-"""Bins: who is put into which, and that batches are of one bin, whole, and in order of formation."""
+"""Bins: which request belongs to which bin; batches are of one bin, of full size, and in order of formation."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
-from policies.rules.multi_bin import Bins, mistaken
+from policies.rules.multi_bin import Bins, mispredicted
 from policies.types import Kind, Launch, PolicyError, Request
 
 LENGTHS = Profile("lengths", (1.0, 1.0, 1.0, 1.0), lengths=(0, 1), length_service_times=((0.0, 1.0),) * 4)
@@ -29,7 +29,7 @@ def test_a_size_on_an_edge_belongs_to_the_bin_above() -> None:
     assert [bins.kind("m", size).bin for size in (0.5, 1.9, 2.0, 99.0)] == [0, 0, 1, 1]
 
 
-def test_bins_are_one_until_enough_sizes_are_known_and_then_follow_them() -> None:
+def test_all_requests_share_one_bin_until_enough_sizes_are_known_and_then_edges_follow_them() -> None:
     bins = Bins(2, halves)
     for i in range(31):
         bins.learn(float(i % 2))
@@ -41,7 +41,7 @@ def test_bins_are_one_until_enough_sizes_are_known_and_then_follow_them() -> Non
     assert list(bins.edges) == [50.0], "the old sizes are forgotten"
 
 
-def test_edges_are_computed_seldom() -> None:
+def test_edges_are_recomputed_seldom() -> None:
     calls = []
 
     def cut(sizes: Sequence[float]) -> Sequence[float]:
@@ -54,14 +54,14 @@ def test_edges_are_computed_seldom() -> None:
     assert calls == [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 4096]
 
 
-def test_bins_that_know_the_sizes_learn_from_no_others() -> None:
+def test_bins_with_given_sizes_learn_from_no_others() -> None:
     bins = Bins(2, halves).knowing([1.0, 3.0])
     for _ in range(100):
         bins.learn(50.0)
     assert list(bins.edges) == [2.0]
 
 
-def test_to_be_asked_for_a_kind_teaches_bins_nothing() -> None:
+def test_reading_a_kind_does_not_change_the_bins() -> None:
     chosen = choose("multi-bin:2", LENGTHS)
     assert chosen.bins is not None
     for i in range(100):
@@ -77,14 +77,14 @@ def test_to_be_asked_for_a_kind_teaches_bins_nothing() -> None:
 )
 def test_an_error_is_one_of_the_neighbouring_bins(true: int, expected: dict[int, float]) -> None:
     rng = np.random.default_rng(1)
-    counts = Counter(mistaken(Kind("m", true), 4, 0.2, rng).bin for _ in range(10_000))
+    counts = Counter(mispredicted(Kind("m", true), 4, 0.2, rng).bin for _ in range(10_000))
     # five standard errors of a share of 10,000
     assert {each: counts[each] / 10_000 for each in counts} == pytest.approx(expected, abs=0.025)
 
 
-def test_without_errors_nobody_errs() -> None:
+def test_without_errors_every_kind_is_the_true_one() -> None:
     rng = np.random.default_rng(1)
-    assert all(mistaken(Kind("m", 1), 3, 0.0, rng) == Kind("m", 1) for _ in range(100))
+    assert all(mispredicted(Kind("m", 1), 3, 0.0, rng) == Kind("m", 1) for _ in range(100))
 
 
 def knowing(spec: str, sizes: Sequence[float]) -> Chosen:
@@ -130,7 +130,7 @@ GAPS = st.lists(st.sampled_from([0.0, 0.25, 1.0, 30.0]), min_size=1, max_size=40
     gaps=GAPS,
     sizes=SIZES,
 )
-def test_everybody_is_served_once_with_requests_of_the_own_bin_only(
+def test_every_request_is_served_once_with_requests_of_its_bin_only(
     spec: str, gaps: list[float], sizes: list[float]
 ) -> None:
     chosen = knowing(spec, sizes)
@@ -144,14 +144,14 @@ def test_everybody_is_served_once_with_requests_of_the_own_bin_only(
 
 @settings(max_examples=60, deadline=None)
 @given(gaps=GAPS, sizes=SIZES)
-def test_as_printed_batches_are_of_exactly_b_and_the_first_formed_is_the_first_served(
+def test_as_printed_batches_are_of_exactly_b_and_served_in_order_of_formation(
     gaps: list[float], sizes: list[float]
 ) -> None:
     chosen = knowing("multi-bin:3,batch_size=4,max_wait_ms=inf", sizes)
     services = serve(chosen, requests(chosen, gaps, sizes))
     whole = [s for s in services if s.launch.reason != "drain"]
     assert all(len(s.launch.requests) == 4 for s in whole)
-    assert whole == services[: len(whole)], "only what is left when nobody else comes is smaller"
+    assert whole == services[: len(whole)], "only the drained rest is smaller"
     formed = [s.launch.requests[-1].id for s in whole]
     assert formed == sorted(formed)
     for service in services:
@@ -161,7 +161,7 @@ def test_as_printed_batches_are_of_exactly_b_and_the_first_formed_is_the_first_s
 
 @settings(max_examples=60, deadline=None)
 @given(gaps=GAPS, sizes=SIZES, spec=st.sampled_from(["joining", "joining:3", "multi-bin:2,inner=joining"]))
-def test_who_joins_runs_as_many_iterations_as_needed_and_none_stands_empty_while_somebody_waits(
+def test_continuous_batching_runs_the_needed_decode_steps_and_leaves_no_slot_empty_while_requests_wait(
     gaps: list[float], sizes: list[float], spec: str
 ) -> None:
     chosen = knowing(spec, sizes) if spec.startswith("multi") else choose(spec, LENGTHS)
@@ -176,11 +176,11 @@ def test_who_joins_runs_as_many_iterations_as_needed_and_none_stands_empty_while
         assert len(mine) == largest or not waited
 
 
-def test_joining_bins_take_turns_by_their_oldest_member() -> None:
+def test_with_continuous_batching_the_bin_of_the_oldest_request_runs_first() -> None:
     chosen = knowing("multi-bin:2,batch_size=1,inner=joining", [1.0, 9.0])
     here = requests(chosen, [0.0, 0.5, 0.5, 0.5, 0.5], [9.0, 2.0, 2.0, 2.0, 2.0])
     order = [service.launch.requests[0].id for service in serve(chosen, here)]
-    assert order == [0] * 9 + [1, 1, 2, 2, 3, 3, 4, 4], "an older member goes first, whatever its bin"
+    assert order == [0] * 9 + [1, 1, 2, 2, 3, 3, 4, 4], "an older request goes first, whatever its bin"
 
 
 def test_a_request_at_another_stage_is_refused_where_stages_are_parts_of_the_model() -> None:
@@ -215,8 +215,8 @@ def test_behind_a_backlog_a_bin_waits_no_longer_than_the_backlog_does(inner: str
 
 
 @pytest.mark.parametrize("inner", ["greedy", "joining", "static:8", "timeout:500"])
-def test_bins_that_the_device_can_serve_do_not_put_each_other_off(inner: str) -> None:
-    # full batches load it to 0.51; by waiting limits that go before all else the short ones wait for an hour
+def test_bins_within_the_capacity_of_the_device_do_not_starve_each_other(inner: str) -> None:
+    # full batches load it to 0.51; were batches at their maximum wait always first, short ones would wait for an hour
     waited = waits(f"multi-bin:2,batch_size=8,inner={inner}", 6000.0, s20=0.08, s5=0.5)
     assert max(waited.values()) < 100.0
 
@@ -240,7 +240,7 @@ def test_uniform_sizes_have_the_throughput_of_equation_4(spec: str, bins: int, t
     assert served / elapsed == pytest.approx(throughput, rel=0.01)
 
 
-def respecified(change: Callable[[Request], Kind]) -> list[Kind]:
+def kinds_after(change: Callable[[Request], Kind]) -> list[Kind]:
     chosen = knowing("multi-bin:2", [1.0, 9.0])
     policy, monitor = combine({"m": chosen})
     batcher = Batcher(policy, {"m": 4}, monitor)
@@ -250,15 +250,15 @@ def respecified(change: Callable[[Request], Kind]) -> list[Kind]:
     return [r.kind for r in batcher.state(1.0).waiting]
 
 
-def test_a_swap_gives_who_waits_a_kind_anew() -> None:
-    assert respecified(lambda r: r.kind) == [Kind("m", 0), Kind("m", 1), Kind("m", 0)]
+def test_a_swap_recomputes_the_kinds_of_waiting_requests() -> None:
+    assert kinds_after(lambda r: r.kind) == [Kind("m", 0), Kind("m", 1), Kind("m", 0)]
     other = knowing("multi-bin:3", [1.0, 5.0, 9.0])
-    assert respecified(lambda r: other.kind("m", r.size)) == [Kind("m", 0), Kind("m", 2), Kind("m", 1)]
+    assert kinds_after(lambda r: other.kind("m", r.size)) == [Kind("m", 0), Kind("m", 2), Kind("m", 1)]
     plain = choose("greedy", LENGTHS)
-    assert set(respecified(lambda r: plain.kind("m", r.size))) == {Kind("m")}
+    assert set(kinds_after(lambda r: plain.kind("m", r.size))) == {Kind("m")}
 
 
-def test_who_waited_to_the_limit_goes_before_a_whole_batch() -> None:
+def test_a_request_at_its_maximum_wait_is_launched_before_a_full_batch() -> None:
     chosen = knowing("multi-bin:2,batch_size=2,max_wait_ms=2000", [1.0, 9.0])
     here = requests(chosen, [0.0, 1.5, 0.1, 0.1, 0.1, 0.1], [9.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     services = serve(chosen, here)

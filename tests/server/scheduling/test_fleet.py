@@ -12,7 +12,7 @@ from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy, static
-from policies.rules.patient import Patient
+from policies.rules.maximum_wait import MaximumWait
 from policies.types import Policy
 from server.backends.executor import Batch
 from server.errors import (
@@ -146,7 +146,7 @@ def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_w
         assert served(executors[1]) == [1.0, 2.0]
         assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "max_wait of the older one"
 
-    play(scenario, STEPS, STEPS, policy=Patient(static(8), 8, 1.0))
+    play(scenario, STEPS, STEPS, policy=MaximumWait(static(8), 8, 1.0))
 
 
 def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:

@@ -1,4 +1,4 @@
-"""Patient: the one place where waiting ends."""
+"""Maximum wait: launch a partial batch once the oldest request has waited this long, whatever the policy."""
 
 from dataclasses import dataclass, replace
 
@@ -6,13 +6,13 @@ from policies.types import Action, Launch, Policy, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class MaximumWait:
     """Turns a Wait of the inner policy, never a Launch, into a launch when the oldest request reaches `max_wait`.
 
     Attributes:
         inner: decides until then.
         max_batch_size: largest batch.
-        max_wait: waiting time of the oldest request, s; inf leaves the inner policy untouched.
+        max_wait: waiting time of the oldest request, s; inf leaves the inner policy's actions unchanged.
     """
 
     inner: Policy
@@ -20,7 +20,7 @@ class Patient:
     max_wait: float
 
     def decide(self, state: State, /) -> Action:
-        """Ask the inner policy, and see to it that its wait ends."""
+        """Apply the inner policy and bound its wait."""
         action = self.inner.decide(state)
         if not state.waiting:
             return action
@@ -28,5 +28,5 @@ class Patient:
         if state.now < due:
             return action if isinstance(action, Launch) else Wait(min(action.until, due))
         if isinstance(action, Launch):
-            return replace(action, formed=None)  # who has waited so long is not put off by those who came to fill it
+            return replace(action, formed=None)  # after the maximum wait the oldest arrival ranks it, not the newest
         return launch_oldest(state, self.max_batch_size, self.max_batch_size, "max_wait")

@@ -1,0 +1,45 @@
+"""The rules that act by a solved table: smdp and auto solve one, a policy file has one."""
+
+from policies.profile import Profile
+from policies.rules.rule import Rule, SolvedPolicy
+from policies.smdp.table import load_table
+from policies.solving import following, solved_table, table_policy, weight_of
+from policies.spec import Spec
+
+_WEIGHT = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
+_DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
+
+
+def _solve(spec: Spec, profile: Profile) -> SolvedPolicy:
+    table = solved_table(spec, profile)
+    return SolvedPolicy(following(table, profile), table)
+
+
+def _load(spec: Spec, profile: Profile) -> SolvedPolicy:
+    table = load_table(spec.name)
+    return SolvedPolicy(table_policy(table, profile), table)
+
+
+SMDP = Rule(
+    name="smdp",
+    build=_solve,
+    check=weight_of,
+    keys=_WEIGHT,
+    description=_DESCRIPTION,
+    example="smdp:w2=30",
+)
+AUTO = Rule(
+    name="auto",
+    build=_solve,
+    check=weight_of,
+    keys=_WEIGHT,
+    description=_DESCRIPTION,
+    example="auto",
+)
+FILE = Rule(
+    name="file",
+    build=_load,
+    per_bin=False,
+    description="Launches by the solved table of a file: the row nearest to the measured arrival rate.",
+    example="FILE.json",
+)
