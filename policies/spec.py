@@ -1,4 +1,4 @@
-"""A policy spec, NAME[:ARG][,KEY=VALUE]..., taken apart; its parameters check themselves as they are read."""
+"""A parsed policy spec, NAME[:ARG][,KEY=VALUE]..., whose parameters are checked when they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from policies.types import SpecError
 
 @dataclass(frozen=True)
 class Spec:
-    """A parsed spec; reading a parameter checks it.
+    """A parsed spec.
 
     Attributes:
         text: as given.
-        name: of the policy, or the path of a policy file.
-        arg: what follows the colon, if it is no KEY=VALUE.
+        name: of the rule, or the path of a policy file.
+        arg: the text after the colon, unless it is KEY=VALUE.
         parameters: the KEY=VALUE pairs.
-        defaults: what fills the keys that a spec leaves open, this one or one within it.
+        defaults: values for keys that this spec, or a spec within it, leaves open.
     """
 
     text: str
@@ -40,11 +40,15 @@ class Spec:
         except ValueError:
             raise SpecError(f"policy {self.text!r}: {text!r} is not a number; write {self._usage(key)}") from None
         if not value >= low:
-            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the least that makes sense for {key}")
+            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the smallest value allowed for {key}")
         return value
 
     def whole(self, key: str, low: int, high: int) -> int:
-        """The parameter `key` (or "ARG") as a whole number within low..high."""
+        """The parameter `key` (or "ARG") as an integer within low..high.
+
+        Raises:
+            SpecError: absent, not an integer, or out of range.
+        """
         value = self.number(key, low=low)
         if value > high or value != int(value):
             raise SpecError(f"policy {self.text!r}: {value:g} is not a whole number within {low}..{high}")
@@ -55,12 +59,12 @@ class Spec:
 
 
 def is_file(name: str) -> bool:
-    """Whether that is the path of a policy file."""
+    """Whether `name` is the path of a policy file."""
     return name.endswith(".json")
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """The name, and what follows its colon or comma."""
+    """The name, and the text after its colon or comma."""
     cuts = [i for i in (text.find(":"), text.find(",")) if i >= 0]
     cut = min(cuts, default=len(text))
     return text[:cut].strip(), text[cut + 1 :]

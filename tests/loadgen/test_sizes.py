@@ -157,7 +157,7 @@ def test_longest_has_room_for_what_the_specs_ask() -> None:
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         (
             [*FIXED, "--policy", "lazy:slo_ms=9,timesteps=0", "--sizes", "uniform:1:2"],
-            "the least that makes sense for timesteps",
+            "the smallest value allowed for timesteps",
         ),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "a stage is an iteration"),
