@@ -1,7 +1,7 @@
 """Several models on one device, each by stages: one LazyBatching for all of them (section VI-C, co-location).
 
 New requests of a model preempt only if the slack of all requests in flight allows, of whatever model. The model of
-least slack goes first. That slack counts full times, so that a running model does not fall behind a waiting one and the
+least slack is launched first. That slack counts full times, so that a running model does not fall behind a waiting one and the
 device does not switch models at each boundary. Each model has its own profile, its own SLO and its own stack.
 """
 

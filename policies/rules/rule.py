@@ -1,4 +1,4 @@
-"""What the catalog knows of a policy rule: how a spec becomes its policy, and the rule's traits.
+"""A policy rule as the catalog lists it: how a spec becomes its policy, and the traits of the rule.
 
 Each rule's file ends with its `Rule`; `policies/catalog.py` lists them. The parser, the simulator, the server, the
 dashboard and the generic tests read everything about a rule from there.
