@@ -1,8 +1,8 @@
 """Several models on one device, each by stages: one LazyBatching for all of them (section VI-C, co-location).
 
 New requests of a model preempt only if the slack of all requests in flight allows, of whatever model. The model of
-least slack is launched first. That slack counts full times, so that a running model does not fall behind a waiting one and the
-device does not switch models at each boundary. Each model has its own profile, its own SLO and its own stack.
+least slack is launched first. That slack counts full times, so that a running model does not fall behind a waiting one
+and the device does not switch models at each boundary. Each model has its own profile, its own SLO and its own stack.
 """
 
 from collections.abc import Mapping
