@@ -1,10 +1,10 @@
-"""A chosen policy as a table of actions by queue length, where it is one."""
+"""The action table of a policy that depends on the queue length only."""
 
 from math import inf
 
 from policies.catalog import Chosen
-from policies.queue.counting import CountTable
 from policies.queue.monitor import NoMonitor
+from policies.queue.table_simulator import QueueLengthTable
 from policies.rules.control_limit import ControlLimit
 from policies.rules.lookup import Lookup
 from policies.rules.rate_matching import RateMatching
@@ -12,9 +12,9 @@ from policies.types import Mix
 
 
 def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
-    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
+    """Return the actions for queue length 0, 1, 2, ... (the last repeats) at this rate (1/s), and the mix, if any.
 
-    None where the policy is no function of the queue length: it looks at a clock, or at sizes.
+    None if the policy is not a function of the queue length, because it uses times or sizes.
     """
     largest = chosen.profile.max_batch_size
     if chosen.bins is not None:
@@ -31,16 +31,16 @@ def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], 
             return None
 
 
-def count_table(chosen: Chosen) -> CountTable | None:
-    """The policy as actions by queue length, drawn ones included; None where it looks at a clock, a rate or sizes."""
+def queue_length_table(chosen: Chosen) -> QueueLengthTable | None:
+    """Return the policy as a table by queue length, randomised ones included; None if it uses times, rates or sizes."""
     largest = chosen.profile.max_batch_size
     if chosen.bins is not None:
         return None
     match chosen.policy:
         case ControlLimit(limit, most, wait, _) if wait == inf and most <= largest:
-            return CountTable(_limit_table(limit, most), most)
+            return QueueLengthTable(_limit_table(limit, most), most)
         case Lookup(rows, _, most, seed) if isinstance(chosen.monitor, NoMonitor) and most <= largest:
-            return CountTable(rows[0].batch_size, most, rows[0].mix, seed)
+            return QueueLengthTable(rows[0].batch_size, most, rows[0].mix, seed)
         case _:
             return None
 

@@ -2,9 +2,9 @@
 
 Pure rules: no clock, no I/O, no randomness. The live controller and the simulator ask them in the same order:
 
-    evidence = Evidence(profile)
-    evidence.batch(size, service_time)      after each batch
-    evidence.reading(instant, joules)       whenever the device's counter was read
+    evidence = DriftDetector(profile)
+    evidence.observe_batch(size, service_time)      after each batch
+    evidence.observe_energy(instant, joules)       whenever the device's counter was read
     refit = evidence.refit()                every now and then: a new profile and why, or None without evidence
     objective = objective.after(answers)    every now and then; solved again by its factor where it moves
 
@@ -54,7 +54,7 @@ _WINDOW = 0.25  # s; shortest window of energy
 _WINDOW_BATCHES = 8  # fewest batches of a window: one at its edge is then at most an eighth of it
 
 
-class Sentinel:
+class CusumDetector:
     """Two-sided cumulative sum of log ratios; rings when their mean has left 1, and knows since when.
 
     Attributes:
@@ -115,7 +115,7 @@ class Sentinel:
         self._up_since = self._down_since = self._seen
 
 
-class Evidence:
+class DriftDetector:
     """What was seen of one device that serves one model since its profile was fitted.
 
     Attributes:
@@ -130,8 +130,8 @@ class Evidence:
         self.disturbances = 0
         self._batches: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
         self._windows: deque[EnergyWindow] = deque(maxlen=_WINDOWS)
-        self._times = Sentinel(clip=0.3, height=3.0, noisy=200.0)
-        self._energies = Sentinel(clip=0.4, height=0.4)
+        self._times = CusumDetector(clip=0.3, height=3.0, noisy=200.0)
+        self._energies = CusumDetector(clip=0.4, height=0.4)
         self._counts = [0] * (profile.max_batch_size + 1)  # by size, since the reading that closed the last window
         self._reading: tuple[float, float] | None = None  # that reading
 

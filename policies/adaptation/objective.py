@@ -13,7 +13,7 @@ _PATIENCE, _MOST_PATIENCE = 4, 64  # good windows before a step back
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ResponseCounts:
     """What was answered since the objective last moved or judged.
 
     Attributes:
@@ -60,7 +60,7 @@ class Objective:
         """What to multiply the weight w2 by."""
         return _FACTORS[self.level]
 
-    def move(self, answers: Answers) -> Move | None:
+    def move(self, answers: ResponseCounts) -> Move | None:
         """What these answers call for by themselves; None while they are too few to tell."""
         allowed = 1.0 - self.share
         if answers.served * allowed < _FEW or answers.batches < 1:
@@ -73,7 +73,7 @@ class Objective:
             return None
         return "slower" if late <= allowed / 2 else "keep"
 
-    def after(self, answers: Answers) -> "Objective":
+    def after(self, answers: ResponseCounts) -> "Objective":
         """The next state; the same object where the answers are too few, so that counting goes on, else begins anew."""
         match self.move(answers):
             case None:

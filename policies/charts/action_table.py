@@ -75,12 +75,12 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     return Actions(lengths, rates, rows)
 
 
-def weighs_the_mean_rate(chosen: Chosen) -> bool:
+def depends_on_mean_rate(chosen: Chosen) -> bool:
     """Whether the mean rate chooses among tables, as it does for a weight of power that the spec names."""
     return chosen.table is not None and bool(chosen.table.w2) and chosen.name != "file"
 
 
-def how_it_decides(chosen: Chosen) -> str:
+def describe_policy(chosen: Chosen) -> str:
     """A sentence or two for people."""
     parameters = chosen.parameters
     bounds = [f", with {key} = {value}" for key, value in parameters.items() if key != "max_wait_ms"]

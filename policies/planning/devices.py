@@ -23,7 +23,7 @@ from policies.planning.prices import Price
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
-from policies.queue.fleet import at_random, least_expected, run_fleet
+from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station
 from policies.smdp.choice import Bound, UnreachableError, choose
@@ -212,8 +212,8 @@ def check(demand: Demand, candidate: Candidate) -> dict[str, Run]:
 
 def _route(name: str, demand: Demand, stations: list[Station]) -> Router:
     if name == "random":
-        return at_random(stations, [1.0] * len(stations), np.random.default_rng([demand.seed, 5]))
-    return least_expected(stations, [{Kind().model: demand.profile}] * len(stations))
+        return random_routing(stations, [1.0] * len(stations), np.random.default_rng([demand.seed, 5]))
+    return shortest_expected_delay(stations, [{Kind().model: demand.profile}] * len(stations))
 
 
 def _station(demand: Demand, candidate: Candidate, index: int) -> Station:

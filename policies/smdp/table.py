@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.files import first_mistake, read_text, write_atomically
+from policies.files import first_error, read_text, write_atomically
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
 from policies.types import Mix, SpecError
@@ -163,7 +163,7 @@ def parse_table(text: str, origin: str) -> PolicyTable:
     try:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
-        raise SpecError(f"policy file {origin!r} is malformed at {first_mistake(error)}; solve it again") from error
+        raise SpecError(f"policy file {origin!r} is malformed at {first_error(error)}; solve it again") from error
     rows = tuple(_row_from(row) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)

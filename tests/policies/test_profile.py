@@ -58,7 +58,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"energy_j": [0.1]}, "energy_j has 1 values"),
         ({"energy_j": [0.1, -1, 2]}, "energy_j.1"),
         ({"batchsize": 3}, "batchsize"),
-        ({"stage_service_time_s": [[1], [1, 2], [1]]}, "as many stages"),
+        ({"stage_service_time_s": [[1], [1, 2], [1]]}, "the same number of stages"),
         ({"stage_service_time_s": [[], [], []]}, "stage_service_time_s.0"),
         ({"length": [8, 16]}, "go together"),
         ({"length_service_time_s": [[1], [1], [1]]}, "go together"),

@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import Answers, Move, Objective
+from policies.adaptation.objective import Move, Objective, ResponseCounts
 
-GOOD, FAIR, BAD, AWFUL = (Answers(1000, within, 200) for within in (990, 955, 900, 500))
-FEW = Answers(90, 0, 20)
+GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
+FEW = ResponseCounts(90, 0, 20)
 ANSWERS = st.builds(
-    lambda served, share, batch: Answers(served, round(served * share), max(1, served // batch)),
+    lambda served, share, batch: ResponseCounts(served, round(served * share), max(1, served // batch)),
     st.integers(0, 5000),
     st.floats(0.0, 1.0),
     st.integers(1, 32),
 )
 
 
-def after(*windows: Answers, start: Objective = Objective(0.1)) -> Objective:  # noqa: B008  (it is frozen)
+def after(*windows: ResponseCounts, start: Objective = Objective(0.1)) -> Objective:  # noqa: B008  (it is frozen)
     for window in windows:
         start = start.after(window)
     return start
@@ -31,17 +31,17 @@ def after(*windows: Answers, start: Objective = Objective(0.1)) -> Objective:  #
         (FAIR, "keep"),
         (BAD, "faster"),
         (AWFUL, "faster"),
-        (Answers(200, 200, 50), None),  # too few to be called good
-        (Answers(200, 100, 50), "faster"),  # but not to be called bad
-        (Answers(1000, 930, 32), "keep"),  # within two standard errors of what so few batches tell
+        (ResponseCounts(200, 200, 50), None),  # too few to be called good
+        (ResponseCounts(200, 100, 50), "faster"),  # but not to be called bad
+        (ResponseCounts(1000, 930, 32), "keep"),  # within two standard errors of what so few batches tell
     ],
 )
-def test_what_a_window_calls_for(answers: Answers, move: Move | None) -> None:
+def test_what_a_window_calls_for(answers: ResponseCounts, move: Move | None) -> None:
     assert Objective(0.1).move(answers) == move
 
 
 def test_a_missed_bound_is_answered_at_once_and_by_two_steps_where_it_is_missed_by_far() -> None:
-    assert after(Answers(1000, 910, 500)).factor == 0.5
+    assert after(ResponseCounts(1000, 910, 500)).factor == 0.5
     assert after(AWFUL).factor == 0.25
     assert after(*[AWFUL] * 9).factor == 0.0
 
@@ -71,7 +71,7 @@ def test_patience_is_regained_at_the_slowest_level() -> None:
 
 
 @given(st.lists(ANSWERS, max_size=40))
-def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(windows: list[Answers]) -> None:
+def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(windows: list[ResponseCounts]) -> None:
     objective = Objective(0.1)
     for answers in windows:
         move, before = objective.move(answers), objective
@@ -83,10 +83,10 @@ def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(window
 
 
 @given(ANSWERS)
-def test_fewer_within_never_call_for_slower(answers: Answers) -> None:
+def test_fewer_within_never_call_for_slower(answers: ResponseCounts) -> None:
     order = ["faster", "keep", "slower"]
     objective = Objective(0.1)
     move = objective.move(answers)
-    fewer = objective.move(Answers(answers.served, answers.within // 2, answers.batches))
+    fewer = objective.move(ResponseCounts(answers.served, answers.within // 2, answers.batches))
     if move is not None and fewer is not None:
         assert order.index(fewer) <= order.index(move)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.catalog import CATALOG, choose
-from policies.charts.action_table import actions, how_it_decides, weighs_the_mean_rate
+from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
 from policies.profile import Profile, load_profile
 from policies.types import Kind, Launch, Request, State
 
@@ -50,7 +50,7 @@ def test_a_mean_rate_shows_the_rows_that_then_decide() -> None:
 def test_the_mean_rate_matters_where_it_is_said_to(spec: str) -> None:
     chosen = choose(spec, P4)
     moves = actions(chosen, "m", 0.05 * P4.capacity) != actions(chosen, "m")
-    assert weighs_the_mean_rate(chosen) == moves
+    assert depends_on_mean_rate(chosen) == moves
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_large_batches_are_thinned_to_what_a_screen_holds() -> None:
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_policy_says_how_it_decides(name: str) -> None:
-    text = how_it_decides(choose(name + ARGUMENTS.get(name, ""), TEXTS))
+    text = describe_policy(choose(name + ARGUMENTS.get(name, ""), TEXTS))
     assert text.endswith("When the oldest has waited 1000 ms, it launches in any case.")
     assert "{" not in text
 
 
 def test_words_name_the_weight_and_no_wait_where_there_is_none() -> None:
-    assert how_it_decides(choose("smdp:w2=3,max_wait_ms=inf", P4)).endswith("with w2 = 3.")
+    assert describe_policy(choose("smdp:w2=3,max_wait_ms=inf", P4)).endswith("with w2 = 3.")

@@ -264,7 +264,7 @@ def test_iterations_of_different_kinds_still_share_none() -> None:
 def test_everybody_here_can_be_given_a_kind_anew() -> None:
     queue = batcher(Picks([0], 1), *three())
     running = queue.decide(1.0)
-    queue.rekind(lambda r: Kind("m", r.id))
+    queue.set_kinds(lambda r: Kind("m", r.id))
     assert isinstance(running, Launch)
     queue.complete(running)
     assert [r.kind.bin for r in (*queue.state(2.0).waiting, *queue.suspended)] == [1, 2, 0]

@@ -9,7 +9,7 @@ from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
-from policies.queue.fleet import FleetRun, at_random, least_expected, run_fleet
+from policies.queue.fleet import FleetRun, random_routing, run_fleet, shortest_expected_delay
 from policies.queue.simulator import Run, Station, estimate, run
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
@@ -37,7 +37,7 @@ def arrived(instants: Sequence[float]) -> list[Request]:
 
 def expected(spec: str, profiles: Sequence[Profile], instants: Sequence[float]) -> FleetRun:
     stations = [station(choose(spec, profile)) for profile in profiles]
-    return run_fleet(stations, arrived(instants), least_expected(stations, [{"m": each} for each in profiles]))
+    return run_fleet(stations, arrived(instants), shortest_expected_delay(stations, [{"m": each} for each in profiles]))
 
 
 def same(one: Run, other: Run) -> None:
@@ -90,7 +90,7 @@ def test_devices_measure_the_rate_of_their_own_share() -> None:
     rate, seconds = 4000.0, 2.0
     stations = [station(choose("greedy", P4)) for _ in range(2)]
     instants = poisson(rate, seconds, np.random.default_rng(3)).tolist()
-    run_fleet(stations, arrived(instants), at_random(stations, [3.0, 1.0], np.random.default_rng(4)))
+    run_fleet(stations, arrived(instants), random_routing(stations, [3.0, 1.0], np.random.default_rng(4)))
     measured = [each.batcher.monitor.mean_rates(seconds)[M] for each in stations]
     assert measured == pytest.approx([3000.0, 1000.0], rel=0.1)  # of 2,000 arrivals at least: 2.2 per cent
 
@@ -100,7 +100,7 @@ def test_random_routing_gives_each_device_what_theory_says_of_its_share() -> Non
     exact = solve(share)
     stations = [station(solved(exact.batch_size, P4)) for _ in range(3)]
     instants = poisson(3 * share.arrival_rate, 12.0, np.random.default_rng(5)).tolist()
-    fleet = run_fleet(stations, arrived(instants), at_random(stations, [1.0] * 3, np.random.default_rng(6)))
+    fleet = run_fleet(stations, arrived(instants), random_routing(stations, [1.0] * 3, np.random.default_rng(6)))
     mean = estimate(fleet.whole.responses, lambda block: float(block.mean()))
     assert abs(mean.value - exact.mean_response_time) < 5 * mean.standard_error
     assert mean.standard_error < 0.01 * exact.mean_response_time  # so that the line above can fail
@@ -108,6 +108,6 @@ def test_random_routing_gives_each_device_what_theory_says_of_its_share() -> Non
     best = run_fleet(
         stations := [station(solved(exact.batch_size, P4)) for _ in range(3)],
         arrived(instants),
-        least_expected(stations, [{"m": P4}] * 3),
+        shortest_expected_delay(stations, [{"m": P4}] * 3),
     )
     assert best.whole.responses.mean() < mean.value - 5 * mean.standard_error, "looking is faster than drawing"

@@ -3,7 +3,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, successor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, inherit_rates
 from policies.types import Kind
 
 A, B = Kind("a"), Kind("b")
@@ -87,7 +87,7 @@ def test_a_successor_knows_the_rates_and_forgets_by_its_own_time_constants() -> 
     for n in range(1000):
         for monitor in (before, steady):
             monitor.arrive(A, 0.05 * n)
-    after = successor(before, ForgettingMonitor(8.0))
+    after = inherit_rates(before, ForgettingMonitor(8.0))
     assert after.rates(49.95) == pytest.approx(before.rates(49.95))
     assert after.mean_rates(49.95) == pytest.approx(before.mean_rates(49.95))
     assert after.rates(57.95)[A] == pytest.approx(before.rates(49.95)[A] * exp(-1.0))
@@ -103,9 +103,9 @@ def test_a_successor_knows_the_rates_and_forgets_by_its_own_time_constants() -> 
 def test_a_monitor_that_counts_otherwise_begins_anew() -> None:
     before, wanted = ForgettingMonitor(1.0), TumblingMonitor()
     before.arrive(A, 0.5)
-    assert successor(before, wanted) is wanted
-    assert successor(wanted, TumblingMonitor()) is wanted
-    assert successor(wanted, before) is before
+    assert inherit_rates(before, wanted) is wanted
+    assert inherit_rates(wanted, TumblingMonitor()) is wanted
+    assert inherit_rates(wanted, before) is before
 
 
 def test_kinds_are_measured_apart() -> None:

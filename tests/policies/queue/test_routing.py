@@ -3,7 +3,7 @@ import pytest
 from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
-from policies.queue.routing import backlog, soonest
+from policies.queue.routing import backlog, least_delay
 from policies.types import Kind, Launch, Request
 
 FAST = Profile("fast", (1.0, 1.5, 2.0, 2.5))
@@ -47,6 +47,6 @@ def test_the_slower_device_is_taken_once_the_faster_one_is_longer_busy() -> None
             backlog(_batcher(SLOW, 0), {"m": SLOW}, 0, {"m": 1}),
         ]
 
-    assert soonest(expected(0.9)) == 0
-    assert soonest(expected(1.0)) == 0  # equal: the first
-    assert soonest(expected(1.1)) == 1
+    assert least_delay(expected(0.9)) == 0
+    assert least_delay(expected(1.0)) == 0  # equal: the first
+    assert least_delay(expected(1.1)) == 1

@@ -589,7 +589,7 @@ def test_checking_for_room_looks_at_no_waiting_request() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         waiting = inference.fleet.submit("m", [0.0] * 7)
         await settle()
-        inference.fleet.first._batcher.rekind(lambda _: Watched("m"))
+        inference.fleet.first._batcher.set_kinds(lambda _: Watched("m"))
         looks_before = looks
         with inference.intake.share() as share:
             inference._let_in("m", 1, share, caller(timeout=60.0))
