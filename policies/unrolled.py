@@ -88,7 +88,7 @@ def refuse_classifier(spec: Spec, profile: Profile) -> None:
     """
     if profile.lengths is not None and not profile.generates:
         raise SpecError(
-            f"policy {spec.text!r} decides between decode steps, but the model of {profile.name!r} generates no tokens; "
+            f"policy {spec.text!r} decides between decode steps, but {profile.name!r} generates no tokens; "
             "name greedy, or multi-bin"
         )
 

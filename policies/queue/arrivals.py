@@ -35,7 +35,7 @@ def backlog(rate: float, duration: float) -> Instants:
 
 
 def mmpp(rates: Sequence[float], phase_lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
-    """Draw a Markov-modulated Poisson process: cyclic phases of exponential length (means in s), a rate (1/s) in each."""
+    """Draw a Markov-modulated Poisson process: cyclic phases of exponential length (mean, s) and given rate (1/s)."""
     lengths: list[float] = []
     end = 0.0
     while end < duration:
@@ -72,7 +72,7 @@ def ramp(first: float, last: float, duration: float, rng: np.random.Generator) -
 def trace(path: str, rate: float | None, duration: float | None) -> Instants:
     """Read arrivals from the TIMESTAMP column of a CSV file, relative to the first.
 
-    Time is rescaled to the mean `rate` (1/s); arrivals from `duration` (s) on are dropped. None leaves them as they are.
+    Time is rescaled to the mean `rate` (1/s) and cut at `duration` (s), unless these are None.
 
     Raises:
         SpecError: the file or the column does not exist, or a timestamp is invalid.

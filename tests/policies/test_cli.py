@@ -184,7 +184,7 @@ def test_a_policy_that_waits_for_ever_is_no_file(tmp_path: Path) -> None:
     done = call("googlenet-tesla-p4", *waits, "--output", str(path))
     assert done.returncode == 2
     assert "WaitsForEverWarning" in done.stderr
-    assert "would wait for ever" in done.stderr
+    assert "would wait forever" in done.stderr
     assert not path.exists()
 
 

@@ -93,9 +93,9 @@ def test_a_bound_out_of_reach_is_refused_with_what_is_reachable(bound: Bound, co
 @pytest.mark.parametrize(
     ("bound", "complaint"),
     [
-        (MeanBound(0.0), "bound of 0 ms cannot be"),
+        (MeanBound(0.0), "bound of 0 ms is invalid"),
         (MeanBound(float("nan")), "give a positive number"),
-        (PowerBound(-1.0), "bound of -1 W cannot be"),
+        (PowerBound(-1.0), "bound of -1 W is invalid"),
         (ShareBound(0.01, 1.0, lambda *_: 1.0), "share of 1"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_percentile_is_a_share() -> None:
 
 @pytest.mark.parametrize(("key", "text"), [("slo_mean_ms", "soon"), ("slo_share", "10"), ("slo_share", "1:2:3")])
 def test_what_is_no_number_is_no_bound(key: str, text: str) -> None:
-    with pytest.raises(SpecError, match=f"{key} '{text}' is no bound; give"):
+    with pytest.raises(SpecError, match=f"{key} '{text}' is not a valid bound; give"):
         parse_bound(key, text)
 
 

@@ -80,7 +80,7 @@ def test_malformed_problems_are_refused_in_one_line(problem: Problem, said: str)
         ([0, 2], "action 2 at queue length 1 launches more than waits"),
         ([0, -1], "action -1"),
         ([0, 0, 0, 3], "neither 0 nor a batch size 1..2"),
-        ([0, 1, 0], "would wait for ever"),
+        ([0, 1, 0], "would wait forever"),
     ],
 )
 def test_tables_that_are_no_policy_are_refused(actions: list[int], said: str) -> None:
