@@ -66,8 +66,8 @@ def test_a_step_back_that_proves_wrong_makes_the_next_one_rarer() -> None:
 
 
 def test_patience_is_regained_at_the_slowest_level() -> None:
-    worn = Objective(0.1, patience=8)
-    assert after(*[GOOD] * 8, start=worn).patience == 4
+    objective = Objective(0.1, backoff=8)
+    assert after(*[GOOD] * 8, start=objective).backoff == 4
 
 
 @given(st.lists(ANSWERS, max_size=40))
