@@ -95,7 +95,7 @@ def test_large_batches_are_thinned_to_what_a_screen_holds() -> None:
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_policy_says_how_it_decides(name: str) -> None:
     text = describe_policy(choose(name + ARGUMENTS.get(name, ""), TEXTS))
-    assert text.endswith("When the oldest has waited 1000 ms, it launches in any case.")
+    assert text.endswith("Once the oldest request has waited 1000 ms, it launches in any case.")
     assert "{" not in text
 
 
