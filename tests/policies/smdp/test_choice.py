@@ -153,7 +153,7 @@ def test_a_percentile_is_kept_with_no_more_power_than_the_papers_vertex() -> Non
     bound = parse_bound("slo_p95_ms", "10", measured_over=200_000)
     chosen = choose(at_load(0.7), bound)
     assert power(chosen) <= 44.950  # the vertex of w2 1.4 to 1.6, p95 9.97 ms
-    # other arrivals: the choice rests on 200,000 of its own, with a standard error of the percentile of about 0.3 per cent
+    # other arrivals than the 200,000 of the choice, which have a standard error of the percentile of about 0.3 per cent
     found = percentile(Trial(at_load(0.7), 400_000, seed=7).run(chosen).responses, 0.95)
     assert found.value < 0.010 + 5 * found.standard_error
 
