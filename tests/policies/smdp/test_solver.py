@@ -225,8 +225,8 @@ def test_a_mix_of_probability_0_or_1_is_one_of_its_tables(probability: float, pu
 
 def test_a_mix_of_two_waits_is_exact() -> None:
     # one request at a time; an arrival at an idle device is launched with probability 1 - q, else waits for the next:
-    # with l so short that there are no arrivals during a service, each pair of arrivals waits 1 / lambda with probability q, and a
-    # launched single leaves the next arrival the first again: a fraction q / (1 + q) of the requests waits
+    # with l so short that there are no arrivals during a service, a pair of arrivals waits 1 / lambda with probability
+    # q, and a launched single leaves the next arrival the first again: a fraction q / (1 + q) of the requests waits
     profile = Profile("instant", (1e-12, 1e-12))
     mixed = evaluate(Problem(profile, 1.0), [0, 1, 2], Mix(0.25, [0, 0, 2]))
     assert mixed.mean_response_time == pytest.approx(0.25 / 1.25, rel=1e-9)
