@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.adaptation.drift import Evidence
+from policies.adaptation.drift import DriftDetector
 from policies.adaptation.refitting import Drift
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
@@ -81,15 +81,15 @@ class Learning:
     def __init__(self, spec: str, profile: Profile) -> None:
         """`profile` is what is believed at first."""
         self._spec = spec
-        self._evidence = Evidence(profile)
+        self._evidence = DriftDetector(profile)
         self._joules = 0.0
-        self._evidence.reading(0.0, 0.0)
+        self._evidence.observe_energy(0.0, 0.0)
 
     def after(self, service: Service, energy: float) -> Swap | None:
         """Hand the batch to the rules; solve again where they say so."""
         self._joules += energy
-        self._evidence.batch(len(service.launch.requests), service.finish - service.start)
-        self._evidence.reading(service.finish, self._joules)
+        self._evidence.observe_batch(len(service.launch.requests), service.finish - service.start)
+        self._evidence.observe_energy(service.finish, self._joules)
         refit = self._evidence.refit()
         if refit is None:
             return None

@@ -10,14 +10,15 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import Sizes
-from policies.action_lookup import count_table
+from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
-from policies.queue import counting, simulator
+from policies.queue import simulator
 from policies.queue.arrivals import Instants
 from policies.queue.batcher import Batcher
-from policies.queue.fleet import least_expected, run_fleet
+from policies.queue.fleet import run_fleet, shortest_expected_delay
 from policies.queue.simulator import Router, Run, Service, Station, serve
+from policies.queue.table_simulator import ServiceModel, simulate_table
 from policies.rules.multi_bin import mispredicted
 from policies.types import Kind, Launch, Request, SpecError
 
@@ -83,7 +84,7 @@ class Simulation:
             Station(_batcher(each, self.model), device.service_time, device.energy)
             for each, device in zip(chosen, devices, strict=True)
         ]
-        return stations, requests, least_expected(stations, [{self.model: each.profile} for each in chosen])
+        return stations, requests, shortest_expected_delay(stations, [{self.model: each.profile} for each in chosen])
 
     def _chosen_by_each(self) -> list[Chosen]:
         """Solved once for equal devices; each measures for itself."""
@@ -126,9 +127,9 @@ def simulate(
         service_time: of a batch of b, s, drawn at each call; None takes the profile's means.
     """
     profile = chosen.profile
-    drawn, table = service_time or profile.service_time, count_table(chosen)
+    drawn, table = service_time or profile.service_time, queue_length_table(chosen)
     if table is not None:
-        return counting.run_table(table, counting.Device(drawn, profile.max_batch_size, profile.energies), instants)
+        return simulate_table(table, ServiceModel(drawn, profile.max_batch_size, profile.energies), instants)
     device, requests = Device(profile, drawn), _requests(chosen, instants, model)
     return simulator.run(_batcher(chosen, model), requests, device.service_time, device.energy)
 

@@ -1,1 +1,1 @@
-"""Decides: when to launch a batch, and of whom. Pure: no clock, no randomness, no device."""
+"""Batching policies: when to launch a batch, and of which requests. Pure: no clock, no I/O, no device."""

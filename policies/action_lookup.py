@@ -1,14 +1,14 @@
 """A chosen policy as a table of actions by queue length, where its actions depend on nothing else."""
 
 from policies.catalog import Chosen
-from policies.queue.counting import CountTable
 from policies.queue.monitor import NoMonitor
+from policies.queue.table_simulator import QueueLengthTable
 from policies.rules.traits import QueueLengthPolicy
 from policies.types import Mix
 
 
 def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], Mix | None] | None:
-    """The policy's action for queue length 0, 1, 2, ... at this rate (1/s), the last repeats; and its mix, if any.
+    """Return the actions for queue length 0, 1, 2, ... (the last repeats) at this rate (1/s), and the mix, if any.
 
     None where the action also depends on waiting times, deadlines or sizes.
     """
@@ -18,7 +18,7 @@ def action_table(chosen: Chosen, arrival_rate: float) -> tuple[tuple[int, ...], 
     return None if table is None else (tuple(table.batch_size), table.mix)
 
 
-def count_table(chosen: Chosen) -> CountTable | None:
+def queue_length_table(chosen: Chosen) -> QueueLengthTable | None:
     """The policy as actions by queue length, random ones included; None where they depend on anything else."""
     policy = chosen.policy
     if chosen.bins is not None or not isinstance(policy, QueueLengthPolicy):
@@ -28,4 +28,4 @@ def count_table(chosen: Chosen) -> CountTable | None:
     table = policy.action_table(None)
     if table is None or table.max_batch_size > chosen.profile.max_batch_size:
         return None
-    return CountTable(table.batch_size, table.max_batch_size, table.mix, table.seed)
+    return QueueLengthTable(table.batch_size, table.max_batch_size, table.mix, table.seed)

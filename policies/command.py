@@ -1,4 +1,4 @@
-"""What the four commands share: a mistake is one line on stderr and exit code 2."""
+"""What the commands share: they report an error as one line on stderr and exit with code 2."""
 
 import sys
 from pathlib import Path
@@ -8,16 +8,16 @@ from threadpoolctl import threadpool_limits
 
 from policies.types import SpecError
 
-_PICTURES = {".png", ".pdf", ".svg"}
+_PLOT_FORMATS = {".png", ".pdf", ".svg"}
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run the command called `name` to its exit code: 0, 2 for what the caller got wrong, 130 for Ctrl-C.
+    """Run the command called `name` and exit: 0 on success, 2 on a usage or input error, 130 on Ctrl-C.
 
     Raises:
         SystemExit: always.
     """
-    # The solver's matrices are small: on a busy machine, waiting for a second thread takes many times the work itself.
+    # The solver's matrices are small. On a busy machine, synchronising threads costs many times the work itself.
     threadpool_limits(limits=1, user_api="blas")
     command = typer.main.get_command(app)
     try:
@@ -25,28 +25,28 @@ def run(app: typer.Typer, name: str) -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except SpecError as error:
-        sys.exit(_complain(name, str(error)))
+        sys.exit(_report(name, str(error)))
     except Exception as error:
-        # typer carries click inside or beside it, depending on the version; both mark usage errors alike
+        # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_complain(name, f"{error.format_message()} See {name} --help."))
+        sys.exit(_report(name, f"{error.format_message()} See {name} --help."))
     sys.exit(code or 0)
 
 
 def check_files(output: Path | None, plot: Path | None) -> None:
-    """Complain about files that cannot be written before the work, not after it.
+    """Check, before any work is done, that the output files can be written.
 
     Raises:
-        SpecError: no such folder, or no such format of pictures.
+        SpecError: the folder does not exist, or the plot format is unknown.
     """
     for path in filter(None, (output, plot)):
         if not path.absolute().parent.is_dir() or path.is_dir():
             raise SpecError(f"cannot write {str(path)!r}; give a file in a folder that exists")
-    if plot is not None and plot.suffix not in _PICTURES:
-        raise SpecError(f"no picture format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PICTURES))}")
+    if plot is not None and plot.suffix not in _PLOT_FORMATS:
+        raise SpecError(f"unknown plot format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PLOT_FORMATS))}")
 
 
-def _complain(name: str, message: str) -> int:
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201  (this is the command's voice)
+def _report(name: str, message: str) -> int:
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201  (the command's error output)
     return 2

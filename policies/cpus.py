@@ -1,4 +1,4 @@
-"""How many processors this process may use: by its affinity, and by the quota of its control group."""
+"""The number of processors available to this process, by CPU affinity and cgroup quota."""
 
 import os
 from math import ceil
@@ -11,12 +11,12 @@ _OWN = Path("/proc/self/cgroup")
 def available_cpus(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
     """Return the number of processors that this process may keep busy, at least 1.
 
-    `os.cpu_count` and the affinity do not know the quota of a container (`docker run --cpus 2`, a Kubernetes limit):
-    more threads than that are throttled together. A part of a processor counts as one.
+    `os.cpu_count` and the affinity do not include the quota of a container (`docker run --cpus 2`, a Kubernetes
+    limit). Threads beyond the quota are throttled. A fractional quota is rounded up.
 
     Args:
-        cgroups: where the control groups' file system is mounted.
-        own: the file that tells this process's own control groups.
+        cgroups: mount point of the cgroup file system.
+        own: file that lists the cgroups of this process.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for folder in _folders(cgroups, own) if (quota := _quota(folder)) is not None]
@@ -24,7 +24,7 @@ def available_cpus(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
 
 
 def _folders(cgroups: Path, own: Path) -> list[Path]:
-    """The folders of this process's control group and of all above it; limits of each apply."""
+    """Folders of this process's cgroup and of all its ancestors; the limits of each apply."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -34,15 +34,17 @@ def _folders(cgroups: Path, own: Path) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        root = cgroups / controllers if controllers else cgroups  # version 1 mounts each group of controllers apart
+        root = (
+            cgroups / controllers if controllers else cgroups
+        )  # version 1 has one mount for each group of controllers
         folder = root / path.lstrip("/")
-        # in a container the path may be the host's, which is not mounted: what is mounted at the root is our own
+        # in a container the path may be the host's, which is not mounted; the mounted root is then the container's own
         found += [place for place in (folder, *folder.parents) if place.is_relative_to(root)]
     return found
 
 
 def _quota(folder: Path) -> float | None:
-    """Processors that a control group may use, by version 2 or version 1; None: no limit, or not known."""
+    """Processors that a cgroup (version 2 or 1) may use; None without a limit, or if it cannot be read."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()

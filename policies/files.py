@@ -1,4 +1,4 @@
-"""Files that people hand over and files that the system keeps: read within a bound, written whole or not at all."""
+"""Bounded reads and atomic writes of files."""
 
 import os
 import reprlib
@@ -14,24 +14,24 @@ MAX_BYTES = 32 * 2**20  # a policy for 49 loads and batches up to 4096 takes 10 
 
 
 def read_text(path: str | Path) -> str:
-    """The file's text; bytes that are none become replacement characters, which no JSON reader accepts as syntax.
+    """Return the file's text. Bytes that are not UTF-8 become replacement characters.
 
     Raises:
         OSError: it cannot be read.
-        SpecError: it is larger than any file of ours.
+        SpecError: it is larger than `MAX_BYTES`.
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)  # and no more: the size of a device or a pipe is not known before
+            data = file.read(MAX_BYTES + 1)  # bounded here, because the size of a device or a pipe is unknown
     except ValueError as error:  # a NUL or half a surrogate pair in the path
         raise OSError(0, str(error)) from error
     if len(data) > MAX_BYTES:
-        raise SpecError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB, the bound; give another file")
+        raise SpecError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB, the maximum; give another file")
     return data.decode(errors="replace")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write the whole file or nothing: a reader, or whoever comes after a power cut, never sees half of it.
+    """Write the file atomically: neither a concurrent reader nor a crash leaves a partial file.
 
     Raises:
         OSError: it cannot be written.
@@ -41,8 +41,8 @@ def write_atomically(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fchmod(descriptor, 0o644)  # mkstemp's file is its owner's alone
-            os.fsync(descriptor)  # or the name could outlive the content
+            os.fchmod(descriptor, 0o644)  # mkstemp creates it with mode 600
+            os.fsync(descriptor)  # the rename must not become durable before the content
         os.replace(part, path)
     except BaseException:
         os.unlink(part)
@@ -51,7 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last too; some file systems cannot, and then it is no worse than without."""
+    """Make the rename durable, on file systems that can sync a folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -60,8 +60,8 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def first_mistake(error: ValidationError) -> str:
-    """Where a file is wrong, why, and the value that is, in one short line."""
+def first_error(error: ValidationError) -> str:
+    """The location, reason and value of the first validation error, in one short line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))[:100] or "file"
     value = first["input"]

@@ -1,6 +1,6 @@
-"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b; of texts by length too.
+"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b and, for texts, by length.
 
-A profile is a JSON file ("batchwright.profile/1"); inside it is dense, one value for each size 1..max_batch_size.
+A profile is a JSON file ("batchwright.profile/1"). A `Profile` is dense: one value for each size 1..max_batch_size.
 """
 
 import json
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from scipy.optimize import isotonic_regression
 
-from policies.files import first_mistake, read_text
+from policies.files import first_error, read_text
 from policies.types import SpecError
 
 Source = Literal["measured", "literature", "modelled"]
 EnergySource = Literal["nvml", "rapl", "literature", "modelled", "none"]
 _T = TypeVar("_T")
-# Beyond these bounds, in s, J and W, numbers are mistakes, and arithmetic with them overflows.
+# Values beyond these bounds (s, J, W) are errors; arithmetic with them would overflow.
 _Time = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]
 _NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _BySize = Annotated[list[_T], Field(max_length=4096, fail_fast=True)]
@@ -31,7 +31,7 @@ _Row = Annotated[list[_Time], Field(min_length=1, max_length=4096, fail_fast=Tru
 
 
 class ProfileFile(BaseModel):
-    """The file's shape, as contracts fix it."""
+    """Schema of the profile file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class ProfileFile(BaseModel):
     generates: bool = True
 
     @model_validator(mode="after")
-    def _lengths_ascend_and_each_has_its_time(self) -> Self:
+    def _check_lengths(self) -> Self:
         if (self.length is None) != (self.length_service_time_s is None):
             raise ValueError("length and length_service_time_s go together: give both or neither")
         for row in self.length_service_time_s or ():
@@ -66,9 +66,9 @@ class ProfileFile(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _sizes_ascend_and_each_has_its_values(self) -> Self:
+    def _check_batch_sizes(self) -> Self:
         if self.stage_service_time_s is not None and len({len(row) for row in self.stage_service_time_s}) > 1:
-            raise ValueError("stage_service_time_s must have as many stages at every batch size")
+            raise ValueError("stage_service_time_s must have the same number of stages at every batch size")
         if self.batch_size[0] != 1 or sorted(set(self.batch_size)) != self.batch_size:
             raise ValueError(f"batch_size must ascend from 1, not {self.batch_size[:6]}")
         for name in (
@@ -92,15 +92,15 @@ class Profile:
     Attributes:
         service_times: l(b), s; index b - 1.
         cvs: standard deviation over mean of the service time, by size; None where unknown.
-        energies: zeta(b) that a policy is charged, J a batch; None where unknown.
-        total_energies: energy with the device's idle power included, J a batch.
+        energies: zeta(b), the energy charged to a batch, J; None where unknown.
+        total_energies: energy of a batch including the device's idle power, J.
         idle_power: W.
-        cost_unit: what energies count; J, or another cost of a batch such as money (journal, remark 2).
+        cost_unit: unit of the energies: J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
-        lengths: ascending, where the service time depends on the longest in the batch: tokens (or time steps)
-            generated, or of the prompt where the model generates nothing.
-        length_service_times: l where the longest has that length, s; index [b - 1][index of the length].
-        generates: whether lengths are of what is generated, a token an iteration.
+        lengths: ascending; set where the service time depends on the longest request of the batch. Tokens (or time
+            steps) generated, or tokens of the prompt if the model generates none.
+        length_service_times: l for a longest request of that length, s; index [b - 1][index of the length].
+        generates: whether lengths count generated tokens, one per iteration.
     """
 
     name: str
@@ -122,13 +122,14 @@ class Profile:
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch size the profile knows."""
+        """The largest batch size of the profile."""
         return len(self.service_times)
 
     def service_time(self, batch_size: int, length: float | None = None) -> float:
-        """l(b), s; with a length, that of a batch whose longest has it, where lengths are known.
+        """Return l(b), s; with a length, that of a batch whose longest request has this length.
 
-        Linear between the lengths, and beyond them as between the last two; below them as at the first.
+        Interpolated linearly between the lengths, extrapolated above them, constant below the first. A profile without
+        lengths ignores the length.
         """
         if length is None or self.lengths is None or self.length_service_times is None:
             return self.service_times[batch_size - 1]
@@ -140,10 +141,10 @@ class Profile:
         return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
 
     def iteration_time(self, batch_size: int, joined: int = 0) -> float:
-        """Of generating one more token for each of so many, the prompts of those who `joined` taken in first, s.
+        """Return the time of one decode step of a batch, plus the prefill of its `joined` new requests, s.
 
-        A token takes what the least and the greatest length differ by, a token; a prompt what is left without tokens.
-        Lengths are known.
+        The time per token is the slope between the least and the greatest length. The time of a prompt is the rest of
+        the service time at the least length. The profile must have lengths.
         """
         assert self.lengths is not None
         assert self.length_service_times is not None
@@ -156,16 +157,16 @@ class Profile:
         assert self.lengths is not None
         assert self.length_service_times is not None
         lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
-        first = min(1, len(lengths) - 2)  # with a single length known, from nothing on
+        first = min(1, len(lengths) - 2)  # a single length: the slope from the origin
         return max(0.0, times[-1] - times[first]) / (lengths[-1] - lengths[first])
 
     @property
     def power_unit(self) -> str:
-        """Of the mean power: W, or the cost's unit a second."""
+        """Unit of the mean power: W, or the cost unit per second."""
         return "W" if self.cost_unit == "J" else f"{self.cost_unit}/s"
 
     def energy(self, batch_size: int) -> float | None:
-        """zeta(b), J a batch; None where the profile has no energies."""
+        """Return zeta(b), J; None where the profile has no energies."""
         return None if self.energies is None else self.energies[batch_size - 1]
 
     @cached_property
@@ -179,21 +180,21 @@ class Profile:
         return 1 if self.stage_service_times is None else len(self.stage_service_times[0])
 
     def span(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
-        """Time of the stages first..last - 1 (to the end where None) in batches of that size, s.
+        """Return the summed time of the stages first..last - 1 (None: to the end) for batches of that size, s.
 
-        NodeLatency(n) of LazyBatching, summed: what remains of a batch that stands at `first`; beyond the end nothing.
+        This is the sum of NodeLatency(n) in LazyBatching. Stages beyond the last one take no time.
         """
         elapsed = self._elapsed[batch_size - 1]
         end = len(elapsed) - 1
         return elapsed[end if last is None else min(last, end)] - elapsed[min(first, end)]
 
     def launch_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
-        """The same where a batch that passes through all stages in one launch is spared their overhead, s."""
+        """Return the time of a launch of these stages, s; a launch of all stages has no overhead between stages."""
         whole = first == 0 and (last is None or last >= self.stages)
         return self.service_time(batch_size) if whole else self.span(batch_size, first, last)
 
     def launch_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
-        """Energy of a launch, J: some stages take their share in the time of all of them; None where unknown."""
+        """Return the energy of a launch, J, split among stages in proportion to their time; None where unknown."""
         energy = self.energy(batch_size)
         whole = first == 0 and (last is None or last >= self.stages)
         return (
@@ -202,27 +203,27 @@ class Profile:
 
     @property
     def stage_overhead(self) -> tuple[float, ...]:
-        """What passing stage by stage costs, by size: sum over i of l_i(b), over l(b)."""
+        """Overhead of running stage by stage, by size: the sum over i of l_i(b), divided by l(b)."""
         return tuple(self.span(b) / t for b, t in enumerate(self.service_times, 1))
 
     @cached_property
     def _elapsed(self) -> tuple[tuple[float, ...], ...]:
-        """By size, the time from the start to before each stage, and to the end, s."""
+        """By size, the time from the start of the batch to the start of each stage and to the end, s."""
         rows = self.stage_service_times or tuple((t,) for t in self.service_times)
         return tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
 
     def in_stages(self, stages: int) -> "Profile":
-        """The same in so many stages that take equally long and cost nothing more, whatever was measured of stages.
+        """Return the profile with this many stages of equal length and no overhead; measured stage times are dropped.
 
         Raises:
             SpecError: fewer than one stage.
         """
         if stages < 1:
-            raise SpecError(f"{stages} stages cannot be: give 1 or more")
+            raise SpecError(f"{stages} stages are invalid: give 1 or more")
         return replace(self, stage_service_times=tuple((t / stages,) * stages for t in self.service_times))
 
     def time_to_serve(self, requests: int) -> float:
-        """Time for that many requests in batches as large as there are, s."""
+        """Return the time to serve that many requests in batches as large as possible, s."""
         full, rest = divmod(requests, self.max_batch_size)
         return full * self.service_times[-1] + (self.service_times[rest - 1] if rest else 0.0)
 
@@ -231,10 +232,10 @@ class Profile:
         return arrival_rate / self.capacity
 
     def truncated(self, max_batch_size: int | None) -> "Profile":
-        """The same profile with no batch above `max_batch_size`; None leaves it.
+        """Return the profile cut at `max_batch_size`; None keeps all sizes.
 
         Raises:
-            SpecError: the profile does not reach that far.
+            SpecError: the profile does not have that size.
         """
         if max_batch_size is None or max_batch_size == self.max_batch_size:
             return self
@@ -255,7 +256,7 @@ class Profile:
         )
 
     def to_json(self) -> str:
-        """The file's text, every size written."""
+        """Return the text of the profile file, with every size."""
         content = {
             "schema": "batchwright.profile/1",
             "name": self.name,
@@ -280,16 +281,16 @@ class Profile:
 
 
 def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package."""
+    """Return the names of the profiles shipped with the package."""
     folder = resources.files("policies") / "profiles"
     return sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """A shipped profile by name, or a profile file by path.
+    """Load a shipped profile by name, or a profile file by path.
 
     Raises:
-        SpecError: neither, or the file is not a valid profile.
+        SpecError: there is no such profile, or the file is invalid.
     """
     shipped = resources.files("policies") / "profiles" / f"{name_or_path}.json"
     if name_or_path in shipped_profiles():
@@ -302,15 +303,15 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def parse_profile(text: str, origin: str) -> Profile:
-    """A profile from its JSON text; sizes between the given ones are interpolated linearly.
+    """Parse a profile from its JSON text; sizes between the given ones are interpolated linearly.
 
     Raises:
-        SpecError: the text is not a valid profile; `origin` says which.
+        SpecError: the text is not a valid profile; the message names `origin`.
     """
     try:
         return _dense(ProfileFile.model_validate_json(text))
     except ValidationError as error:
-        raise SpecError(f"profile {origin!r} is malformed at {first_mistake(error)}; mend the file") from error
+        raise SpecError(f"profile {origin!r} is malformed at {first_error(error)}; correct the file") from error
 
 
 def _dense(file: ProfileFile) -> Profile:
@@ -345,22 +346,22 @@ def _dense_rows(sizes: Sequence[int], rows: Sequence[Sequence[float]] | None) ->
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, ...]:
-    """A value for every size 1..sizes[-1], linear between the given ones; `sizes` ascend from 1."""
-    if len(sizes) == sizes[-1]:  # dense already: keep the numbers as written
+    """Return a value for every size 1..sizes[-1], interpolated linearly; `sizes` ascend from 1."""
+    if len(sizes) == sizes[-1]:  # already dense: keep the values exactly
         return tuple(values)
     return tuple(np.interp(np.arange(1, sizes[-1] + 1), sizes, values).tolist())
 
 
 @dataclass(frozen=True)
 class AffineFit:
-    """slope * b + intercept; the error is the largest relative one over the fitted sizes."""
+    """The line slope * b + intercept, and its largest relative error over the fitted sizes."""
 
     slope: float
     intercept: float
     max_relative_error: float
 
     def at(self, batch_size: int) -> float:
-        """The fitted value for a batch size, in the unit of the samples."""
+        """Return the fitted value for a batch size, in the unit of the samples."""
         return self.slope * batch_size + self.intercept
 
 
@@ -373,7 +374,7 @@ class IsotonicFit:
 
 
 def fit_affine(batch_sizes: Sequence[int], values: Sequence[float]) -> AffineFit:
-    """Least squares of the relative error, so that small batches count as much as large ones."""
+    """Fit a line by least squares of the relative error, so that small and large batches have equal weight."""
     b, y = np.asarray(batch_sizes, float), np.asarray(values, float)
     if len(b) == 1:
         return AffineFit(0.0, float(y[0]), 0.0)
@@ -383,7 +384,7 @@ def fit_affine(batch_sizes: Sequence[int], values: Sequence[float]) -> AffineFit
 
 
 def fit_isotonic(values: Sequence[float]) -> IsotonicFit:
-    """Isotonic regression weighted by 1 / value^2 (relative error), in order of batch size."""
+    """Fit by isotonic regression in order of batch size, weighted by 1 / value^2 (relative error)."""
     y = np.asarray(values, float)
     fitted = np.asarray(isotonic_regression(y, weights=1.0 / y**2).x)
     return IsotonicFit(tuple(fitted.tolist()), _largest_relative_error(fitted, y))

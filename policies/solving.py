@@ -1,4 +1,4 @@
-"""From a spec and a profile to solved tables, and to the policy that looks actions up in them."""
+"""Solve the tables of a policy spec for a profile, and build the policy that looks actions up in them."""
 
 from dataclasses import replace
 from math import inf, log, sqrt
@@ -13,19 +13,19 @@ from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_tabl
 from policies.spec import Spec
 from policies.types import SpecError
 
-_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, beside 1: mean rate over momentary rate
-_STEP = 1.35  # from one load to the next in the tables for those factors
-_REHEARSED = 15_000  # requests simulated for each load where a percentile is bounded
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, besides 1: mean rate over current rate
+_STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
+_SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
 def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
-    """By a weight, or by a bound: where a load leaves none that keeps it, by what comes nearest."""
+    """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one."""
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0)
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
         return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
-    bound = parse_bound(key, spec.parameters[key], _REHEARSED)
-    mixed = not isinstance(bound, ShareBound)  # a mix is finer than so few requests can tell
+    bound = parse_bound(key, spec.parameters[key], _SIMULATED_REQUESTS)
+    mixed = not isinstance(bound, ShareBound)  # so few requests do not resolve the probability of a mix
 
     def nearest(at_load: Problem) -> Solution:
         try:
@@ -37,10 +37,14 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
 
 
 def weight_of(spec: Spec) -> tuple[str, float]:
-    """What says how much power counts, w2 or one of the bounds, and its value."""
+    """Return the parameter that weighs power, w2 or one of the bounds, and its value.
+
+    Raises:
+        SpecError: the spec names more than one, or the value is invalid.
+    """
     given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
     if len(given) > 1:
-        raise SpecError(f"policy {spec.text!r} names {given[0]} and {given[1]}; give one of them")
+        raise SpecError(f"policy {spec.text!r} sets {given[0]} and {given[1]}; give one of them")
     key = given[0] if given else "w2"
     value = spec.number(key, 0.0)
     if not value < inf:
@@ -51,10 +55,10 @@ def weight_of(spec: Spec) -> tuple[str, float]:
 
 
 def following(table: PolicyTable, profile: Profile) -> Lookup:
-    """Acts by the table, and where the rate varies by weight x mean rate / rate (rules/lookup.py says why).
+    """Build the policy of a table that scales w2 by mean rate / current rate (see rules/lookup.py for the reason).
 
-    A bound names no weight of the run's. The tables for other factors have up to 14 loads each, 74 in all; three times
-    as many moved the cost under bursts by less than 0.1 per cent.
+    A table solved for a bound has no single w2 and is used as it is. The tables for the other factors have up to 14
+    loads each; three times as many changed the cost under bursts by less than 0.1 per cent.
     """
     plain = table_policy(table, profile)
     if not table.w2:
@@ -65,17 +69,17 @@ def following(table: PolicyTable, profile: Profile) -> Lookup:
 
 
 def _coarse_loads(factor: float) -> list[float]:
-    # From the lowest row up; a factor above 1 at a higher load would need a mean load above 1.
+    # A factor above 1 at a higher load would need a mean load above 1.
     highest = min(0.98, sqrt(2.0) / factor)
     steps = round(log(highest / 0.02) / log(_STEP))
     return [0.02 * (highest / 0.02) ** (step / steps) for step in range(steps + 1)]
 
 
 def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
-    """The Lookup that acts by a solved table.
+    """Build the policy that looks actions up in a solved table.
 
     Raises:
-        SpecError: the table launches more than the profile knows.
+        SpecError: the table launches larger batches than the profile has.
     """
     tables = [t for row in table.rows for t in (row.batch_size, row.mix.batch_size if row.mix else (0,))]
     largest = max(map(max, tables))

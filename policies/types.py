@@ -1,7 +1,7 @@
-"""What a policy sees and what it may answer.
+"""The interface of a policy: requests, the state of the queue, and the actions launch and wait.
 
 Times are seconds on the caller's clock. A policy is a pure function of a `State`: it has no clock, no memory and no
-I/O, so the same object decides in the simulator and in the server, and a test of it is one state and one action.
+I/O. The same object decides in the simulator and in the server, and a test of it is one state and one action.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +13,15 @@ Reason = Literal["full", "policy", "max_wait", "slo", "drain"]
 
 
 class PolicyError(Exception):
-    """A policy answered with an action that cannot be carried out: a bug in the policy, never the client's fault."""
+    """A policy returned an action that cannot be carried out. This is a bug in the policy, not a client error."""
 
 
 class SpecError(ValueError):
-    """A profile, policy or parameter given from outside cannot be used; says what, which value, and what to do."""
+    """A profile, policy or parameter is invalid. The message names the value and says what to do."""
 
 
 class Kind(NamedTuple):
-    """What may share a batch: requests of one model, and of one bin where sizes differ."""
+    """The batch key: requests share a batch only if they are of one model and, where sizes differ, of one bin."""
 
     model: str = ""
     bin: int = 0
@@ -29,19 +29,19 @@ class Kind(NamedTuple):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
-    """One sample from a client. Once it has arrived, the Batcher alone writes `kind`, `stage` and `started`.
+    """One sample of a call, the unit that is batched. After arrival only the Batcher sets `kind`, `stage`, `started`.
 
     Attributes:
         id: unique within a queue and ascending in order of arrival.
         arrival: instant of arrival, s.
-        kind: what it may share a batch with.
-        deadline: arrival + SLO, s; may be missed, and is counted.
-        expires: the instant after which the client no longer wants the answer, s.
+        kind: batch key.
+        deadline: arrival + SLO, s; a missed deadline is counted, the request is still served.
+        expires: end of the client's time-out, s; an expired request leaves the queue.
         size: predicted service time when served alone, s.
-        stages: number of stages of its model; where a stage is an iteration, how many it needs itself.
-        payload: whatever the caller needs to run and answer it; policies never look inside.
+        stages: number of stages of its model; where a stage is an iteration, the iterations of this request.
+        payload: what the caller needs to run the request and to return its result; opaque to policies.
         stage: the next stage to run.
-        started: instant of first launch, s; infinite while it waits.
+        started: instant of the first launch, s; infinite while it waits.
     """
 
     id: int
@@ -65,7 +65,7 @@ class State:
         waiting: requests not started, in order of arrival.
         suspended: requests between stages, latest run last.
         rates: measured arrival rate of each kind, 1/s; a kind not measured yet is absent.
-        mean_rates: the same over a long time, 1/s; empty where nobody measures it.
+        mean_rates: long-run mean arrival rate of each kind, 1/s; empty where it is not measured.
     """
 
     now: float
@@ -81,21 +81,21 @@ class State:
 
     @property
     def mean_rate(self) -> float:
-        """Long-run mean of the arrival rate over all kinds, 1/s; 0 where nobody measures it."""
+        """Long-run mean of the arrival rate over all kinds, 1/s; 0 where it is not measured."""
         return sum(self.mean_rates.values())
 
     @property
-    def ask_again(self) -> float:
-        """An instant three mean interarrival times from now: if nobody has come by then, the rate has changed."""
+    def reevaluate_at(self) -> float:
+        """The instant three mean interarrival times from now, s; without an arrival until then the rate has changed."""
         rate = self.arrival_rate
         return self.now + 3.0 / rate if rate > 0.0 else inf
 
     def of(self, kind: Kind) -> "State":
-        """The same snapshot with only the requests of `kind`, and that kind's own rates."""
+        """The snapshot restricted to the requests and rates of one kind."""
         return self.among((kind,))
 
     def by_kind(self) -> Mapping[Kind, "State"]:
-        """The same snapshot of each kind that is here, as `of` gives it, in one pass; the suspended ones' first."""
+        """The snapshot of each kind present, as `of` gives it, in one pass; kinds with suspended requests first."""
         waiting, suspended = _by_kind(self.waiting), _by_kind(self.suspended)
         return {
             kind: State(
@@ -109,7 +109,7 @@ class State:
         }
 
     def among(self, kinds: Collection[Kind]) -> "State":
-        """The same snapshot with only the requests of these kinds, and their own rates."""
+        """The snapshot restricted to the requests and rates of these kinds."""
         return State(
             self.now,
             [r for r in self.waiting if r.kind in kinds],
@@ -128,7 +128,7 @@ def _by_kind(requests: Sequence[Request]) -> dict[Kind, list[Request]]:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The other half of a randomised policy: at each decision epoch, with `probability`, act by this table instead.
+    """The second table of a randomised policy, used at each decision epoch with the given probability.
 
     Attributes:
         probability: from 0 to 1.
@@ -141,13 +141,14 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Serve these requests together, now.
+    """Launch these requests as one batch, now.
 
     Attributes:
-        requests: the batch, of one kind; at one stage, unless the model takes any together.
-        stages: how many stages to run; None runs to the end.
-        reason: why now, for people who watch.
-        formed: the instant from which it has a claim to the device, s; None: from its first member's arrival.
+        requests: the batch, of one kind; at one stage, unless the model batches iterations continuously.
+        stages: number of stages to run; None runs to the end.
+        reason: why the batch is launched, for metrics.
+        formed: instant at which the batch was formed, s, by which batches of different kinds are ordered; None: the
+            arrival of its first request.
     """
 
     requests: Sequence[Request]
@@ -158,7 +159,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again at `until` (s), or at the next arrival, whichever is first."""
+    """Decide again at `until` (s) or at the next arrival, whichever is first."""
 
     until: float = inf
 
@@ -167,14 +168,14 @@ Action = Launch | Wait
 
 
 class Policy(Protocol):
-    """Decides at a decision epoch: a batch is complete, a request arrived at an idle device, or a wait is over."""
+    """Decides at a decision epoch: completion of a batch, arrival at an idle device, or the end of a wait."""
 
     def decide(self, state: State, /) -> Action:
-        """Answer for a state in which at least one request waits or is suspended."""
+        """Return the action for a state in which at least one request waits or is suspended."""
         ...
 
 
 def launch_oldest(state: State, size: int, full: int, reason: Reason = "policy") -> Launch:
-    """The `size` oldest waiting requests; the reason is "full" where that makes the largest batch, `full`."""
+    """Launch the `size` oldest waiting requests; a "policy" launch of `full` requests or more has the reason "full"."""
     batch = state.waiting[:size]
     return Launch(batch, reason="full" if len(batch) >= full and reason == "policy" else reason)

@@ -1,10 +1,10 @@
-"""Dynamic graphs, unrolled: how long a model takes whose recurrent part runs as often as the input asks (LazyBatching).
+"""Unrolled dynamic graphs: profiles by stage of models with a recurrent part (LazyBatching).
 
-Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once where n is static, enc_timesteps times in the encoder,
-dec_timesteps times in the decoder. Here a static node is a stage, and so is each time step of neighbouring encoder or
-decoder nodes; the sum is then `Profile.span`. A request leaves after as many steps as its own output has. That is known
-only when it happens, so a policy plans with `timesteps`, which cover a share of the lengths seen before (section IV-C).
-Live a time step is an iteration that gives each text a token.
+Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once if n is static, enc_timesteps times in the encoder,
+dec_timesteps times in the decoder. Here each static node is a stage, and so is each time step of neighbouring encoder
+or decoder nodes; the sum is then `Profile.span`. A request completes after the number of steps of its own output, which
+is not known beforehand. A policy therefore plans with `timesteps`, a quantile of the lengths observed (section IV-C).
+In the server a time step is a decode step.
 
     symbol          name
     NodeLatency(n)  Node.times[b - 1], s
@@ -23,19 +23,19 @@ from policies.profile import Profile
 from policies.spec import Spec
 from policies.types import SpecError
 
-_MOST_STEPS = 4096  # that a text is taken to have
+_MAX_STEPS = 4096  # planned for one text
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the graph: where it stands, and its time in a batch of 1, 2, ..., s."""
+    """A node of the graph: its part of the model, and its time in a batch of 1, 2, ..., s."""
 
     type: Literal["static", "encoder", "decoder"]
     times: tuple[float, ...]
 
 
 def unrolled(name: str, nodes: Sequence[Node], enc_timesteps: int, dec_timesteps: int) -> Profile:
-    """The profile, by stage, of a graph whose encoder and decoder take so many time steps."""
+    """Return the profile by stage of a graph unrolled to these time steps of encoder and decoder."""
     repeated = {"encoder": enc_timesteps, "decoder": dec_timesteps}
     stages: list[tuple[float, ...]] = []
     for kind, group in groupby(nodes, key=lambda node: node.type):
@@ -49,13 +49,13 @@ def unrolled(name: str, nodes: Sequence[Node], enc_timesteps: int, dec_timesteps
 
 
 def by_iterations(profile: Profile, longest: int) -> Profile:
-    """The same device's profile by stage where a stage is an iteration that gives each text a token.
+    """Return the profile by stage in which each stage is one decode step.
 
-    The first one passes the prompts too: a static node. The others are a decoder's time steps.
+    The first stage includes the prefill and is a static node. The others are time steps of a decoder.
 
     Args:
-        profile: of a model that generates, with lengths.
-        longest: iterations that a text has at most.
+        profile: profile with lengths, of a model that generates tokens.
+        longest: maximum number of decode steps of a text.
     """
     sizes = range(1, profile.max_batch_size + 1)
     prompt = Node("static", tuple(profile.iteration_time(b, b) for b in sizes))
@@ -64,35 +64,35 @@ def by_iterations(profile: Profile, longest: int) -> Profile:
 
 
 def planned(spec: Spec, profile: Profile) -> tuple[Profile, int | None]:
-    """What a policy by stages plans with: the profile by stage, and how many a request is taken to have; None: all.
+    """Return the profile by stage for a stage policy, and the planned number of stages of a request (None: all).
 
     Raises:
-        SpecError: the spec's `timesteps` cannot be, or it names no SLO.
+        SpecError: the spec's `timesteps` are invalid, or it has no `slo_ms`.
     """
     spec.number("slo_ms")
     if profile.lengths is None or not profile.generates:
         refuse_classifier(spec, profile)
         if "timesteps" in spec.parameters:
-            raise SpecError(f"policy {spec.text!r}: timesteps are of models that generate tokens; leave them out")
+            raise SpecError(f"policy {spec.text!r}: timesteps are for models that generate tokens; leave them out")
         return profile, None
-    longest = min(profile.lengths[-1], _MOST_STEPS)
-    steps = spec.whole("timesteps", 1, _MOST_STEPS) if "timesteps" in spec.parameters else longest
+    longest = min(profile.lengths[-1], _MAX_STEPS)
+    steps = spec.whole("timesteps", 1, _MAX_STEPS) if "timesteps" in spec.parameters else longest
     return by_iterations(profile, max(longest, steps)), steps
 
 
 def refuse_classifier(spec: Spec, profile: Profile) -> None:
-    """Complain of a policy between iterations for texts that are only read.
+    """Check that a policy that decides between decode steps is not used with a model that generates no tokens.
 
     Raises:
-        SpecError: the model has lengths, but generates nothing.
+        SpecError: the profile has lengths, but the model generates no tokens.
     """
     if profile.lengths is not None and not profile.generates:
         raise SpecError(
-            f"policy {spec.text!r} decides between iterations, and {profile.name!r} is of a model that reads a text in "
-            "one; name greedy, or multi-bin"
+            f"policy {spec.text!r} decides between decode steps, but {profile.name!r} generates no tokens; "
+            "name greedy, or multi-bin"
         )
 
 
 def timesteps(lengths: Sequence[int], coverage: float) -> int:
-    """The least number of time steps that covers this share (above 0, up to 1) of the lengths."""
+    """Return the least number of time steps that covers this share (above 0, up to 1) of the lengths."""
     return sorted(lengths)[ceil(coverage * len(lengths)) - 1]

@@ -1,1 +1,1 @@
-"""Adaptation: drift of profiles, and objectives for response times."""
+"""Adaptation: detection of profile drift, refits, and control of the response-time objective."""

@@ -1,4 +1,4 @@
-"""Whether an objective for response times is kept, and what follows: a frozen state machine. No clock, no I/O."""
+"""Control of a response-time objective by the weight of power: an immutable state machine. No clock, no I/O."""
 
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -7,19 +7,19 @@ from typing import Literal
 Move = Literal["faster", "keep", "slower"]
 
 _FACTORS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0.0)
-_FEW, _MANY = 5.0, 40.0  # allowed misses in a window that may be judged as bad, and in one that may be judged as good
+_FEW, _MANY = 5.0, 40.0  # expected late requests of the smallest window that may be called bad, or good
 _MISSED = 2.0  # standard errors
-_PATIENCE, _MOST_PATIENCE = 4, 64  # good windows before a step back
+_MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to slower
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """What was answered since the objective last moved or judged.
+class ResponseCounts:
+    """Counts of responses in the current window, since the last change of the objective's state.
 
     Attributes:
-        served: requests.
-        within: those of them answered within the bound.
-        batches: in which they were served.
+        served: number of requests.
+        within: number of requests answered within the bound.
+        batches: number of batches.
     """
 
     served: int
@@ -29,72 +29,76 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Keeps a share of the response times within a bound, by the weight of the power: frozen, `after` gives the next.
+    """Keeps a share of the response times within a bound by scaling the weight w2; `after` returns the next state.
 
-    A move takes the weight w2 that the policy was solved for times 1, 1/2, 1/4, 1/8, 1/16, 0. **Faster**, at once: as
-    soon as more are late than the bound allows, by two standard errors, out of at least as many as should hold five
-    late ones; two steps where twice as many as allowed are late. Requests of one batch share its fate, so the
-    error is that of as many independent ones as there were batches. **Slower**, one step: after four windows in a row,
-    of at least as many requests as should hold forty late ones, with at most half of those late. **Patience** then
-    doubles, up to 64 windows, whenever a step back proves wrong, and so moves to and fro become ever rarer; it is four
-    again once the slowest level has been kept that long.
+    The levels multiply the weight w2 of the solved policy by 1, 1/2, 1/4, 1/8, 1/16, 0.
+
+    **Faster**: when more requests are late than allowed, by two standard errors, in a window with at least five
+    expected late requests. It is one level, or two if more than twice the allowed share is late. The requests of a
+    batch are correlated, so the standard error is that of as many independent requests as there were batches.
+
+    **Slower**: one level, after `backoff` consecutive windows, each with at least forty expected late requests, of
+    which at most half were late.
+
+    **Backoff**: the number of windows starts at 4 and doubles, up to 64, whenever a step to slower was wrong, so that
+    oscillations become rare. It returns to 4 after that many good windows at the slowest level.
 
     Attributes:
         bound: response time, s.
-        share: of the requests, to be within it; above 0 and below 1.
-        level: steps taken towards faster.
-        calm: good windows in a row.
-        patience: how many of them a step back takes.
-        stepped_back: whether the last move was a step back.
+        share: share of the requests to be within the bound, above 0 and below 1.
+        level: number of levels towards faster.
+        good_windows: number of consecutive good windows.
+        backoff: number of consecutive good windows before a step to slower.
+        stepped_back: whether the last move was to slower.
     """
 
     bound: float
     share: float = 0.95
     level: int = 0
-    calm: int = 0
-    patience: int = _PATIENCE
+    good_windows: int = 0
+    backoff: int = _MIN_BACKOFF
     stepped_back: bool = False
 
     @property
     def factor(self) -> float:
-        """What to multiply the weight w2 by."""
+        """Factor of the weight w2."""
         return _FACTORS[self.level]
 
-    def move(self, answers: Answers) -> Move | None:
-        """What these answers call for by themselves; None while they are too few to tell."""
+    def move(self, counts: ResponseCounts) -> Move | None:
+        """Return the move for this window; None if it has too few requests."""
         allowed = 1.0 - self.share
-        if answers.served * allowed < _FEW or answers.batches < 1:
+        if counts.served * allowed < _FEW or counts.batches < 1:
             return None
-        late = 1.0 - answers.within / answers.served
-        error = sqrt(self.share * allowed / answers.batches)
+        late = 1.0 - counts.within / counts.served
+        error = sqrt(self.share * allowed / counts.batches)
         if late > allowed + _MISSED * error:
             return "faster"
-        if answers.served * allowed < _MANY:
+        if counts.served * allowed < _MANY:
             return None
         return "slower" if late <= allowed / 2 else "keep"
 
-    def after(self, answers: Answers) -> "Objective":
-        """The next state; the same object where the answers are too few, so that counting goes on, else begins anew."""
-        match self.move(answers):
+    def after(self, counts: ResponseCounts) -> "Objective":
+        """Return the next state; the same object if the window has too few requests and must be continued."""
+        match self.move(counts):
             case None:
                 return self
             case "faster":
-                return self._faster(1.0 - answers.within / answers.served)
+                return self._faster(1.0 - counts.within / counts.served)
             case "slower":
-                return self._calmer()
+                return self._after_good_window()
             case "keep":
-                return replace(self, calm=0)
+                return replace(self, good_windows=0)
 
     def _faster(self, late: float) -> "Objective":
         steps = 2 if late > 2.0 * (1.0 - self.share) else 1
         level = min(self.level + steps, len(_FACTORS) - 1)
-        patience = min(2 * self.patience, _MOST_PATIENCE) if self.stepped_back else self.patience
-        return replace(self, level=level, calm=0, patience=patience, stepped_back=False)
+        backoff = min(2 * self.backoff, _MAX_BACKOFF) if self.stepped_back else self.backoff
+        return replace(self, level=level, good_windows=0, backoff=backoff, stepped_back=False)
 
-    def _calmer(self) -> "Objective":
-        calm = self.calm + 1
-        if calm < self.patience:
-            return replace(self, calm=calm)
+    def _after_good_window(self) -> "Objective":
+        good_windows = self.good_windows + 1
+        if good_windows < self.backoff:
+            return replace(self, good_windows=good_windows)
         if self.level == 0:
-            return replace(self, calm=0, patience=_PATIENCE, stepped_back=False)
-        return replace(self, level=self.level - 1, calm=0, stepped_back=True)
+            return replace(self, good_windows=0, backoff=_MIN_BACKOFF, stepped_back=False)
+        return replace(self, level=self.level - 1, good_windows=0, stepped_back=True)

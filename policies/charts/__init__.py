@@ -1,1 +1,1 @@
-"""Charts of policies and profiles; the part that needs matplotlib."""
+"""Charts of policies and profiles, drawn with matplotlib, and the action tables of the dashboard."""

@@ -1,7 +1,6 @@
 """The chart of actions by queue length and load: the journal's (arXiv 2501.02181) figures 3 and 11.
 
-It is drawn on Axes that the caller gives. Where there is room the actions stand in the cells as numbers; else a colour
-bar tells them.
+It is drawn on given Axes. Actions are printed in the cells if there is room; otherwise only the colour shows them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 _WAITING, _LAUNCHING = "#e9e9e9", ("#d6e6f4", "#5ba3cf", "#08306b")
 _LIMIT, _BROKEN, _BREAKS = "#d55e00", "#aa3388", "#f3c6e2"
-_MARGIN, _DIGIT, _HEIGHT = 3.5, 3.5, 8.0  # points that a number in a cell takes
-_PAPER = 80, 30  # columns and rows up to which white lines part the cells
+_MARGIN, _DIGIT, _HEIGHT = 3.5, 3.5, 8.0  # size of a number in a cell, points
+_GRID = 80, 30  # columns and rows up to which the cells have white borders
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class ChartRow:
     """One policy in a chart of actions.
 
     Attributes:
-        label: what stands beside it, a load usually.
+        label: tick label, usually a load.
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
     """
 
@@ -39,7 +38,7 @@ class ChartRow:
 
 
 def chart_rows(solutions: Sequence[Solution]) -> list[ChartRow]:
-    """A row for each solution, labelled by its load; for a mix, both its tables with their probabilities."""
+    """Return a row for each solution, labelled by its load; for a mix, both tables with their probabilities."""
     rows = []
     for solution in solutions:
         load, mix = f"{solution.load:.3g}", solution.mix
@@ -52,10 +51,10 @@ def chart_rows(solutions: Sequence[Solution]) -> list[ChartRow]:
 
 
 def policy_chart(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -> "QuadMesh":
-    """Action by queue length (across) and load (upwards, in the order given), with numbers where there is room.
+    """Draw actions by queue length (horizontal) and load (vertical, in the order given), with numbers if there is room.
 
-    Waiting is grey, launching blue, the darker the larger. The first launch of a control limit policy is framed; the
-    cells that break the control-limit structure are framed in another colour, and filled or dotted.
+    Waits are grey and launches blue, darker for larger batches. The first launch of a control-limit policy is framed.
+    Cells that violate the control-limit structure are framed in another colour, and filled or dotted.
 
     Returns:
         The coloured cells, for a colour bar.
@@ -76,25 +75,25 @@ def policy_chart(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) ->
 
 
 def policy_key() -> "list[Artist]":
-    """What the cells of a policy chart mean, as handles for a legend."""
+    """Return the legend handles of a policy chart."""
     from matplotlib.patches import Patch
 
     return [
         Patch(facecolor=_WAITING, edgecolor="#bbbbbb", label="waits"),
-        Patch(facecolor=_LAUNCHING[1], label="launches (the darker the larger)"),
+        Patch(facecolor=_LAUNCHING[1], label="launches (darker: larger batch)"),
         Patch(facecolor="none", edgecolor=_LIMIT, linewidth=2, label="control limit"),
-        Patch(facecolor=_BREAKS, edgecolor=_BROKEN, linewidth=1.5, hatch="..", label="breaks that structure"),
+        Patch(facecolor=_BREAKS, edgecolor=_BROKEN, linewidth=1.5, hatch="..", label="no control limit"),
     ]
 
 
 def breaking(batch_size: Sequence[int], max_batch_size: int) -> Iterator[int]:
-    """The queue lengths at which a policy departs from the control limit at which it first launches."""
+    """Yield the queue lengths at which a policy deviates from the control limit of its first launch."""
     limit = next((n for n, action in enumerate(batch_size) if action), len(batch_size))
     yield from (n for n, action in enumerate(batch_size) if n >= limit and action != min(n, max_batch_size))
 
 
 def _columns(rows: Sequence[ChartRow], max_batch_size: int) -> int:
-    """Queue lengths shown: until nothing changes any more, but no more than a screen holds."""
+    """Return the number of columns: up to the last change of an action, but limited to fit a screen."""
     longest = max(len(row.batch_size) for row in rows)
     return min(max(longest, max_batch_size + 1) + 1, 4 * max_batch_size + 2)
 
@@ -105,7 +104,7 @@ def _colour(axes: "Axes", cells: NDArray[np.intp], max_batch_size: int) -> "Quad
     rows, columns = cells.shape
     blues = LinearSegmentedColormap.from_list("launch", _LAUNCHING).with_extremes(bad=_WAITING)
     style: dict[str, Any] = {"cmap": blues, "vmin": 1, "vmax": max(max_batch_size, 2)}
-    if columns <= _PAPER[0] and rows <= _PAPER[1]:
+    if columns <= _GRID[0] and rows <= _GRID[1]:
         style |= {"edgecolors": "white", "linewidth": 0.6}
     return axes.pcolormesh(
         np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, np.ma.masked_equal(cells, 0), **style
@@ -113,9 +112,9 @@ def _colour(axes: "Axes", cells: NDArray[np.intp], max_batch_size: int) -> "Quad
 
 
 def _room(axes: "Axes", cells: NDArray[np.intp]) -> bool:
-    """Whether numbers are legible in the cells."""
+    """Return whether numbers are legible in the cells."""
     figure = axes.get_figure(root=True)
-    assert figure is not None  # Axes that can be drawn on stand in one
+    assert figure is not None  # Axes that can be drawn on belong to a figure
     box = axes.get_window_extent()
     height, width = (
         72 * size / figure.dpi / count for size, count in zip((box.height, box.width), cells.shape, strict=True)
@@ -124,7 +123,7 @@ def _room(axes: "Axes", cells: NDArray[np.intp]) -> bool:
 
 
 def _mark(axes: "Axes", broken: NDArray[np.bool_], filled: bool) -> None:
-    """The cells that break the structure: filled, or dotted so that their colour still tells the action; framed."""
+    """Mark the cells that violate the structure: framed, and filled, or dotted if the colour shows the action."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle
 
@@ -167,7 +166,7 @@ def _label(axes: "Axes", rows: Sequence[ChartRow], shown: int) -> None:
     axes.set_xlim(-0.5, shown - 0.5)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     whole = all(len(row.batch_size) <= shown for row in rows)
-    axes.set_xlabel("queue length (the last column's action goes on)" if whole else "queue length (there is more)")
+    axes.set_xlabel("queue length (the last column repeats)" if whole else "queue length (truncated)")
     axes.set_ylabel("load ρ")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -9,7 +9,7 @@ from policies.smdp.table import PolicyTable
 from policies.types import Kind, Launch, Request, State
 
 _LOADS = [0.05 * k for k in range(1, 20)]  # of the rows where no table gives the rates
-_COLUMNS = 130  # queue lengths, at most
+_MAX_COLUMNS = 130  # queue lengths, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     return Actions(lengths, rates, rows)
 
 
-def weighs_the_mean_rate(chosen: Chosen) -> bool:
-    """Whether the mean rate chooses among tables, as it does for a weight of power that the spec names."""
+def depends_on_mean_rate(chosen: Chosen) -> bool:
+    """Return whether the policy selects a table by the mean rate, as with a weight w2 in the spec."""
     return chosen.table is not None and bool(chosen.table.w2) and chosen.name != "file"
 
 
-def how_it_decides(chosen: Chosen) -> str:
+def describe_policy(chosen: Chosen) -> str:
     """How the policy decides, in a sentence or two for the dashboard."""
     rule = CATALOG.get(chosen.name, FILE)
     bound = chosen.parameters.get("max_wait_ms", "inf")
@@ -73,7 +73,7 @@ def _lengths(chosen: Chosen) -> list[int]:
     """Queue lengths up to twice the largest batch, beyond which actions hardly change; thinned where they are many."""
     largest = chosen.profile.max_batch_size
     last = largest + 2 if chosen.table is None else 2 * largest + 1
-    return list(range(0, last + 1, -(-last // _COLUMNS)))
+    return list(range(0, last + 1, -(-last // _MAX_COLUMNS)))
 
 
 def _likelier(table: PolicyTable, lengths: Sequence[int]) -> Actions:

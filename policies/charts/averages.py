@@ -1,7 +1,7 @@
-"""Charts of what policies give, drawn on Axes that the caller gives, so that they can stand side by side.
+"""Charts of mean power against mean response time and of response time distributions, drawn on given Axes.
 
-Mean power against mean response time, and distributions of response times: the journal's (arXiv 2501.02181) figures
-5 and 6a. The colours are told apart by the colour-blind (those of Okabe and Ito).
+They correspond to the journal's (arXiv 2501.02181) figures 5 and 6a. The colours are the colour-blind safe palette of
+Okabe and Ito.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY = (
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = {"greedy": "^", "static 8": "s", "static 16": "D", "static 32": "p"}
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
-_IN_VIEW = 4.0  # benchmarks slower than this many times the slowest vertex would leave nothing of the rest to see
-_NEAR = 0.1  # of the frontier's width and height: nearer vertices are left out where service times vary
-_DRAWN = 1000  # points of a distribution function: more cannot be told apart
+_IN_VIEW = 4.0  # times the response time of the slowest vertex; slower benchmarks would compress the rest
+_NEAR = 0.1  # of the frontier's width and height: nearer vertices are omitted for random service times
+_MAX_POINTS = 1000  # of a distribution function
 _SHARES = (0.5, 0.9, 0.95)
 _Pair = tuple[Solution, Solution]
 
 
 @dataclass(frozen=True, slots=True)
 class Tradeoff:
-    """What a frontier chart shows of one problem.
+    """The data of a frontier chart for one problem.
 
     Attributes:
-        name: the curve's, for the legend.
+        name: name of the curve in the legend.
         vertices: solved policies, the fastest first.
         benchmarks: other policies by name, those of MARKERS.
     """
@@ -48,11 +48,11 @@ class Tradeoff:
 
 
 def tradeoff(problem: Problem, name: str = "") -> Tradeoff:
-    """The solved frontier of a problem, and the benchmark policies that are stable there and within its batch sizes.
+    """Solve the frontier of a problem, and evaluate the benchmark policies that are stable and allowed in it.
 
     Args:
-        problem: its profile has energies; its w2 is not looked at.
-        name: of the curve; empty for one that names the load.
+        problem: a problem with energies; its w2 is ignored.
+        name: name of the curve; if empty, it is the load.
 
     Raises:
         SpecError: the problem cannot be solved, or has no energies.
@@ -63,9 +63,9 @@ def tradeoff(problem: Problem, name: str = "") -> Tradeoff:
 
 
 def benchmarks(problem: Problem) -> dict[str, Solution]:
-    """The journal's benchmark policies (section VII-B) with their exact averages: greedy, static 8, 16 and 32.
+    """Evaluate the journal's benchmark policies (section VII-B): greedy, static 8, 16 and 32.
 
-    Left out is what the problem's batch sizes do not allow, and what cannot keep up with the arrival rate.
+    Policies that the problem's batch sizes do not allow, or that are unstable, are omitted.
     """
     model = build_model(problem)
     tables = {"greedy": _launching_from(model.min_batch_size, model.max_batch_size)}
@@ -86,13 +86,13 @@ def frontier_chart(
     color: Any = BLUE,
     efficiency: bool = False,
 ) -> None:
-    """Mean response time (ms) against mean power (W): the solved frontier, the benchmarks, and one policy marked.
+    """Draw mean response time (ms) against mean power (W): the frontier, the benchmarks, and one marked policy.
 
     Args:
-        axes: may hold other frontiers already; each benchmark stands in the legend once.
-        shown: what to draw.
+        axes: where to draw; with several frontiers each benchmark is in the legend once.
+        shown: the data to draw.
         chosen: the policy to mark with a star.
-        color: of the curve.
+        color: color of the curve.
         efficiency: requests per joule instead of power, the inverse of the energy of a request.
     """
 
@@ -121,27 +121,27 @@ def frontier_chart(
 def distribution_chart(
     axes: "Axes", runs: Mapping[str, NDArray[np.float64]], limit: float | None = None, colors: Sequence[str] = PALETTE
 ) -> None:
-    """Empirical distribution functions of response times, with the 50th, 90th and 95th percentile of each.
+    """Draw empirical distribution functions of response times, with the 50th, 90th and 95th percentile of each.
 
     Args:
         axes: where to draw.
         runs: response times, s, by the run's name; at least one each.
         limit: a response time to mark, s, with the share of each run within it.
-        colors: one a run, taken in turn.
+        colors: colors of the runs, used cyclically.
     """
     for i, (name, responses) in enumerate(runs.items()):
         milliseconds = 1e3 * np.sort(responses)
         marks = np.quantile(milliseconds, _SHARES)
-        said = ", ".join(f"p{100 * share:g} {mark:.3g}" for share, mark in zip(_SHARES, marks, strict=True))
+        percentiles = ", ".join(f"p{100 * share:g} {mark:.3g}" for share, mark in zip(_SHARES, marks, strict=True))
         within = "" if limit is None else f"; {np.mean(milliseconds <= 1e3 * limit):.1%} in time"
         color, line = colors[i % len(colors)], LINE_STYLES[i % len(LINE_STYLES)]
-        label = f"{name}: {said} ms{within}".lstrip(": ")
+        label = f"{name}: {percentiles} ms{within}".lstrip(": ")
         axes.plot(*_steps(milliseconds), color=color, linestyle=line, lw=1.5, label=label)
         axes.plot(marks, _SHARES, "o", color=color, ms=4)
-    across = axes.get_yaxis_transform()
-    axes.hlines(_SHARES, 0, 1, transform=across, color=GREY, lw=0.5, alpha=0.6)
+    transform = axes.get_yaxis_transform()
+    axes.hlines(_SHARES, 0, 1, transform=transform, color=GREY, lw=0.5, alpha=0.6)
     for share in _SHARES:
-        axes.text(1.0, share, f"p{100 * share:g}", transform=across, ha="right", va="bottom", fontsize=7, color=GREY)
+        axes.text(1.0, share, f"p{100 * share:g}", transform=transform, ha="right", va="bottom", fontsize=7, color=GREY)
     if limit is not None:
         axes.axvline(1e3 * limit, color="black", linestyle=":", lw=1.2, label=f"limit, {1e3 * limit:g} ms")
     axes.set_xlabel("response time, ms")
@@ -157,8 +157,8 @@ def _launching_from(limit: int, most: int) -> tuple[int, ...]:
 
 
 def _steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points of the distribution function of sorted values, from 0; thinned out where there are very many."""
-    shares = np.linspace(0.0, 1.0, min(len(values), _DRAWN) + 1)
+    """Return points of the distribution function of sorted values, from 0; thinned if there are very many."""
+    shares = np.linspace(0.0, 1.0, min(len(values), _MAX_POINTS) + 1)
     places = np.maximum(np.ceil(shares * len(values)).astype(int) - 1, 0)
     return np.append(0.0, values[places]), np.append(0.0, shares)
 

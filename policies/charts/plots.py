@@ -1,7 +1,6 @@
-"""Every picture of policies, profiles and runs. matplotlib is imported inside: it takes a second, and few want it.
+"""Chart files of policies and profiles. matplotlib is imported lazily, because the import takes a second.
 
-Here stand the pictures that are files; charts.py and action_chart.py draw their parts, on Axes that can be combined
-otherwise.
+The parts are drawn by averages.py and action_chart.py, on Axes that can be combined in other ways.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ _MEASURED, _AFFINE, _ISOTONIC = "#1f4e79", "#d1495b", "#66a182"
 
 
 def plot_profile(profile: Profile, path: Path) -> None:
-    """Service time, and energy where there is one, by batch size with both fits; the file's suffix is its format.
+    """Plot service time and energy by batch size with both fits; the file suffix determines the format.
 
     Raises:
         OSError: the file cannot be written.
@@ -53,13 +52,13 @@ def plot_policy(
     path: Path,
     limit: float | None = None,
 ) -> None:
-    """A policy at one load: its action by queue length, where it stands among others, and its response times.
+    """Plot a policy at one load: its actions, its position relative to the frontier, and its response times.
 
     Args:
         problem: the system that it was solved or evaluated for.
         solution: the policy.
-        responses: response times that it gave in a simulation, s; None leaves their distribution out.
-        path: the file; its suffix is its format.
+        responses: simulated response times, s; None omits their distribution.
+        path: output file; the suffix determines the format.
         limit: a response time to mark, s.
 
     Raises:
@@ -84,12 +83,12 @@ def plot_policy(
 
 
 def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> None:
-    """Policies solved for several loads: action by queue length and load; mean response time and power by load.
+    """Plot policies solved for several loads: actions by queue length and load; mean response time and power by load.
 
     Args:
         solutions: at least one, ascending in load, of one profile.
-        path: the file; its suffix is its format.
-        bound: what chose the weights, for the title; empty where all are the same.
+        path: output file; the suffix determines the format.
+        bound: the bound that chose the weights, for the title; empty if all weights are equal.
 
     Raises:
         OSError: the file cannot be written.
@@ -116,7 +115,7 @@ def _weights(solution: Solution) -> str:
 
 
 def _draw_actions(figure: "Figure", axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -> None:
-    """The chart of actions with its key below, and a scale of colours where the cells have no numbers."""
+    """Draw the chart of actions with its legend, and a colour bar if the cells have no numbers."""
     cells = policy_chart(axes, rows, max_batch_size)
     if not axes.texts:
         figure.colorbar(cells, ax=axes, label="action: batch size", pad=0.01)
@@ -134,7 +133,7 @@ def _by_load(axes: "Axes", loads: Sequence[float], values: Sequence[float], labe
 
 
 def _energies(profile: Profile) -> dict[str, Sequence[float]]:
-    """What a policy is charged; and, where it differs, all that the device draws meanwhile; by label."""
+    """Return the energies charged to a batch and, if they differ, the total energies, by label."""
     label, total = "energy ζ(b), mJ per batch", profile.total_energies
     if profile.energies is None:
         return {}
@@ -144,13 +143,13 @@ def _energies(profile: Profile) -> dict[str, Sequence[float]]:
 
 
 def _draw(axes: "Axes", values: Sequence[float], unit: str, cvs: Sequence[float] | None) -> None:
-    """Points with one standard deviation either way, and the two fits; values in SI units, drawn in thousandths."""
+    """Draw points with one standard deviation, and the two fits; values in SI units, drawn in thousandths."""
     sizes = np.arange(1, len(values) + 1)
     y = 1e3 * np.asarray(values)
     errors = None if cvs is None else y * np.asarray(cvs)
     label = "profile" + (" ± 1 sd" if cvs else "")
     axes.errorbar(sizes, y, errors, fmt="o", ms=4, color=_MEASURED, elinewidth=1, label=label)
-    if y.min() > 0:  # errors of a fit are relative
+    if y.min() > 0:  # the fits minimise relative errors
         _draw_fits(axes, y, unit)
     axes.set_xlabel("batch size b")
     axes.set_xlim(0, len(values) + 1)

@@ -1,1 +1,1 @@
-"""Capacity planning: devices, prices and numbers of bins."""
+"""Capacity planning: number of devices, cost, and recommendation of bins."""

@@ -1,13 +1,12 @@
-"""How many devices, and which policy on each: for a rate, a promise, and what a device costs.
+"""Capacity planning: the number of devices of least cost that keeps a response-time bound, and their policy.
 
-Arrivals are split evenly and at random, so that each of n devices sees Poisson arrivals at an n-th of the rate; the
-solver then gives the policy of least power that keeps the promise there. Two facts bound the search:
+Arrivals are split evenly and at random, so that each of n devices has Poisson arrivals at 1/n of the rate. The solver
+gives the policy of least power that keeps the bound at this rate. Two properties limit the search:
 
-- The more devices, the easier the promise is kept: a device at the lower rate could act as if phantoms arrived as well,
-  and be no slower, since smaller batches take no longer. So the fewest that keep it are found by halving.
-- A device costs its price, and what it draws idle, whatever it does; and no policy serves a request for less energy
-  than the best batch size, min over b of zeta(b) / b. So n devices cost at least n x the one + rate x the other, and
-  once that is more than the best so far, so is everything beyond.
+- Feasibility is monotone in n. At a lower rate a device can act as if additional virtual requests arrived, and is no
+  slower, since smaller batches take no longer. The fewest devices are therefore found by bisection.
+- The cost has a lower bound that increases with n: the price and idle power of n devices, plus the arrival rate times
+  the least energy per request, min over b of zeta(b) / b. The search ends once this bound exceeds the best cost.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from policies.planning.prices import Price
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
-from policies.queue.fleet import at_random, least_expected, run_fleet
+from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station
 from policies.smdp.choice import Bound, UnreachableError, choose
@@ -33,24 +32,24 @@ from policies.smdp.trial import Trial
 from policies.types import Kind, Launch, Request, SpecError
 
 _IDLE = 1e-4  # load at which a request is nearly always alone
-_ASKED = 4_000_000  # times that a device is asked when it would answer, in a check of a fleet
-_LARGE = 100  # devices; of more, so few requests reach each that the empty queues of the beginning would show
-_LARGEST = 1000  # devices that a check can still simulate
-_MOST = 100  # numbers of devices that keep the promise and are looked at
+_MAX_EVALUATIONS = 4_000_000  # of the expected delay of a device, in the simulation of a fleet
+_MAX_ROUTED = 100  # devices; with more, each serves so few requests that the initial transient would matter
+_MAX_DEVICES = 1000  # that can be simulated
+_MAX_TRIED = 100  # feasible numbers of devices to evaluate
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """So many devices.
+class FleetCandidate:
+    """A number of devices and its evaluation.
 
     Attributes:
         devices: n.
-        solution: the policy of each, and its averages at an n-th of the rate; where the promise is not kept, the
-            nearest.
-        kept: whether the promise is.
-        percentile: 95th of the response time, by simulation of one device, s.
-        power: of all, with what they draw idle, W; None where the profile has no energies.
-        cost: in the price's unit.
+        solution: the policy of each device, and its averages at 1/n of the rate; if the bound cannot be kept, the
+            nearest policy.
+        kept: whether the bound is kept.
+        percentile: 95th percentile of the response time, by simulation of one device, s.
+        power: mean power of all devices, idle power included, W; None where the profile has no energies.
+        cost: cost in the unit of the price.
     """
 
     devices: int
@@ -62,16 +61,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What is to be planned for.
+class CapacityProblem:
+    """The problem of capacity planning.
 
     Attributes:
-        problem: the system, and the rate of the whole fleet.
-        bound: the promise.
-        price: what is to be least.
+        problem: the system, with the arrival rate of the whole fleet.
+        bound: bound on the response time.
+        price: the cost to minimise.
         mixed: whether two tables may be mixed.
-        requests: how many are simulated, where simulation is needed.
-        seed: of the simulations.
+        requests: number of requests of each simulation.
+        seed: seed of the simulations.
     """
 
     problem: Problem
@@ -83,87 +82,87 @@ class Demand:
 
     @property
     def profile(self) -> Profile:
-        """Up to the largest batch."""
+        """The profile, up to the largest batch."""
         return self.problem.profile.truncated(self.problem.max_batch_size)
 
-    def share(self, devices: int) -> Problem:
-        """The problem of one of so many devices."""
+    def per_device(self, devices: int) -> Problem:
+        """Return the problem of one device of this many."""
         return replace(self.problem, arrival_rate=self.problem.arrival_rate / devices)
 
     def least_cost(self, devices: int) -> float:
-        """What so many devices cost at least, whatever their policy."""
+        """Return the least cost of this many devices under any policy."""
         energies = enumerate(self.profile.energies or (), 1)
         least = min((energy / b for b, energy in energies if b >= self.problem.min_batch_size), default=0.0)
         return self.price.cost(devices, self.problem.arrival_rate * least)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What was found.
+class CapacityPlan:
+    """The result of capacity planning.
 
     Attributes:
-        best: of least cost; of equal ones the fewest devices.
-        tried: ascending in the number of devices.
-        beyond: so many devices, or more, cost no less than the best.
-        least_beyond: what that many cost at least.
+        best: the candidate of least cost; of equal ones the fewest devices.
+        candidates: all evaluated, ascending in the number of devices.
+        beyond: number of devices from which on none costs less than the best.
+        least_beyond: the least cost of that many.
     """
 
-    best: Candidate
-    tried: tuple[Candidate, ...]
+    best: FleetCandidate
+    candidates: tuple[FleetCandidate, ...]
     beyond: int
     least_beyond: float
 
 
-def plan(demand: Demand) -> Plan:
-    """The number of devices of least cost that keeps the promise, and their policy.
+def plan_capacity(planning: CapacityProblem) -> CapacityPlan:
+    """Find the number of devices of least cost that keeps the bound, and their policy.
 
     Raises:
-        SpecError: no number of devices keeps the promise, or too many would be needed, or the problem is malformed.
+        SpecError: no number of devices keeps the bound, too many would be needed, or the problem is malformed.
     """
-    tried: dict[int, Candidate] = {}
+    tried: dict[int, FleetCandidate] = {}
 
-    def at(devices: int) -> Candidate:
+    def at(devices: int) -> FleetCandidate:
         if devices not in tried:
-            tried[devices] = _candidate(demand, devices)
+            tried[devices] = _candidate(planning, devices)
         return tried[devices]
 
-    _check_reachable(demand)
-    best = at(_fewest(lambda n: at(n).kept, floor(build_model(demand.problem).load) + 1))
+    _check_reachable(planning)
+    best = at(_fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1))
     first = best.devices
-    if first > _LARGEST:
+    if first > _MAX_DEVICES:
         raise SpecError(
-            f"{demand.problem.arrival_rate:g} requests per second take {first} devices, plans are for up to "
-            f"{_LARGEST}: give a part of the rate; as many parts take as many times the devices"
+            f"{planning.problem.arrival_rate:g} requests per second need {first} devices, above the maximum of "
+            f"{_MAX_DEVICES} for a plan: plan for a fraction of the rate and scale the number of devices"
         )
     for n in count(first + 1):
-        if demand.least_cost(n) >= best.cost:
-            return Plan(best, tuple(tried[key] for key in sorted(tried)), n, demand.least_cost(n))
-        if n - first > _MOST:
+        if planning.least_cost(n) >= best.cost:
+            return CapacityPlan(best, tuple(tried[key] for key in sorted(tried)), n, planning.least_cost(n))
+        if n - first > _MAX_TRIED:
             break
         best = min(best, at(n), key=lambda each: each.cost if each.kept else inf)
     raise SpecError(
-        f"from {first} to {first + _MOST} devices were tried and more may still pay, for one costs only "
-        f"{demand.price.per_device:.4g} ({demand.price.unit}): give what it costs, by --device-price or --idle-power-w"
+        f"{first} to {first + _MAX_TRIED} devices were tried and more may still cost less, since one costs only "
+        f"{planning.price.per_device:.4g} ({planning.price.unit}): give its cost by --device-price or --idle-power-w"
     )
 
 
-def _check_reachable(demand: Demand) -> None:
-    """Alone on a device nobody waits: what fails there fails everywhere."""
-    alone = replace(demand.problem, arrival_rate=_IDLE * build_model(demand.problem).capacity)
+def _check_reachable(planning: CapacityProblem) -> None:
+    """Check the bound at a load near 0, where it is easiest to keep."""
+    alone = replace(planning.problem, arrival_rate=_IDLE * build_model(planning.problem).capacity)
     try:
-        choose(_fastest_first(alone), demand.bound, demand.mixed)
+        choose(_fastest_first(alone), planning.bound, planning.mixed)
     except UnreachableError as error:
         raise SpecError(f"no number of devices is enough: {error}") from error
 
 
 def _fastest_first(problem: Problem) -> Problem:
-    """The same with energies of 0, so that the fastest policy is the cheapest."""
+    """Return the problem with energies of 0, for which the fastest policy is the cheapest."""
     profile = problem.profile
     return replace(problem, profile=replace(profile, energies=(0.0,) * profile.max_batch_size))
 
 
 def _fewest(keeps: Callable[[int], bool], low: int) -> int:
-    """The least number from `low` on that keeps, if each above does: by doubling steps, then by halving."""
+    """Return the least feasible number from `low` on, by doubling steps and bisection; feasibility is monotone."""
     missed, found, step = low - 1, low, 1
     while not keeps(found):
         missed, found, step = found, found + step, 2 * step
@@ -173,16 +172,16 @@ def _fewest(keeps: Callable[[int], bool], low: int) -> int:
     return found
 
 
-def _candidate(demand: Demand, devices: int) -> Candidate:
-    problem, price, kept = demand.share(devices), demand.price, True
+def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
+    problem, price, kept = planning.per_device(devices), planning.price, True
     known = problem.profile.energies is not None
     try:
-        solution = choose(problem if known else _fastest_first(problem), demand.bound, demand.mixed)
+        solution = choose(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
     except UnreachableError as error:
         solution, kept = error.nearest, False
-    responses = Trial(problem, demand.requests, demand.seed).run(solution).responses
+    responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
     working = devices * (solution.mean_power or 0.0)
-    return Candidate(
+    return FleetCandidate(
         devices,
         solution,
         kept,
@@ -192,34 +191,34 @@ def _candidate(demand: Demand, devices: int) -> Candidate:
     )
 
 
-def check(demand: Demand, candidate: Candidate) -> dict[str, Run]:
-    """The fleet simulated, by how requests are sent: at random, and to the least expected response time.
+def simulate_fleet(planning: CapacityProblem, candidate: FleetCandidate) -> dict[str, Run]:
+    """Simulate the fleet with random routing and with routing by shortest expected delay ("least expected").
 
-    The arrivals are others than those by which the policy was chosen. Where devices are many, fewer are sent to the
-    least expected response time, and above 100 devices none. The mean power is that beyond idle.
+    The arrivals differ from those by which the policy was chosen. Routing by expected delay is simulated with fewer
+    requests on a large fleet, and not at all above 100 devices. The mean power excludes idle power.
     """
-    counts = {"random": demand.requests}
-    if candidate.devices <= _LARGE:
-        counts["least expected"] = min(demand.requests, _ASKED // candidate.devices)
-    rate, runs = demand.problem.arrival_rate, {}
+    counts = {"random": planning.requests}
+    if candidate.devices <= _MAX_ROUTED:
+        counts["least expected"] = min(planning.requests, _MAX_EVALUATIONS // candidate.devices)
+    rate, runs = planning.problem.arrival_rate, {}
     for name, n in counts.items():
-        instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng([demand.seed, 4]))[:n].tolist()
-        stations = [_station(demand, candidate, i) for i in range(candidate.devices)]
-        route = _route(name, demand, stations)
+        instants = poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng([planning.seed, 4]))[:n].tolist()
+        stations = [_station(planning, candidate, i) for i in range(candidate.devices)]
+        route = _route(name, planning, stations)
         runs[name] = run_fleet(stations, [Request(i, at) for i, at in enumerate(instants)], route).whole
     return runs
 
 
-def _route(name: str, demand: Demand, stations: list[Station]) -> Router:
+def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Router:
     if name == "random":
-        return at_random(stations, [1.0] * len(stations), np.random.default_rng([demand.seed, 5]))
-    return least_expected(stations, [{Kind().model: demand.profile}] * len(stations))
+        return random_routing(stations, [1.0] * len(stations), np.random.default_rng([planning.seed, 5]))
+    return shortest_expected_delay(stations, [{Kind().model: planning.profile}] * len(stations))
 
 
-def _station(demand: Demand, candidate: Candidate, index: int) -> Station:
-    profile, solution = demand.profile, candidate.solution
-    rng = np.random.default_rng([demand.seed, 6, index])
-    draw = demand.problem.service.sampler(np.array(profile.service_times), rng)
+def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -> Station:
+    profile, solution = planning.profile, candidate.solution
+    rng = np.random.default_rng([planning.seed, 6, index])
+    draw = planning.problem.service.sampler(np.array(profile.service_times), rng)
     policy = solved(solution.batch_size, profile, solution.mix).policy
 
     def service_time(launch: Launch) -> float:
@@ -229,8 +228,8 @@ def _station(demand: Demand, candidate: Candidate, index: int) -> Station:
     return Station(batcher, service_time, lambda service: profile.energy(len(service.launch.requests)))
 
 
-def row_of(candidate: Candidate) -> dict[str, Any]:
-    """A candidate, as answers tell it."""
+def candidate_row(candidate: FleetCandidate) -> dict[str, Any]:
+    """Return the JSON object of a candidate."""
     solution = candidate.solution
     mix = solution.mix and {"probability": solution.mix.probability, "batch_size": list(solution.mix.batch_size)}
     return {

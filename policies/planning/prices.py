@@ -1,4 +1,4 @@
-"""What a fleet of equal devices costs: what solve-policy --plan makes least, and whether its flags go together."""
+"""The cost of a fleet of equal devices, which solve-policy --plan minimises, and checks of its flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from math import inf
 from policies.profile import Profile
 from policies.types import SpecError
 
-_TAKEN = (
+_PLAN_OPTIONS = (
     *("profile", "plan", "arrival_rate", "slo_mean_ms", "slo_p95_ms", "slo_share", "no_mix", "min_batch_size"),
     *("max_batch_size", "service_distribution", "simulate", "seed", "output", "as_json"),
 )
@@ -16,13 +16,13 @@ _PRICES = ("device_price", "idle_power_w", "power_price")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a fleet costs.
+    """The cost of a fleet.
 
     Attributes:
-        per_device: whatever it does.
-        per_watt: of mean power beyond `idle`.
-        unit: of the cost: "an hour" (money), "W" or "devices".
-        idle: power of a device that does nothing, W; 0 where that is not known.
+        per_device: fixed cost of a device.
+        per_watt: cost per W of mean power above `idle`.
+        unit: unit of the cost: "an hour" (money), "W" or "devices".
+        idle: power of an idle device, W; 0 where it is not known.
     """
 
     per_device: float
@@ -31,46 +31,46 @@ class Price:
     idle: float
 
     def cost(self, devices: int, power: float) -> float:
-        """Of so many devices and their mean power beyond `idle`, W."""
+        """Return the cost of a number of devices with this total mean power above `idle`, W."""
         return devices * self.per_device + self.per_watt * power
 
 
 def check_flags(given: Sequence[str], planning: bool) -> None:
-    """Whether the flags go together; `given` names those that were.
+    """Check the combination of flags; `given` names the parameters that were set.
 
     Raises:
-        SpecError: they do not.
+        SpecError: they exclude each other, or one is missing.
     """
     for name in given:
         flag = f"--{name.replace('_', '-')}"
-        if planning and name not in (*_TAKEN, *_PRICES):
-            raise SpecError(f"--plan finds how many devices a rate and a promise need: leave {flag} out")
+        if planning and name not in (*_PLAN_OPTIONS, *_PRICES):
+            raise SpecError(f"--plan does not take {flag}: leave {flag} out")
         if not planning and name in (*_PRICES, "plan"):
-            raise SpecError(f"{flag} is what a plan reckons with: add --plan")
+            raise SpecError(f"{flag} is an option of --plan: add --plan")
     if planning and not {"slo_mean_ms", "slo_p95_ms", "slo_share"} & set(given):
-        raise SpecError("--plan keeps a promise: add --slo-p95-ms M, --slo-mean-ms M or --slo-share MS:SHARE")
+        raise SpecError("--plan needs a bound: add --slo-p95-ms M, --slo-mean-ms M or --slo-share MS:SHARE")
 
 
 def priced(
     profile: Profile, device_price: float | None, idle_power: float | None, power_price: float | None
 ) -> tuple[Profile, Price]:
-    """What is to be least: money, else power where idle power is known, else the number of devices.
+    """Choose the cost to minimise: money, else power if the idle power is known, else the number of devices.
 
     Args:
-        profile: of a device. Where it knows no idle power, its energies hold it while a batch is served.
-        device_price: an hour.
-        idle_power: that a device draws in any case, W.
-        power_price: a kWh.
+        profile: profile of a device. If it has no idle power, its energies include idle power during service.
+        device_price: price of a device per hour.
+        idle_power: power of an idle device, W.
+        power_price: price of a kWh.
 
     Returns:
-        The profile with energies beyond the idle power, and the price.
+        The profile with energies above idle power, and the price.
 
     Raises:
-        SpecError: a price cannot be, or does not go with this profile.
+        SpecError: a price is not positive, or the profile does not support it.
     """
     for flag, value in (("device-price", device_price), ("idle-power-w", idle_power), ("power-price", power_price)):
         if value is not None and not 0.0 < value < inf:
-            raise SpecError(f"--{flag} {value:g} cannot be; give a number above 0, or leave it out")
+            raise SpecError(f"--{flag} {value:g} is invalid; give a number above 0, or leave it out")
     by_power = [f"--{flag}" for flag, value in (("idle-power-w", idle_power), ("power-price", power_price)) if value]
     if by_power and (profile.energies is None or profile.cost_unit != "J"):
         raise SpecError(f"profile {profile.name!r} has no energies in joules: leave {by_power[0]} out")
@@ -85,20 +85,20 @@ def priced(
     else:
         price = Price(1.0, 0.0, "devices", idle)
     if not price.per_device:
-        raise SpecError("by --power-price alone a device costs nothing: add --device-price, or --idle-power-w")
+        raise SpecError("with --power-price alone a device has no cost: add --device-price, or --idle-power-w")
     return profile, price
 
 
 def _beyond_idle(profile: Profile, idle_power: float) -> Profile:
-    """Energies without what the device draws in any case."""
+    """Subtract the idle power from the energies."""
     if profile.idle_power is not None:
-        known = f"{profile.idle_power:g} W idle"
-        raise SpecError(f"profile {profile.name!r} says {known} itself: leave --idle-power-w out")
+        known = f"{profile.idle_power:g} W"
+        raise SpecError(f"profile {profile.name!r} has an idle power of {known}: leave --idle-power-w out")
     pairs = list(zip(profile.energies or (), profile.service_times, strict=True))
     least = min(energy / time for energy, time in pairs)
     if idle_power > least:
         raise SpecError(
-            f"--idle-power-w {idle_power:g} is above the {least:.4g} W that profile {profile.name!r} draws at work; "
+            f"--idle-power-w {idle_power:g} is above the {least:.4g} W that profile {profile.name!r} draws in service; "
             "give less"
         )
     beyond = tuple(max(energy - idle_power * time, 0.0) for energy, time in pairs)

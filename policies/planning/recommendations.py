@@ -1,7 +1,7 @@
-"""How many bins, and how large a batch: for a distribution of sizes, a load, and a bound on the mean response time.
+"""Recommendation of bins and batch size for a size distribution, an arrival rate and a bound on the mean response time.
 
-Candidates are simulated: equation 7 is the mean response time only while no formed batch waits for the server, and too
-little elsewhere. It serves to leave out what can be no answer.
+Candidates are evaluated by simulation. Equation 7 is exact only while no formed batch waits for the server, and else a
+lower bound, by which candidates are excluded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,24 +20,24 @@ from policies.sizing.bins_theory import least_response_time
 from policies.sizing.size_distributions import SIZES, Draw, parse_sizes
 from policies.types import SpecError
 
-LARGEST = 128  # batch of the paper's server, whose batch takes as long as its longest request, however many there are
+LARGEST = 128  # default largest batch of the paper's server, whose service time is that of the longest request
 _BINS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SIMULATED = 200_000  # requests
-_SEEN = 20_000  # of their sizes, by which candidates get their edges
-_TAKEN = ("profile", "sizes", "arrival_rate", "slo_mean_ms", "max_batch_size", "seed", "as_json")
+_FITTED = 20_000  # sizes, of these requests, to which the edges are fitted
+_OPTIONS = ("profile", "sizes", "arrival_rate", "slo_mean_ms", "max_batch_size", "seed", "as_json")
 _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What is to be served.
+class BinningProblem:
+    """The system for which bins and batch size are recommended.
 
     Attributes:
-        arrival_rate: of a Poisson process, 1/s.
-        sizes: draws sizes: lengths where there is a profile, else service times alone, s.
-        profile: with lengths; None: the paper's server.
-        max_batch_size: the largest batch to think of.
-        seed: of the simulations.
+        arrival_rate: rate of the Poisson arrivals, 1/s.
+        sizes: draws request sizes: lengths if there is a profile, else service times alone, s.
+        profile: profile with lengths; None: the paper's server.
+        max_batch_size: largest batch to consider.
+        seed: seed of the simulations.
     """
 
     arrival_rate: float
@@ -48,32 +48,32 @@ class Demand:
 
     @property
     def name(self) -> str:
-        """The profile's."""
+        """Name of the profile."""
         return "longest" if self.profile is None else self.profile.name
 
     def draw(self) -> tuple[_Floats, _Floats]:
-        """Instants of arrival, s, and sizes."""
+        """Draw instants of arrival, s, and sizes."""
         rng = np.random.default_rng(self.seed)
         return np.cumsum(rng.exponential(1.0 / self.arrival_rate, _SIMULATED)), self.sizes(_SIMULATED, rng)
 
     def times(self, batch_size: int, sizes: _Floats) -> _Floats:
-        """The time of a batch of that many, for each size as its longest, s."""
+        """Return the service time of a batch of this size, for each request size as its longest, s."""
         if self.profile is None:
             return sizes
-        profile, (lengths, place) = self.profile, np.unique(np.ceil(sizes), return_inverse=True)
-        return np.array([profile.service_time(batch_size, int(length)) for length in lengths])[place]
+        profile, (lengths, index) = self.profile, np.unique(np.ceil(sizes), return_inverse=True)
+        return np.array([profile.service_time(batch_size, int(length)) for length in lengths])[index]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """Multi-bin batching with optimised edges, batches of exactly B, and no end to waiting.
+class BinningCandidate:
+    """Multi-bin batching with optimised edges, batches of exactly B, and no maximum wait.
 
     Attributes:
         bins: K.
         batch_size: B.
-        edges: between the times of batches, s.
-        capacity: the throughput that it does not exceed (equation 1), 1/s.
-        least: no mean response time is below (equation 7), s.
+        edges: edges between service times, s.
+        capacity: maximum throughput (equation 1), 1/s.
+        least: lower bound of the mean response time (equation 7), s.
     """
 
     bins: int
@@ -84,67 +84,67 @@ class Candidate:
 
     @property
     def spec(self) -> str:
-        """As a policy spec."""
+        """The policy spec."""
         return f"multi-bin:{self.bins},batch_size={self.batch_size},max_wait_ms=inf"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class SimulatedCandidate:
     """A candidate and its mean response time by simulation, s."""
 
-    candidate: Candidate
+    candidate: BinningCandidate
     response: Estimate
 
     def keeps(self, bound: float) -> bool:
-        """Whether the mean is within the bound (s) by two standard errors."""
+        """Return whether the mean is below the bound (s) by two standard errors."""
         return self.response.value + 2.0 * self.response.standard_error <= bound
 
 
-def recommend(demand: Demand, bound: float | None) -> list[Tried]:
-    """What was tried, the recommended first.
+def recommend(problem: BinningProblem, bound: float | None) -> list[SimulatedCandidate]:
+    """Return the simulated candidates, the recommended one first.
 
-    With a bound: whatever keeps it, the largest capacity first, since that leaves most to spare; then the others by
-    their mean. Without one: by their mean.
+    With a bound, those that keep it come first, in decreasing order of capacity, and then the others by mean response
+    time. Without a bound all are ordered by mean response time.
 
     Args:
-        demand: what is to be served.
-        bound: on the mean response time, s.
+        problem: the system.
+        bound: bound on the mean response time, s.
 
     Raises:
-        SpecError: nothing keeps up with the arrival rate, or keeps the bound.
+        SpecError: no candidate is stable at the arrival rate, or none keeps the bound.
     """
-    arrivals, sizes = demand.draw()
-    candidates = list(_candidates(demand, sizes[:_SEEN]))
-    stable = [each for each in candidates if each.capacity > demand.arrival_rate]
+    arrivals, sizes = problem.draw()
+    candidates = list(_candidates(problem, sizes[:_FITTED]))
+    stable = [each for each in candidates if each.capacity > problem.arrival_rate]
     if not stable:
         raise SpecError(
-            f"no bins and batches keep up with {demand.arrival_rate:g} requests per second: the most is "
+            f"no bins and batch size sustain {problem.arrival_rate:g} requests per second: the maximum is "
             f"{max(each.capacity for each in candidates):.4g}; lower --arrival-rate, or allow larger batches"
         )
-    tried: list[Tried] = []
+    tried: list[SimulatedCandidate] = []
     for each in sorted(stable, key=lambda candidate: candidate.least):
         if tried and each.least > max(bound or 0.0, min(other.response.value for other in tried)):
             break
-        times = demand.times(each.batch_size, sizes)
+        times = problem.times(each.batch_size, sizes)
         run = serve(arrivals, times, np.searchsorted(each.edges, times, side="right"), each.batch_size)
-        tried.append(Tried(each, estimate(run.responses, lambda block: float(block.mean()))))
+        tried.append(SimulatedCandidate(each, estimate(run.responses, lambda block: float(block.mean()))))
     return _ranked(tried, bound)
 
 
-def _candidates(demand: Demand, sizes: _Floats) -> Iterator[Candidate]:
-    powers = [2**i for i in range(demand.max_batch_size.bit_length()) if 2**i < demand.max_batch_size]
-    for batch_size in (*powers, demand.max_batch_size):
-        times = demand.times(batch_size, sizes)
+def _candidates(problem: BinningProblem, sizes: _Floats) -> Iterator[BinningCandidate]:
+    powers = [2**i for i in range(problem.max_batch_size.bit_length()) if 2**i < problem.max_batch_size]
+    for batch_size in (*powers, problem.max_batch_size):
+        times = problem.times(batch_size, sizes)
         for bins in _BINS if batch_size > 1 else (1,):
             edges = optimised_edges(times, bins, batch_size)
             if len(edges) < bins - 1:  # fewer distinct sizes than bins
                 break
             mean = batch_time(times, edges, batch_size)
-            least = least_response_time(mean, bins, batch_size, demand.arrival_rate)
-            yield Candidate(bins, batch_size, edges, batch_size / mean, least)
+            least = least_response_time(mean, bins, batch_size, problem.arrival_rate)
+            yield BinningCandidate(bins, batch_size, edges, batch_size / mean, least)
 
 
-def _ranked(tried: list[Tried], bound: float | None) -> list[Tried]:
+def _ranked(tried: list[SimulatedCandidate], bound: float | None) -> list[SimulatedCandidate]:
     by_mean = sorted(tried, key=lambda each: each.response.value)
     if bound is None:
         return by_mean
@@ -152,54 +152,55 @@ def _ranked(tried: list[Tried], bound: float | None) -> list[Tried]:
     if not kept:
         best = by_mean[0]
         raise SpecError(
-            f"no bins and batches keep a mean response time of {1e3 * bound:g} ms: the least, by "
-            f"{best.candidate.spec}, is {1e3 * best.response.value:.4g} ms; allow more, or lower --arrival-rate"
+            f"no bins and batch size keep a mean response time of {1e3 * bound:g} ms: the least, by "
+            f"{best.candidate.spec}, is {1e3 * best.response.value:.4g} ms; relax the bound, or lower --arrival-rate"
         )
     return kept + [each for each in by_mean if not each.keeps(bound)]
 
 
-def row_of(tried: Tried, demand: Demand, bound: float | None) -> dict[str, Any]:
-    """What was tried, as answers tell it."""
-    candidate, response = tried.candidate, tried.response
+def candidate_row(simulated: SimulatedCandidate, problem: BinningProblem, bound: float | None) -> dict[str, Any]:
+    """Return the JSON object of a simulated candidate."""
+    candidate, response = simulated.candidate, simulated.response
     return {
         "policy": candidate.spec,
         "bins": candidate.bins,
         "batch_size": candidate.batch_size,
         "capacity_hz": candidate.capacity,
-        "load": demand.arrival_rate / candidate.capacity,
+        "load": problem.arrival_rate / candidate.capacity,
         "least_response_time_ms": 1e3 * candidate.least,
         "mean_response_time_ms": 1e3 * response.value,
         "standard_error_ms": 1e3 * response.standard_error,
-        "bound_kept": None if bound is None else tried.keeps(bound),
+        "bound_kept": None if bound is None else simulated.keeps(bound),
     }
 
 
-def demand_of(
+def parse_problem(
     profile: str, sizes: str | None, given: Sequence[str], numbers: tuple[float | None, int | None, int]
-) -> Demand:
-    """What solve-policy is asked about bins.
+) -> BinningProblem:
+    """Build the problem from the options of solve-policy --sizes.
 
     Args:
-        profile: a profile's name or file, or "longest", the paper's server.
+        profile: name or path of a profile, or "longest", the paper's server.
         sizes: --sizes.
-        given: names of all flags and arguments that were given.
+        given: names of all parameters that were set.
         numbers: arrival rate, 1/s; largest batch; seed.
 
     Raises:
-        SpecError: they do not go together, or cannot be.
+        SpecError: an option is missing, invalid, or not one of --sizes.
     """
     rate, largest, seed = numbers
     for name in given:
-        if name not in _TAKEN:
-            raise SpecError(f"--sizes recommends bins and batches: leave --{name.replace('_', '-').strip('-')} out")
+        if name not in _OPTIONS:
+            flag = f"--{name.replace('_', '-').strip('-')}"
+            raise SpecError(f"--sizes does not take {flag}: leave {flag} out")
     if sizes is None:
-        raise SpecError(f"profile 'longest' takes as long as its longest request: add --sizes {SIZES}")
+        raise SpecError(f"profile 'longest' needs the sizes of the requests: add --sizes {SIZES}")
     if rate is None or not 0.0 < rate < inf:
-        raise SpecError(f"--arrival-rate {rate} cannot be: give how many requests per second arrive")
+        raise SpecError(f"--arrival-rate {rate} is invalid: give a positive number of requests per second")
     known = None if profile == "longest" else load_profile(profile).truncated(largest)
     if known is not None and known.lengths is None:
         raise SpecError(f"profile {profile!r} has no service times by length: profile a text model, or give 'longest'")
     most = known.max_batch_size if known is not None else LARGEST if largest is None else largest
     if most < 1 or seed < 0:
         raise SpecError(f"--max-batch-size {most} and --seed {seed}: give at least 1, and at least 0")
-    return Demand(rate, parse_sizes(sizes), known, most, seed)
+    return BinningProblem(rate, parse_sizes(sizes), known, most, seed)

@@ -1,1 +1,1 @@
-"""The queue in front of one device: its rules, its measured rate, its arrivals, its simulation."""
+"""The queue in front of a device: batching rules, measured arrival rates, arrival processes, routing, simulation."""

@@ -1,4 +1,4 @@
-"""Arrival processes: sorted instants in [0, duration), s, drawn from a Generator that the caller gives."""
+"""Arrival processes: sorted instants in [0, duration), s, drawn from a given random generator."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Instants = NDArray[np.float64]
 
 
 def poisson(rate: float, duration: float, rng: np.random.Generator) -> Instants:
-    """Independent exponential gaps of mean 1 / rate."""
+    """Draw Poisson arrivals: independent exponential gaps of mean 1 / rate."""
     instants = np.empty(0)
     last = 0.0
     while last < duration:
@@ -25,17 +25,17 @@ def poisson(rate: float, duration: float, rng: np.random.Generator) -> Instants:
 
 
 def constant(rate: float, duration: float) -> Instants:
-    """Equal gaps of 1 / rate, the first arrival at 0."""
+    """Return arrivals with equal gaps of 1 / rate, the first at 0."""
     return np.arange(0, max(1, round(rate * duration))) / rate
 
 
 def backlog(rate: float, duration: float) -> Instants:
-    """All rate x duration requests at instant 0."""
+    """Return rate x duration arrivals at instant 0."""
     return np.zeros(max(1, round(rate * duration)))
 
 
 def mmpp(rates: Sequence[float], phase_lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
-    """A Markov-modulated Poisson process: phases in turn, exponential lengths (means in s), a rate (1/s) in each."""
+    """Draw a Markov-modulated Poisson process: cyclic phases of exponential length (mean, s) and given rate (1/s)."""
     lengths: list[float] = []
     end = 0.0
     while end < duration:
@@ -46,7 +46,7 @@ def mmpp(rates: Sequence[float], phase_lengths: Sequence[float], duration: float
 
 
 def steps(rates: Sequence[float], lengths: Sequence[float], duration: float, rng: np.random.Generator) -> Instants:
-    """Poisson arrivals whose rate (1/s) changes after each length (s); the last rate holds on."""
+    """Draw Poisson arrivals whose rate (1/s) changes after each length (s); the last rate lasts to the end."""
     parts, start = [np.empty(0)], 0.0
     for i, rate in enumerate(rates):
         end = duration if i == len(rates) - 1 else min(duration, start + lengths[i])
@@ -57,10 +57,10 @@ def steps(rates: Sequence[float], lengths: Sequence[float], duration: float, rng
 
 
 def ramp(first: float, last: float, duration: float, rng: np.random.Generator) -> Instants:
-    """Poisson arrivals whose rate (1/s) goes in a straight line from `first` at 0 to `last` at the end.
+    """Draw Poisson arrivals whose rate (1/s) is linear in time, from `first` at 0 to `last` at the end.
 
-    By a change of time: the arrivals of a process of rate 1, taken back through the expected number of arrivals until
-    t, m(t) = first t + slope t^2 / 2. Its inverse is written so that nothing cancels as the slope goes to 0.
+    Time change: arrivals of a process of rate 1, mapped by the inverse of the expected number of arrivals until t,
+    m(t) = first t + slope t^2 / 2. The form of the inverse avoids cancellation as the slope goes to 0.
     """
     slope = (last - first) / duration
     expected = poisson(1.0, (first + last) / 2 * duration, rng)
@@ -70,10 +70,12 @@ def ramp(first: float, last: float, duration: float, rng: np.random.Generator) -
 
 
 def trace(path: str, rate: float | None, duration: float | None) -> Instants:
-    """The TIMESTAMP column of a CSV file, from 0; rescaled in time to the mean `rate` (1/s), cut at `duration` (s).
+    """Read arrivals from the TIMESTAMP column of a CSV file, relative to the first.
+
+    Time is rescaled to the mean `rate` (1/s) and cut at `duration` (s), unless these are None.
 
     Raises:
-        SpecError: there is no such file, or no such column, or a timestamp cannot be read.
+        SpecError: the file or the column does not exist, or a timestamp is invalid.
     """
     times = np.sort(_timestamps(path, _rows(path)))
     if rate is not None and times[-1] > 0:
@@ -82,10 +84,10 @@ def trace(path: str, rate: float | None, duration: float | None) -> Instants:
 
 
 def trace_column(path: str, column: str) -> NDArray[np.float64]:
-    """The positive values of another column, in the order of the instants that `trace` gives.
+    """Read the positive values of another column, in the order of the instants of `trace`.
 
     Raises:
-        SpecError: there is no such file, or no such column, or a value is not a number above 0.
+        SpecError: the file or the column does not exist, or a value is not a number above 0.
     """
     rows = _rows(path)
     if column not in rows[0]:
@@ -93,29 +95,29 @@ def trace_column(path: str, column: str) -> NDArray[np.float64]:
     try:
         values = np.array([float(row[column] or "") for row in rows])
     except ValueError as error:
-        raise SpecError(f"trace {path!r}: {column} holds no numbers: {error}; name another column") from None
+        raise SpecError(f"trace {path!r}: column {column} is not numeric: {error}; name another column") from None
     if not (np.isfinite(values) & (values > 0)).all():
-        raise SpecError(f"trace {path!r}: {column} holds a number that is not above 0; name another column")
+        raise SpecError(f"trace {path!r}: column {column} has values that are not above 0; name another column")
     return values[np.argsort(_timestamps(path, rows), kind="stable")]
 
 
 def _rows(path: str) -> list[dict[str, str | None]]:
-    """At least one, with arrival times."""
+    """Read the rows of a trace: at least one, with a TIMESTAMP column."""
     if not Path(path).is_file():
         raise SpecError(f"no trace file {path!r}: give a CSV file with a TIMESTAMP column")
-    with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # a mark may stand first
+    with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # "sig": a byte order mark
         rows: list[dict[str, str | None]] = list(csv.DictReader(lines))
     if not rows or "TIMESTAMP" not in rows[0]:
-        raise SpecError(f"trace {path!r} has no TIMESTAMP column: name the column of arrival times so")
+        raise SpecError(f"trace {path!r} has no TIMESTAMP column: give the column of arrival times this name")
     return rows
 
 
 def _timestamps(path: str, rows: Sequence[Mapping[str, str | None]]) -> Instants:
-    """From the first one on, s, in the order of the file."""
+    """Return the instants relative to the earliest, s, in the order of the file."""
     try:
         instants = _seconds([row["TIMESTAMP"] or "" for row in rows])
     except ValueError as error:
-        raise SpecError(f"trace {path!r}: TIMESTAMP holds neither seconds nor ISO dates: {error}") from None
+        raise SpecError(f"trace {path!r}: TIMESTAMP values are neither seconds nor ISO dates: {error}") from None
     from_first: Instants = instants - instants.min()
     return from_first
 
@@ -126,6 +128,6 @@ def _seconds(texts: Sequence[str]) -> Instants:
     except ValueError:
         dates = np.array(texts, dtype="datetime64[ns]")
         seconds = np.asarray((dates - dates.min()) / np.timedelta64(1, "s"), dtype=np.float64)
-    if not np.isfinite(seconds).all():  # an empty field reads as "not a time", and nan and inf read as numbers
+    if not np.isfinite(seconds).all():  # an empty field is parsed as NaT, and nan and inf as numbers
         raise ValueError("a field is empty or not finite")
     return seconds

@@ -1,7 +1,7 @@
-"""The queue in front of one device, and the rules for leaving it. No clock, no I/O.
+"""The queue in front of one device: arrival, launch, completion, cancellation and expiry. No clock, no I/O.
 
-Life of a request: waiting -> in service (-> suspended -> in service ...) -> gone. Two loops drive a Batcher, the
-asyncio Dispatcher and the simulator; whatever both must do alike stands here.
+States of a request: waiting -> in service (-> suspended -> in service ...) -> gone. Two loops drive a Batcher, the
+server's Dispatcher and the simulator; everything that both must do identically is here.
 """
 
 import heapq
@@ -19,23 +19,24 @@ _arrival = attrgetter("arrival")
 
 
 class Batcher:
-    """Holds requests, asks the policy, and breaks loudly when the policy breaks a rule.
+    """The requests of one device, and the decisions of its policy; an invalid decision raises `PolicyError`.
 
     Attributes:
-        policy: asked at every decision epoch; may be replaced at any time.
+        policy: decides at every decision epoch; may be replaced at any time.
         monitor: measures the arrival rates; may be replaced at any time.
     """
 
     def __init__(
         self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor, iterating: Collection[str] = ()
     ) -> None:
-        """Empty.
+        """Start with an empty queue.
 
         Args:
-            policy: asked first.
-            max_batch_size: the largest batch of each model; requests of other models are refused.
-            monitor: asked first.
-            iterating: models whose stage is an iteration, so that a batch may hold requests at different ones.
+            policy: the first policy.
+            max_batch_size: the largest batch of each model; requests of other models are rejected.
+            monitor: the first monitor.
+            iterating: models with continuous batching: a stage is a decode step, and requests at different steps may
+                share a batch.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
@@ -45,12 +46,12 @@ class Batcher:
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
-        self._left: set[int] = set()  # ids that left while in service
-        self._expiring: dict[int, Request] = {}  # by id, those here who have a time-out
-        self._expiries: list[tuple[float, int]] = []  # heap of (instant, id); ids that left are stale
+        self._left: set[int] = set()  # ids cancelled or expired while in service
+        self._expiring: dict[int, Request] = {}  # by id, requests with a time-out
+        self._expiries: list[tuple[float, int]] = []  # heap of (instant, id); ids no longer in `_expiring` are stale
 
     def __len__(self) -> int:
-        """How many wait or are suspended."""
+        """Number of requests that are waiting or suspended."""
         return len(self._waiting) + len(self._suspended)
 
     @property
@@ -60,38 +61,38 @@ class Batcher:
 
     @property
     def queue_length(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     @property
     def suspended(self) -> Sequence[Request]:
-        """Those between stages, the latest run last; a view, not to be kept."""
+        """Requests suspended between stages, the latest run last; a live view."""
         return self._suspended
 
     def waiting_of(self, model: str) -> int:
-        """How many requests of `model` wait."""
+        """Return the number of waiting requests of a model."""
         return self._waiting_by_model.get(model, 0)
 
     def waiting_by_model(self) -> Mapping[str, int]:
-        """How many requests wait, for each model; a view, not to be kept."""
+        """Return the number of waiting requests of each model; a live view."""
         return self._waiting_by_model
 
-    def limit(self, model: str, max_batch_size: int) -> None:
-        """From now on no batch of `model` may be larger."""
+    def set_max_batch_size(self, model: str, max_batch_size: int) -> None:
+        """Set the largest batch of a model for all later launches."""
         self._max_batch_size[model] = max_batch_size
 
     def arrive(self, request: Request, now: float | None = None) -> None:
-        """Take a request in, behind all who arrived before it.
+        """Queue a request in order of arrival.
 
         Args:
-            request: that nobody has begun to serve.
-            now: when it comes to this device, s, which is what the rate is of; None: at its arrival.
+            request: a request that has not been launched.
+            now: instant at which it reaches this device, s, counted in the arrival rate; None: its arrival.
 
         Raises:
-            PolicyError: its model is not served by this device.
+            PolicyError: this device does not serve its model.
         """
         if request.kind.model not in self._max_batch_size:
-            raise PolicyError(f"model {request.kind.model!r} is not served here")
+            raise PolicyError(f"model {request.kind.model!r} is not served by this device")
         insort(self._waiting, request, key=_arrival)
         self._waiting_by_model[request.kind.model] += 1
         self.monitor.arrive(request.kind, request.arrival if now is None else now)
@@ -100,12 +101,12 @@ class Batcher:
             heapq.heappush(self._expiries, (request.expires, request.id))
 
     def cancel(self, request: Request) -> bool:
-        """Let a request leave at whatever point of its life; False if it is not (or no longer) here."""
+        """Remove a request that is waiting, suspended or in service; return False if it is none of these."""
         self._forget(request)
-        for place in (self._waiting, self._suspended):
-            if request in place:
-                place.remove(request)
-                self._waiting_by_model[request.kind.model] -= place is self._waiting
+        for queue in (self._waiting, self._suspended):
+            if request in queue:
+                queue.remove(request)
+                self._waiting_by_model[request.kind.model] -= queue is self._waiting
                 return True
         if request in self._in_service and request.id not in self._left:
             self._left.add(request.id)
@@ -113,39 +114,39 @@ class Batcher:
         return False
 
     def expire(self, now: float) -> list[Request]:
-        """Let those leave whose client has given up by `now`, at whatever point of their life; return them."""
-        gone = []
+        """Remove and return the requests that have expired by `now`, wherever they are."""
+        expired = []
         while self.next_expiry() <= now:
             request = self._expiring[heapq.heappop(self._expiries)[1]]
             if self.cancel(request):
-                gone.append(request)
-        return gone
+                expired.append(request)
+        return expired
 
     def next_expiry(self) -> float:
-        """The earliest instant at which somebody here expires, s; inf if nobody does."""
+        """Return the earliest instant at which a request expires, s; inf without one."""
         while self._expiries and self._expiries[0][1] not in self._expiring:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else inf
 
-    def rekind(self, kind_of: Callable[[Request], Kind]) -> None:
-        """Give everybody here a kind anew, of the same model: a new policy may have other bins."""
+    def set_kinds(self, kind_of: Callable[[Request], Kind]) -> None:
+        """Assign a new kind of the same model to every request, since a new policy may have other bins."""
         for request in (*self._waiting, *self._suspended, *self._in_service):
             request.kind = kind_of(request)
 
     def drain(self) -> None:
-        """From now on launch whatever is left, without waiting."""
+        """Switch to greedy launches, without waiting, until the queue is empty."""
         self.policy = Drain(self._max_batch_size)
 
     def state(self, now: float) -> State:
-        """What a policy would see now."""
+        """Return the state of the queue at `now`, s."""
         rates, mean_rates = self.monitor.rates(now), self.monitor.mean_rates(now)
         return State(now, tuple(self._waiting), tuple(self._suspended), rates, mean_rates)
 
     def decide(self, now: float) -> Action:
-        """Ask the policy; a batch that it launches leaves the queue for the device.
+        """Return the policy's action; a launched batch moves from the queue into service.
 
         Raises:
-            PolicyError: the answer breaks a rule of this house; the queue is as before.
+            PolicyError: the action is invalid; the queue is unchanged.
         """
         if not self._waiting and not self._suspended:
             return Wait()
@@ -158,15 +159,16 @@ class Batcher:
                     raise PolicyError(f"a wait until {until} does not end after now, {now}")
         return action
 
-    def ahead(self, launch: Launch, at: float) -> Launch | None:
-        """The next launch of the same requests, when `launch` is over at `at` (s) and nothing has happened until then.
+    def lookahead(self, launch: Launch, at: float) -> Launch | None:
+        """Return the next launch of the same requests if `launch` ends at `at` (s) and no event occurs before.
 
-        It may be one that is itself ahead of what is in service. None where others would be launched than those; where
-        somebody has left; at the end.
+        `launch` may be in service or itself the result of a lookahead. Returns None if the policy would launch other
+        requests or wait, if a request of the batch was cancelled or has expired, after the last stage, and with
+        continuous batching.
         """
         batch = launch.requests
         stage = batch[0].stage + (launch.stages or 0)
-        iterating = batch[0].kind.model in self._iterating  # who has finished shows only when the device is done
+        iterating = batch[0].kind.model in self._iterating  # completions are known only at the end of the step
         if launch.stages is None or iterating or self._left or any(stage >= request.stages for request in batch):
             return None
         moved = [replace(request, stage=stage) for request in batch]
@@ -176,19 +178,19 @@ class Batcher:
             return replace(action, requests=moved)
         return None
 
-    def go_on(self, launch: Launch) -> None:
-        """The device is done with `launch` and serves the same requests on."""
+    def advance(self, launch: Launch) -> None:
+        """Advance the requests of `launch` to their next stage, which the device has already begun."""
         for request in launch.requests:
             request.stage += launch.stages or 0
 
     def complete(self, launch: Launch) -> list[Request]:
-        """The device is done with `launch`: return who is finished; the others are suspended for their next stage.
+        """Complete `launch`: return the requests that are finished and suspend the others for their next stage.
 
-        Those who left while in service are in neither group.
+        Requests cancelled or expired while in service are in neither group.
         """
-        staying = [r for r in launch.requests if r.id not in self._left] if self._left else launch.requests
+        remaining = [r for r in launch.requests if r.id not in self._left] if self._left else launch.requests
         finished: list[Request] = []
-        for request in staying:
+        for request in remaining:
             request.stage = request.stages if launch.stages is None else request.stage + launch.stages
             (finished if request.stage >= request.stages else self._suspended).append(request)
         self._release()
@@ -197,15 +199,15 @@ class Batcher:
         return finished
 
     def fail(self, launch: Launch) -> list[Request]:
-        """The device failed on `launch`: everybody in it leaves; return who had not left before."""
-        gone = [r for r in launch.requests if r.id not in self._left]
+        """Remove the requests of a failed launch; return those not cancelled or expired before."""
+        failed = [r for r in launch.requests if r.id not in self._left]
         self._release()
-        for request in gone:
+        for request in failed:
             self._forget(request)
-        return gone
+        return failed
 
     def _forget(self, request: Request) -> None:
-        """Its time-out concerns nobody any more; nothing may keep it, or its pixels, until then."""
+        """Drop the expiry of a request that has left, so that the request and its payload are freed at once."""
         if self._expiring.pop(request.id, None) is not None and len(self._expiries) > 2 * len(self._expiring) + 64:
             self._expiries = [(r.expires, r.id) for r in self._expiring.values()]
             heapq.heapify(self._expiries)
@@ -218,9 +220,9 @@ class Batcher:
         batch = launch.requests
         self._check(launch)
         before = len(self._waiting)
-        if self._waiting[: len(batch)] == list(batch):  # the oldest ones, as nearly always: no search
+        if self._waiting[: len(batch)] == list(batch):  # the common case, the oldest requests: no search
             del self._waiting[: len(batch)]
-        elif self._suspended[-len(batch) :] == list(batch):  # or those who ran last, between two stages
+        elif self._suspended[-len(batch) :] == list(batch):  # or the batch that ran last
             del self._suspended[-len(batch) :]
         else:
             self._take_scattered(batch)
@@ -234,7 +236,7 @@ class Batcher:
         waiting = [r for r in self._waiting if r.id not in ids]
         suspended = [r for r in self._suspended if r.id not in ids]
         if len(ids) != len(batch) or len(self) - len(waiting) - len(suspended) != len(batch):
-            raise PolicyError("a batch is made of distinct requests of this queue")
+            raise PolicyError("a batch must consist of distinct requests of this queue")
         self._waiting, self._suspended = waiting, suspended
 
     def _check(self, launch: Launch) -> None:
@@ -242,13 +244,13 @@ class Batcher:
         if self._in_service:
             raise PolicyError("the device is busy: one batch at a time")
         if not batch:
-            raise PolicyError("a batch has at least one request")
+            raise PolicyError("a batch must have at least one request")
         if launch.stages is not None and launch.stages < 1:
-            raise PolicyError(f"a launch runs at least one stage, not {launch.stages}")
+            raise PolicyError(f"a launch must run at least one stage, not {launch.stages}")
         first = batch[0]
-        anywhere = first.kind.model in self._iterating
-        if any(r.kind != first.kind or (r.stage != first.stage and not anywhere) for r in batch):
-            raise PolicyError("a batch is of one kind and stands at one stage")
+        any_stage = first.kind.model in self._iterating
+        if any(r.kind != first.kind or (r.stage != first.stage and not any_stage) for r in batch):
+            raise PolicyError("a batch must be of one kind and at one stage")
         if len(batch) > self._max_batch_size[first.kind.model]:
             limit = self._max_batch_size[first.kind.model]
             raise PolicyError(f"a batch of {len(batch)} is above the maximum of {first.kind.model!r}, {limit}")

@@ -1,7 +1,7 @@
-"""Bins in front of one central queue and several servers (Multi-Bin Batching, algorithm 1 and figure 6).
+"""Simulation of bins with one central queue and several servers (Multi-Bin Batching, algorithm 1 and figure 6).
 
-A bin forms batches of exactly B in order of arrival; a formed batch joins the queue, and the first formed is the first
-served by whichever server is free. A batch takes as long as its longest request would.
+A bin forms batches of exactly B in order of arrival. Formed batches are served first come, first served by the first
+free server. The service time of a batch is that of its longest request.
 """
 
 import heapq
@@ -15,7 +15,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CentralRun:
-    """What a run did.
+    """The result of a simulation.
 
     Attributes:
         responses: response time of each request, s, in order of formation of the batches.
@@ -34,14 +34,14 @@ class CentralRun:
 
 
 def serve(arrivals: _Floats, times: _Floats, bins: NDArray[np.int64], batch_size: int, servers: int = 1) -> CentralRun:
-    """Serve every request; what is left in the bins when arrivals end forms the last, smaller batches.
+    """Serve every request; requests left in the bins after the last arrival form smaller batches.
 
     Args:
-        arrivals: instants, sorted, at least one, s.
-        times: of a batch in which this request is the longest, s.
-        bins: of each request.
+        arrivals: instants of arrival, sorted, at least one, s.
+        times: for each request, the service time of a batch in which it is the longest, s.
+        bins: the bin of each request.
         batch_size: B.
-        servers: how many take batches from the queue.
+        servers: number of servers.
     """
     batches = _formed(bins, batch_size)
     batch_times = np.array([times[batch].max() for batch in batches])
@@ -56,7 +56,7 @@ def serve(arrivals: _Floats, times: _Floats, bins: NDArray[np.int64], batch_size
 
 
 def _formed(bins: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
-    """Indices of the requests of each batch, in order of formation; then what is left, by bin."""
+    """Return the indices of the requests of each batch in order of formation, then the incomplete batches by bin."""
     full: list[NDArray[np.int64]] = []
     left: list[NDArray[np.int64]] = []
     for each in np.unique(bins):

@@ -1,6 +1,6 @@
-"""Several devices behind one door, each with a queue, a policy and a monitor of its own, on one virtual clock.
+"""Simulation of several devices, each with its own queue, policy and monitor, and routing of requests to them.
 
-A request goes to a device when it arrives, and stays there. The loop is simulator.py's; here stands who goes where.
+A request is routed once, at its arrival. The event loop is that of simulator.py.
 """
 
 from bisect import bisect_right
@@ -11,18 +11,18 @@ from itertools import accumulate
 import numpy as np
 
 from policies.profile import Profile
-from policies.queue.routing import backlog, soonest
-from policies.queue.simulator import Book, Router, Run, Station, serve
+from policies.queue.routing import backlog, least_delay
+from policies.queue.simulator import Router, Run, RunRecorder, Station, serve
 from policies.types import Request
 
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What a run did.
+    """The result of a simulation of several devices.
 
     Attributes:
-        whole: the fleet's, as of one device.
-        devices: what each served, in the time of the whole, so that their powers add up.
+        whole: the run of the whole fleet.
+        devices: the run of each device; all have the elapsed time of the whole, so that their mean powers add up.
     """
 
     whole: Run
@@ -30,48 +30,48 @@ class FleetRun:
 
 
 def run_fleet(stations: Sequence[Station], requests: Sequence[Request], route: Router) -> FleetRun:
-    """Simulate to the end and gather the report of the run.
+    """Simulate the fleet until every request has left.
 
     Args:
-        stations: the devices with their queues, nobody there yet.
+        stations: the devices with their empty queues.
         requests: sorted by arrival, s; at least one.
-        route: to which device a request goes, asked at its arrival.
+        route: returns the device of a request, called at its arrival.
     """
     begin = requests[0].arrival
-    whole, books = Book(begin), {station: Book(begin) for station in stations}
+    whole, recorders = RunRecorder(begin), {station: RunRecorder(begin) for station in stations}
     for station, service in serve(stations, requests, route):
         energy = station.energy(service)
         whole.add(service, energy)
-        books[station].add(service, energy)
-    return FleetRun(whole.run(len(requests)), tuple(book.run(end=whole.end) for book in books.values()))
+        recorders[station].add(service, energy)
+    return FleetRun(whole.run(len(requests)), tuple(recorder.run(end=whole.end) for recorder in recorders.values()))
 
 
-def least_expected(stations: Sequence[Station], profiles: Sequence[Mapping[str, Profile]]) -> Router:
-    """To the device that should answer it first, as a server sends it; of equal ones the first.
+def shortest_expected_delay(stations: Sequence[Station], profiles: Sequence[Mapping[str, Profile]]) -> Router:
+    """Route to the device with the shortest expected delay, as the server does; to the first of equal ones.
 
     Args:
         stations: the devices.
-        profiles: of each device, by model.
+        profiles: the profiles of each device, by model.
     """
 
     def route(request: Request) -> Station:
         now, more = request.arrival, {request.kind.model: 1}
-        lefts = (station.due - now if station.serving is not None else 0.0 for station in stations)
-        expected = map(backlog, (station.batcher for station in stations), profiles, lefts, [more] * len(stations))
-        return stations[soonest(list(expected))]
+        remaining = (station.due - now if station.serving is not None else 0.0 for station in stations)
+        expected = map(backlog, (station.batcher for station in stations), profiles, remaining, [more] * len(stations))
+        return stations[least_delay(list(expected))]
 
     return route
 
 
-def at_random(stations: Sequence[Station], shares: Sequence[float], rng: np.random.Generator) -> Router:
-    """To any device, whatever happens there.
+def random_routing(stations: Sequence[Station], shares: Sequence[float], rng: np.random.Generator) -> Router:
+    """Route at random, independently of the state of the devices.
 
-    Poisson arrivals stay Poisson at each, with its share of the rate: what the solver says of a device holds exactly.
+    Poisson arrivals then are Poisson at each device, at its share of the rate, and the solver's averages are exact.
 
     Args:
         stations: the devices.
-        shares: weight of each, with which it is drawn.
-        rng: draws.
+        shares: weight of each device.
+        rng: random generator.
     """
-    *edges, all_of_them = accumulate(shares)
-    return lambda _: stations[bisect_right(edges, all_of_them * rng.random())]
+    *edges, total = accumulate(shares)
+    return lambda _: stations[bisect_right(edges, total * rng.random())]

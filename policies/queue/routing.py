@@ -1,7 +1,4 @@
-"""Which of several devices a request goes to: the one that should answer it first, by its profile.
-
-A server's dispatchers and a simulated fleet ask the same two functions.
-"""
+"""Routing of requests to the device of shortest expected delay, used by the server and by the simulated fleet."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,8 +7,8 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 
 
-def least_time(profile: Profile, size: int, first: int = 0) -> float:
-    """How long a batch is at least on the device from stage `first` to its end, s; of texts an iteration."""
+def min_service_time(profile: Profile, size: int, first: int = 0) -> float:
+    """Return the least remaining service time of a batch from stage `first` on, s; for texts one decode step."""
     size = min(size, profile.max_batch_size)
     if profile.lengths is None:
         return profile.launch_time(size, first)
@@ -19,32 +16,32 @@ def least_time(profile: Profile, size: int, first: int = 0) -> float:
 
 
 def backlog(batcher: Batcher, profiles: Mapping[str, Profile], left: float, more: Mapping[str, int]) -> float:
-    """The least time in which a device serves everybody who is here, s.
+    """Return the least time in which a device serves its queue, s.
 
-    With one request `more` it is when that one should be answered: nobody is before those who are here.
+    With one additional request it is the expected delay of that request, which is served last.
 
     Args:
-        batcher: the device's queue.
-        profiles: by model.
-        left: time until the batch in service should be done, s.
-        more: by model, requests beside those who are here.
+        batcher: the queue of the device.
+        profiles: profiles by model.
+        left: expected remaining time of the batch in service, s.
+        more: number of additional requests, by model.
     """
     waiting = batcher.waiting_by_model()
     for (model, stage), requests in groupby(batcher.suspended, lambda r: (r.kind.model, r.stage)):
-        left += least_time(profiles[model], sum(1 for _ in requests), stage)
+        left += min_service_time(profiles[model], sum(1 for _ in requests), stage)
     return left + sum(
         _share(profiles[model]) * profiles[model].time_to_serve(waiting.get(model, 0) + n)
         for model, n in {**dict.fromkeys(waiting, 0), **more}.items()
     )
 
 
-def soonest(expected: Sequence[float]) -> int:
-    """Index of the least expected response time; of equal ones the first."""
+def least_delay(expected: Sequence[float]) -> int:
+    """Return the index of the least expected delay; the first of equal ones."""
     return min(range(len(expected)), key=expected.__getitem__)
 
 
 def _share(profile: Profile) -> float:
-    """The least service time over the profile's own, of its largest batch."""
+    """Return the ratio of the service times of the largest batch at the least length and without a length."""
     if profile.lengths is None:
         return 1.0
     largest = profile.max_batch_size

@@ -1,4 +1,4 @@
-"""A Batcher on a virtual clock: what the server would do, at the speed of arithmetic."""
+"""Discrete-event simulation of a Batcher on a virtual clock: the same decisions as in the server."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from policies.queue.batcher import Batcher
 from policies.types import Launch, Request
 
-_BLOCKS = 20  # of batch means: enough to know their spread to a sixth, few enough to be long
+_BLOCKS = 20  # of batch means: their standard deviation is known to a sixth, and each block is long
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One batch on the device.
+    """One completed launch.
 
     Attributes:
-        start: launch, s.
-        finish: completion, s.
-        launch: what was launched; its requests have gone on since, to another stage or out of the system.
-        first_stage: the stage at which they stood.
-        finished: who left the system with it.
+        start: instant of launch, s.
+        finish: instant of completion, s.
+        launch: the launch; its requests have since advanced to another stage or left the system.
+        first_stage: the stage of the requests at the launch.
+        finished: requests that left the system at its completion.
     """
 
     start: float
@@ -40,10 +40,10 @@ class Station:
 
     Attributes:
         batcher: its queue, empty at first; the policy and the monitor are used as they are.
-        service_time: of a launch, s.
-        energy: of a service, J; None where unknown.
-        due: when something happens here by itself, s: the batch in service is complete, or a wait is over.
-        serving: since when, what, and from which stage on; None where nothing is in service.
+        service_time: returns the service time of a launch, s.
+        energy: returns the energy of a service, J; None where unknown.
+        due: instant of the next event, s: completion of the batch in service, end of a wait, or an expiry.
+        serving: start, launch and first stage of the batch in service; None if the device is idle.
     """
 
     batcher: Batcher
@@ -52,8 +52,8 @@ class Station:
     due: float = inf
     serving: tuple[float, Launch, int] | None = None
 
-    def ask(self, now: float) -> None:
-        """The device is free: launch, or wait, as the policy says."""
+    def decide(self, now: float) -> None:
+        """Launch or wait, as the policy decides; the device must be idle."""
         self.batcher.expire(now)
         action = self.batcher.decide(now)
         if isinstance(action, Launch):
@@ -63,14 +63,14 @@ class Station:
             self.due = min(action.until, self.batcher.next_expiry())
 
     def complete(self) -> Service:
-        """End the batch in service; the device is to be asked next."""
+        """Complete the batch in service; a decision must follow."""
         assert self.serving is not None
         (start, launch, stage), self.serving = self.serving, None
         self.batcher.expire(self.due)
         return Service(start, self.due, launch, stage, self.batcher.complete(launch))
 
     def drain(self, now: float) -> None:
-        """Nobody else comes: launch what waits for that, from now on greedily, as the server does when it stops."""
+        """After the last arrival, switch to greedy launches, as the server does at shutdown."""
         if self.due == inf and len(self.batcher):
             self.batcher.drain()
             self.due = now
@@ -80,33 +80,32 @@ Router = Callable[[Request], Station]
 
 
 def serve(stations: Sequence[Station], requests: Sequence[Request], route: Router) -> Iterator[tuple[Station, Service]]:
-    """Serve `requests` by one device or several; yield each batch as it completes, and where.
+    """Serve `requests` on one or several devices; yield each completed batch with its device.
 
-    Those who arrive at the instant of a decision are seen by it. Requests that expire leave without a trace here; count
-    them by who is missing.
+    A decision takes into account the arrivals at its own instant. Expired requests are in no batch.
 
     Args:
-        stations: the devices with their queues, nobody there yet.
+        stations: the devices with their empty queues.
         requests: sorted by arrival, s.
-        route: to which of several devices a request goes, asked at its arrival.
+        route: returns the device of a request, called at its arrival if there are several devices.
     """
-    now, n, to_come, alone = 0.0, 0, len(requests), len(stations) == 1
+    now, n, total, single = 0.0, 0, len(requests), len(stations) == 1
     while True:
-        for each in stations if n == to_come else ():
+        for each in stations if n == total else ():
             each.drain(now)
-        station = stations[0] if alone else min(stations, key=_due)
-        while n < to_come and requests[n].arrival <= station.due:
-            to = station if alone else route(requests[n])
-            to.batcher.arrive(requests[n])
-            if to.serving is None:
-                to.due, station = requests[n].arrival, to
+        station = stations[0] if single else min(stations, key=_due)
+        while n < total and requests[n].arrival <= station.due:
+            target = station if single else route(requests[n])
+            target.batcher.arrive(requests[n])
+            if target.serving is None:
+                target.due, station = requests[n].arrival, target
             n += 1
         now = station.due
         if now == inf:
             return
         if station.serving is not None:
             yield station, station.complete()
-        station.ask(now)
+        station.decide(now)
 
 
 _due = attrgetter("due")
@@ -115,12 +114,12 @@ _due = attrgetter("due")
 def simulate(
     batcher: Batcher, requests: Sequence[Request], service_time: Callable[[Launch], float]
 ) -> Iterator[Service]:
-    """Serve `requests` by one device and yield each batch as it completes.
+    """Serve `requests` on one device and yield each completed batch.
 
     Args:
-        batcher: empty; its policy and monitor are used as they are.
+        batcher: an empty queue; its policy and monitor are used as they are.
         requests: sorted by arrival, s.
-        service_time: of a launch, s.
+        service_time: returns the service time of a launch, s.
     """
     station = Station(batcher, service_time, lambda _: None)
     return (service for _, service in serve([station], requests, lambda _: station))
@@ -128,17 +127,16 @@ def simulate(
 
 @dataclass(frozen=True)
 class Run:
-    """What a run did, request by request and batch by batch.
+    """The result of a simulation, by request and by batch.
 
     Attributes:
         scheduled: number of requests that arrived.
         responses: response time of each served request, s, in order of completion.
-        arrivals: instant of arrival of each, s.
-        waits: waiting time of each, s.
-        batch_sizes: size of each batch that was launched, in order of completion; by stages each launch of one counts,
-            so that their mean is the mean size in which a stage was run.
-        finishes: instant of completion of each batch, or stage of one, s.
-        energies: energy of each batch, or stage of one, J; None where the profile has none.
+        arrivals: instant of arrival of each served request, s.
+        waits: waiting time of each served request, s.
+        batch_sizes: size of each launch, in order of completion; where batches run stage by stage, each stage counts.
+        finishes: instant of completion of each launch, s.
+        energies: energy of each launch, J; None where the profile has none.
         elapsed: first arrival to last completion, s.
     """
 
@@ -163,29 +161,29 @@ def run(
     service_time: Callable[[Launch], float],
     energy: Callable[[Service], float | None],
 ) -> Run:
-    """Simulate to the end and gather the report of the run.
+    """Simulate one device until every request has left.
 
     Args:
-        batcher: empty.
+        batcher: an empty queue.
         requests: sorted by arrival, s; at least one.
-        service_time: of a launch, s.
-        energy: of a service, J.
+        service_time: returns the service time of a launch, s.
+        energy: returns the energy of a service, J; None where unknown.
     """
-    station, book = Station(batcher, service_time, energy), Book(requests[0].arrival)
+    station, recorder = Station(batcher, service_time, energy), RunRecorder(requests[0].arrival)
     for _, service in serve([station], requests, lambda _: station):
-        book.add(service, energy(service))
-    return book.run(len(requests))
+        recorder.add(service, energy(service))
+    return recorder.run(len(requests))
 
 
-class Book:
-    """What is kept of each batch for the report of a run: numbers, since so many requests would be much to keep.
+class RunRecorder:
+    """Records the figures of each batch, without keeping the requests themselves.
 
     Attributes:
-        end: the last completion, s.
+        end: instant of the last completion, s.
     """
 
     def __init__(self, begin: float) -> None:
-        """`begin`: the first arrival, s."""
+        """Begin at the instant of the first arrival, s."""
         self.end = self._begin = begin
         self._responses: list[float] = []
         self._arrivals: list[float] = []
@@ -195,7 +193,7 @@ class Book:
         self._energies: list[float] = []
 
     def add(self, service: Service, energy: float | None) -> None:
-        """The next batch to be complete, and its energy, J."""
+        """Record a completed batch and its energy, J; batches are in order of completion."""
         self.end = end = service.finish
         self._finishes.append(end)
         self._sizes.append(len(service.launch.requests))
@@ -207,11 +205,11 @@ class Book:
             self._waits.append(request.started - request.arrival)
 
     def run(self, scheduled: int | None = None, end: float | None = None) -> Run:
-        """The report.
+        """Return the result.
 
         Args:
-            scheduled: how many arrived; None: as many as were served.
-            end: of the run, s; None: the last completion.
+            scheduled: number of arrivals; None: the number of served requests.
+            end: end of the run, s; None: the last completion.
         """
         return Run(
             scheduled=len(self._responses) if scheduled is None else scheduled,
@@ -226,36 +224,36 @@ class Book:
 
 
 class Estimate(NamedTuple):
-    """A figure of a run and its standard error, in the figure's unit; an infinite error says that none is known."""
+    """A statistic of a run and its standard error, in the same unit; the error is infinite if unknown."""
 
     value: float
     standard_error: float
 
 
 def percentile(responses: NDArray[np.float64], share: float) -> Estimate:
-    """The response time, s, within which this share (0 to 1) of the requests was answered; as `estimate` says."""
+    """Estimate the response time, s, within which this share (0 to 1) of the requests was answered."""
     return estimate(responses, lambda block: float(np.quantile(block, share)))
 
 
 def share_within(responses: NDArray[np.float64], limit: float) -> Estimate:
-    """The share of the requests that was answered within `limit`, s; as `estimate` says."""
+    """Estimate the share of the requests that was answered within `limit`, s."""
     return estimate(responses, lambda block: float(np.mean(block <= limit)))
 
 
 def estimate(values: NDArray[np.float64], statistic: Callable[[NDArray[np.float64]], float]) -> Estimate:
-    """A statistic of all values, and its standard error by the method of batch means.
+    """Estimate a statistic of all values, with its standard error by the method of batch means.
 
-    Response times of neighbours depend on each other, so that their own spread says too little. The run is split into
-    20 blocks; the standard error is the standard deviation of the blocks' statistics over sqrt(20).
+    Consecutive response times are correlated, so the standard error of independent values would be too small. The run
+    is split into 20 blocks; the standard error is the standard deviation of the blocks' statistics over sqrt(20).
 
-    Limits: blocks must last many busy periods, else they depend on each other too and the error comes out too small
-    (near load 1 no run is long enough); a block should hold some hundred values beyond a percentile, else the blocks'
-    percentiles are biased; and 20 blocks tell the error itself to about 16 per cent. That every run begins with an
-    empty queue is left in.
+    Limits: blocks must last many busy periods, otherwise they are correlated too and the error is too small (near load
+    1 no run is long enough). A block should have some hundred values beyond a percentile, otherwise the blocks'
+    percentiles are biased. 20 blocks give the error itself to about 16 per cent. The initial transient from an empty
+    queue is included.
 
     Args:
         values: in order of completion, at least one; with fewer than 20 the error is infinite.
-        statistic: of some of the values, in their order.
+        statistic: computes the statistic of consecutive values.
     """
     if len(values) < _BLOCKS:
         return Estimate(statistic(values), inf)

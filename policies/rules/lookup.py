@@ -88,7 +88,7 @@ class Lookup:
         n = len(state.waiting)
         size = n if row is None else self._action(row, state)
         if size == 0:
-            return Wait(state.ask_again)
+            return Wait(state.reevaluate_at)
         return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable:

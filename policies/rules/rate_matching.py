@@ -43,7 +43,7 @@ class RateMatching:
     def decide(self, state: State, /) -> Action:
         """Compare the count with the limit; decide again once the rate has decayed without arrivals."""
         if len(state.waiting) < self.limit(state.arrival_rate):
-            return Wait(state.ask_again)
+            return Wait(state.reevaluate_at)
         full = len(self.service_times)
         return launch_oldest(state, full, full)
 

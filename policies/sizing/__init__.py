@@ -1,1 +1,1 @@
-"""Request sizes: bins and predictions of service times."""
+"""Request sizes: bins, size distributions and prediction of service times."""

@@ -1,11 +1,11 @@
 """Edges of bins for requests whose service times differ (Multi-Bin Batching, section 4).
 
-A bin's batch of B takes as long as its longest request, so a batch takes in the mean
+A batch of B requests of one bin takes as long as its longest request, so the mean service time of a batch is
 
     E[t] = sum over bins i of Pr(bin = i) E[max of B sizes of bin i]        (equation 2)
 
-and the throughput is B / E[t] (equation 1). Lemma 4.1's edges of equal probability are best for uniform sizes;
-for any other sizes that were seen, dynamic programming finds the edges that make E[t] least.
+and the throughput is B / E[t] (equation 1). Lemma 4.1's edges of equal probability are optimal for uniform sizes.
+For an empirical distribution, dynamic programming finds the edges that minimise E[t].
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Floats = NDArray[np.float64]
-_FINEST = 128  # shares, and steps of size, that edges are sought between
+_FINEST = 128  # resolution of edges, in probability and in size
 
 
 def equal_edges(sizes: Sequence[float] | _Floats, bins: int) -> tuple[float, ...]:
-    """Edges between bins of equal probability (lemma 4.1), as near as the sizes that were seen allow.
+    """Return edges between bins of nearly equal probability in the observed sizes (lemma 4.1).
 
     Args:
-        sizes: at least one; any unit, which is also the edges'.
+        sizes: observed sizes, at least one, in any unit; the edges have the same unit.
         bins: K, at least 1.
 
     Returns:
         As `optimised_edges`.
     """
     values, counts = np.unique(np.asarray(sizes, dtype=np.float64), return_counts=True)
-    below = np.cumsum(counts)[:-1] / counts.sum()  # the share that an edge at values[1:] leaves below it
+    below = np.cumsum(counts)[:-1] / counts.sum()  # the share below an edge at values[1:]
     if not len(below):
         return ()
     cuts = {int(np.abs(below - i / bins).argmin()) for i in range(1, bins)}
@@ -38,14 +38,14 @@ def equal_edges(sizes: Sequence[float] | _Floats, bins: int) -> tuple[float, ...
 
 
 def optimised_edges(sizes: Sequence[float] | _Floats, bins: int, batch_size: int) -> tuple[float, ...]:
-    """The edges that make the mean time of a batch least, for the distribution of the sizes that were seen.
+    """Return the edges that minimise the mean service time of a batch for the observed sizes.
 
-    Exact up to 256 distinct sizes; more are put into at most about as many groups, each within 1/128 of the requests
-    and 1/128 of the range. On the recorded lengths of a language model that loses 0.05 per cent with 64 bins, less with
-    fewer; and it takes milliseconds, which a server that learns its edges can spare.
+    Exact up to 256 distinct sizes. More sizes are grouped into at most about as many groups, each within 1/128 of the
+    requests and 1/128 of the range, so that the search takes milliseconds. On the recorded lengths of a language model
+    the grouping loses 0.05 per cent with 64 bins, and less with fewer.
 
     Args:
-        sizes: at least one; any unit, which is also the edges'.
+        sizes: observed sizes, at least one, in any unit; the edges have the same unit.
         bins: K, at least 1.
         batch_size: B, at least 1.
 
@@ -59,7 +59,7 @@ def optimised_edges(sizes: Sequence[float] | _Floats, bins: int, batch_size: int
 
 
 def bin_times(sizes: Sequence[float] | _Floats, edges: Sequence[float], batch_size: int) -> list[tuple[float, float]]:
-    """Pr(bin = i) and E[max of B sizes of bin i] for every bin, of the sizes that were seen; empty bins are (0, 0).
+    """Return Pr(bin = i) and E[max of B sizes of bin i] for every bin of the observed sizes; (0, 0) for an empty bin.
 
     Args:
         sizes: at least one; service times alone, s.
@@ -73,13 +73,13 @@ def bin_times(sizes: Sequence[float] | _Floats, edges: Sequence[float], batch_si
 
 
 def batch_time(sizes: Sequence[float] | _Floats, edges: Sequence[float], batch_size: int) -> float:
-    """E[t] of equation 2, s, for the sizes that were seen."""
+    """Return E[t] of equation 2, s, for the observed sizes."""
     return sum(share * longest for share, longest in bin_times(sizes, edges, batch_size))
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Neighbouring sizes as one: mean and smallest of each group, and its share of all requests."""
+    """Groups of neighbouring sizes: mean and smallest size of each, and its share of all requests."""
 
     mean: _Floats
     smallest: _Floats
@@ -87,7 +87,7 @@ class _Groups:
 
 
 def _grouped(sizes: _Floats) -> _Groups:
-    """By probability, and by size too: the longest of many are far out, where few are."""
+    """Group sizes by probability and by size, because the rare large sizes determine the longest of a batch."""
     values, counts = np.unique(sizes, return_counts=True)
     if len(values) <= 2 * _FINEST:
         return _Groups(values, values, counts / len(sizes))
@@ -99,15 +99,15 @@ def _grouped(sizes: _Floats) -> _Groups:
 
 
 def _mean_longest(ordered: _Floats, batch_size: int) -> float:
-    """E[max of B] drawn from these, ascending: the i-th is the longest with (i/n)^B - ((i-1)/n)^B."""
+    """Return E[max of B] of draws from ascending sizes: the i-th is the longest with (i/n)^B - ((i-1)/n)^B."""
     if not len(ordered):
         return 0.0
-    chances = (np.arange(len(ordered) + 1) / len(ordered)) ** batch_size
-    return float(np.diff(chances) @ ordered)
+    distribution = (np.arange(len(ordered) + 1) / len(ordered)) ** batch_size
+    return float(np.diff(distribution) @ ordered)
 
 
 def _costs(groups: _Groups, batch_size: int) -> _Floats:
-    """[i][j]: Pr(bin) E[max of B] of a bin of the groups i..j - 1; infinite for an empty bin.
+    """Return [i][j]: Pr(bin) E[max of B] of a bin of the groups i..j - 1; infinite for an empty bin.
 
     With F the distribution up to a group and v its mean, E[max] = v_{j-1} - sum over m of
     (v_{m+1} - v_m) ((F_m - F_i) / (F_j - F_i))^B; the sum follows from that of j - 1, so no power underflows.
@@ -126,16 +126,16 @@ def _costs(groups: _Groups, batch_size: int) -> _Floats:
 
 
 def _least_cost_cuts(costs: _Floats, bins: int) -> list[int]:
-    """The first group of every bin but the lowest, where the bins' costs sum up to the least."""
-    to_here = np.ascontiguousarray(costs.T)  # searched row by row, which is three times as fast as column by column
+    """Return the first group of every bin but the lowest, for the least sum of the bins' costs."""
+    by_end = np.ascontiguousarray(costs.T)  # row by row is three times as fast as column by column
     ends = np.arange(len(costs))
-    least, froms = costs[0], []
+    least, starts = costs[0], []
     for _ in range(bins - 1):
-        sums = to_here + least
-        froms.append(sums.argmin(axis=1))
-        least = sums[ends, froms[-1]]
+        sums = by_end + least
+        starts.append(sums.argmin(axis=1))
+        least = sums[ends, starts[-1]]
     cuts, end = [], len(costs) - 1
-    for came_from in reversed(froms):
-        end = int(came_from[end])
+    for start in reversed(starts):
+        end = int(start[end])
         cuts.append(end)
     return cuts[::-1]

@@ -1,4 +1,4 @@
-"""Distributions of sizes, from text: uniform:LO:HI, exponential:MEAN, or the values of a column of a trace."""
+"""Parsing of size distributions: uniform:LO:HI, exponential:MEAN, or a column of a trace."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ Draw = Callable[[int, np.random.Generator], _Floats]
 
 
 def parse_sizes(text: str) -> Draw:
-    """Read uniform:LO:HI, exponential:MEAN or trace:FILE:COLUMN; a trace's values are drawn at random.
+    """Parse uniform:LO:HI, exponential:MEAN or trace:FILE:COLUMN; the values of a trace are drawn at random.
 
     Raises:
-        SpecError: it is none of them, or not a distribution of positive sizes.
+        SpecError: the text is malformed, or the sizes are not positive.
     """
     name, *words = text.split(":")
     match name, words:
@@ -33,7 +33,7 @@ def parse_sizes(text: str) -> Draw:
             values = trace_column(":".join(words[:-1]), column)
             return lambda number, rng: rng.choice(values, number)
         case _:
-            raise SpecError(f"--sizes {text!r} is none of {SIZES}; write one of them")
+            raise SpecError(f"--sizes {text!r} is none of {SIZES}; give one of them")
 
 
 def _number(text: str, word: str) -> float:
@@ -42,5 +42,5 @@ def _number(text: str, word: str) -> float:
     except ValueError:
         value = np.nan
     if not 0.0 < value < 1e9:
-        raise SpecError(f"--sizes {text!r}: {word!r} is no positive number; sizes are above 0")
+        raise SpecError(f"--sizes {text!r}: {word!r} is not a positive number; give sizes above 0")
     return value

@@ -1,14 +1,13 @@
-"""Choice of the weight: the policy of least power that keeps a bound on response times, or the fastest within a power.
+"""Choice of the weight w2: least power within a bound on response times, or least response time within a power cap.
 
 The solved policies, as w2 runs from 0 to infinity, are the vertices of a convex frontier of mean response time W and
-mean power P (journal, section VII-B 2). The line through two of them has the slope at which both would cost the same:
-solving for that weight either finds a vertex below the line or proves the two to be neighbours. So a bound is closed
-in on in a few solves, without a grid of weights, and the weight found is the exact breakpoint of two neighbours.
+mean power P (journal, section VII-B 2). The line through two of them has the slope at which both have the same cost.
+Solving for that weight either finds a vertex below the line or proves that the two are neighbours. The search for a
+bound therefore takes a few solves, without a grid of weights, and ends at the exact breakpoint of two neighbours.
 
-The paper stops at the vertex within the bound, that of the largest weight. A mix of the two neighbouring tables, drawn
-at each decision epoch, goes on to the bound itself: at the breakpoint both are optimal, hence so is every mix, and the
-averages move along the edge between them. That is the optimum where the mean is bounded; where a percentile is, it is
-a good heuristic.
+The paper takes the vertex of the largest weight within the bound. A mix of the two neighbouring tables, drawn at each
+decision epoch, meets the bound exactly. At the breakpoint both tables are optimal, hence so is every mix, and the
+averages lie on the edge between them. This is optimal for a bound on a mean, and a heuristic for a percentile.
 """
 
 from collections.abc import Callable
@@ -22,12 +21,12 @@ from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import simulated_percentile
 from policies.types import Mix, SpecError
 
-_SAME = 1e-7  # a policy below the line through two others by less than this share is no third vertex
-_BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is the best for certain
+_SAME = 1e-7  # a policy below the line through two others by less than this share is not a vertex of its own
+_BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is strictly the best
 _ROUNDING = 1e-9  # averages agree to 1e-10
-_HEAVY = 1e4  # w2, in units of the order of 1, at which power is all that counts
-_COARSE = 0.1  # resolution at which a frontier is looked over
-_SEARCH = 12  # halvings of the probability of a mix where it is found by simulation
+_HEAVY = 1e4  # w2, in units of the order of 1, at which only power matters
+_COARSE = 0.1  # resolution of a frontier on which a starting point is sought
+_SEARCH = 12  # bisection steps for the probability of a mix, where it is found by simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,13 @@ class MeanBound:
 
 @dataclass(frozen=True, slots=True)
 class ShareBound:
-    """At least `share` of the requests are answered within `response_time`, s; a percentile said the other way round.
+    """At least `share` of the requests are answered within `response_time`: a bound on a percentile.
 
     Attributes:
         response_time: s.
         share: above 0 and below 1.
-        percentile: the time, s, within which that share is answered under a policy: simulated, with the same arrivals
-            for each.
+        percentile: returns the time, s, within which that share is answered under a policy, by simulation with common
+            random numbers.
     """
 
     response_time: float
@@ -67,16 +66,16 @@ BOUNDS = ("slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w")
 
 
 def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0) -> Bound:
-    """The bound of this name.
+    """Parse a bound.
 
     Args:
         key: slo_mean_ms, slo_p95_ms, slo_share or power_cap_w.
         text: a number in that unit; for slo_share MS:SHARE.
-        measured_over: requests simulated where a share has to be known.
-        seed: of that simulation.
+        measured_over: number of requests simulated to evaluate a share.
+        seed: seed of that simulation.
 
     Raises:
-        SpecError: the text is no such number.
+        SpecError: the text is not a number, or not MS:SHARE.
     """
     words = text.split(":") if key == "slo_share" else [text]
     try:
@@ -85,7 +84,7 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
             raise ValueError
     except ValueError:
         usage = "MS:SHARE, for example 10:0.95" if key == "slo_share" else "a number"
-        raise SpecError(f"{key} {text!r} is no bound; give {usage}") from None
+        raise SpecError(f"{key} {text!r} is not a valid bound; give {usage}") from None
     match key:
         case "slo_mean_ms":
             return MeanBound(limit / 1e3)
@@ -100,7 +99,7 @@ class UnreachableError(SpecError):
     """No policy keeps a bound.
 
     Attributes:
-        nearest: the policy that comes nearest.
+        nearest: the policy nearest to the bound.
     """
 
     def __init__(self, message: str, nearest: Solution) -> None:
@@ -109,21 +108,21 @@ class UnreachableError(SpecError):
 
 
 def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
-    """The policy of least power within a bound on response times, or of least response time within one on power.
+    """Return the policy of least power within a bound on response times, or of least response time within a power cap.
 
     Args:
-        problem: its w2 is not looked at.
-        bound: what has to hold.
-        mixed: whether two neighbouring vertices may be mixed; if not, the vertex of the largest weight (for a bound on
-            power: the smallest) stands, as in the paper.
+        problem: the system; its w2 is ignored.
+        bound: the constraint.
+        mixed: whether two neighbouring vertices may be mixed. If not, the result is the vertex of the largest weight
+            (for a power cap: the smallest), as in the paper.
 
     Returns:
-        The policy, its averages and its weight; where the bound does not bind, the cheapest policy of all, with some
-        weight at which nothing but power counts (for a bound on power: the fastest, with w2 = 0).
+        The policy, its averages and its weight. If the bound is not active, this is the policy of least power, with a
+        weight at which only power matters (for a power cap: the fastest policy, with w2 = 0).
 
     Raises:
-        UnreachableError: no policy keeps the bound; says what the nearest one reaches.
-        SpecError: the bound is none, or the profile has no energies to save.
+        UnreachableError: no policy keeps the bound; the message gives the nearest value.
+        SpecError: the bound is invalid, or the profile has no energies.
     """
     _check(problem, bound)
     scale = _scale(problem)
@@ -135,12 +134,12 @@ def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
 
 
 def frontier(problem: Problem, resolution: float = 0.0) -> list[Solution]:
-    """The vertices of least response time for their power, the fastest first; the problem's w2 is not looked at.
+    """Return the vertices of the frontier of mean response time and mean power, the fastest first.
 
     Args:
-        problem: the system.
-        resolution: of two vertices nearer than this share of the frontier's width and height, nothing between them is
-            looked for. Where service times vary there are hundreds.
+        problem: the system; its w2 is ignored.
+        resolution: no vertex is sought between two that are nearer than this share of the frontier's width and height.
+            With random service times there are hundreds of vertices.
 
     Raises:
         SpecError: the problem has no energies.
@@ -152,14 +151,12 @@ def frontier(problem: Problem, resolution: float = 0.0) -> list[Solution]:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Units in which the response time and the power are of the order of 1, so that weights need no bounds.
-
-    Energies may be joules, or money by the millionth; rates from one an hour to a million a second.
+    """Units in which response time and power are of the order of 1, for any unit of energy and any arrival rate.
 
     Attributes:
-        time: how long a full batch takes to gather, ms.
-        power: that a full batch of the largest energy in that time makes, W.
-        w1: the caller's.
+        time: mean time in which a full batch arrives, ms.
+        power: power of one batch of the largest energy in that time, W.
+        w1: the caller's weight w1.
     """
 
     time: float
@@ -167,16 +164,16 @@ class _Scale:
     w1: float
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem in these units."""
+        """Convert a problem to these units."""
         energies = tuple(energy / self.power for energy in problem.profile.energies or ())
         return replace(problem, w1=1.0 / self.time, w2=0.0, profile=replace(problem.profile, energies=energies))
 
     def bound(self, bound: Bound) -> Bound:
-        """The bound in these units: times stay seconds."""
+        """Convert a bound to these units; times stay in seconds."""
         return replace(bound, power=bound.power / self.power) if isinstance(bound, PowerBound) else bound
 
     def back(self, solution: Solution) -> Solution:
-        """A solution in the caller's units."""
+        """Convert a solution to the caller's units."""
         cost = self.w1 * self.time
         return replace(
             solution,
@@ -195,7 +192,7 @@ def _scale(problem: Problem) -> _Scale:
 
 
 def _choose(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool]:
-    """In units of the order of 1: the policy, or the nearest one where none keeps the bound; and whether it does."""
+    """Return the policy (in scaled units), or the nearest one if none keeps the bound, and whether it keeps it."""
     kept = _keeps(problem, bound)
     fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_HEAVY))
     inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
@@ -208,34 +205,34 @@ def _choose(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool
 
 
 def _frontier(problem: Problem, resolution: float) -> list[Solution]:
-    """In units of the order of 1."""
+    """Return the frontier in scaled units."""
     ends = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_HEAVY))
-    found, ahead = [ends[0]], [ends[1]]
-    width, height = _apart(*ends)
-    while ahead:
-        slower, cheaper = _apart(found[-1], ahead[-1])
+    found, pending = [ends[0]], [ends[1]]
+    width, height = _differences(*ends)
+    while pending:
+        slower, cheaper = _differences(found[-1], pending[-1])
         near = hypot(slower / (width or 1.0), cheaper / (height or 1.0)) < resolution
-        between = None if near else _below(problem, found[-1], ahead[-1])
+        between = None if near else _below(problem, found[-1], pending[-1])
         if between is None:
-            found.append(ahead.pop())
+            found.append(pending.pop())
         else:
-            ahead.append(between)
+            pending.append(between)
     return found
 
 
-def _apart(fast: Solution, cheap: Solution) -> tuple[float, float]:
-    """How much slower, s, and how much cheaper the second is."""
+def _differences(fast: Solution, cheap: Solution) -> tuple[float, float]:
+    """Return the increase of the mean response time, s, and the decrease of the mean power."""
     return cheap.mean_response_time - fast.mean_response_time, _power(fast) - _power(cheap)
 
 
 def breakpoint_of(fast: Solution, cheap: Solution) -> float:
-    """The weight w2 at which both cost the same."""
+    """Return the weight w2 at which both policies have the same cost."""
     slower = 1e3 * fast.w1 * (cheap.mean_response_time - fast.mean_response_time)
     return slower / (_power(fast) - _power(cheap))
 
 
 def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
-    """A vertex between these two, below the line through them; None where they are neighbours."""
+    """Return a vertex below the line through these two; None if they are neighbours."""
     if not _saves(fast, cheap):
         return None
     w2 = breakpoint_of(fast, cheap)
@@ -245,15 +242,15 @@ def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None
 
 
 def _saves(fast: Solution, cheap: Solution) -> bool:
-    """Whether there is a line through the two: one faster, the other cheaper, by more than rounding."""
-    slower, cheaper = _apart(fast, cheap)
+    """Return whether one is faster and the other cheaper, by more than rounding."""
+    slower, cheaper = _differences(fast, cheap)
     return slower > _ROUNDING * fast.mean_response_time and cheaper > _ROUNDING * _power(fast)
 
 
 def _neighbours(
     problem: Problem, kept: Callable[[Solution], bool], inside: Solution, outside: Solution
 ) -> tuple[Solution, Solution]:
-    """The last vertex that keeps the bound and the first that does not, each solved beside their breakpoint."""
+    """Return the last vertex that keeps the bound and the first that does not, each solved near their breakpoint."""
     while True:
         fast, cheap = sorted((inside, outside), key=lambda solution: solution.mean_response_time)
         between = _below(problem, fast, cheap)
@@ -269,9 +266,9 @@ def _neighbours(
 
 
 def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) -> Solution:
-    """As much of the outside policy as the bound allows."""
+    """Mix in the outside policy with the largest probability that keeps the bound."""
     if inside is outside or inside.batch_size[-1] != outside.batch_size[-1]:
-        return inside  # sizes of one throughput, told apart by the weight: the tail of a mix would have no closed form
+        return inside  # different tail sizes: the tail of the mix would have no closed form
 
     def at(probability: float) -> Solution:
         return evaluate(problem_at, inside.batch_size, Mix(probability, outside.batch_size))
@@ -287,7 +284,7 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
 
 
 def _root(excess: Callable[[float], float]) -> float:
-    """The probability at which the bound is met; 0 where rounding alone keeps the inside policy from it."""
+    """Return the probability at which the bound is met; 0 if the inside policy meets it up to rounding."""
     if not excess(0.0) < 0.0 < excess(1.0):
         return 0.0
     return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)  # on the side that keeps the bound
@@ -302,7 +299,7 @@ def _largest(kept: Callable[[float], bool]) -> float:
 
 
 def _fastest(problem: Problem, bound: Bound) -> Solution:
-    """The policy of least mean response time; for a share, the vertex of least percentile if that fails."""
+    """Return the policy of least mean response time; if it misses a share bound, the vertex of least percentile."""
     fastest = solve(replace(problem, w2=0.0))
     if isinstance(bound, ShareBound) and not _keeps(problem, bound)(fastest):
         return min(_frontier(problem, _COARSE), key=lambda solution: bound.percentile(problem, solution))
@@ -320,7 +317,7 @@ def _keeps(problem: Problem, bound: Bound) -> Callable[[Solution], bool]:
 
 
 def _power(solution: Solution) -> float:
-    assert solution.mean_power is not None  # checked where a choice begins
+    assert solution.mean_power is not None  # checked by `_check`
     return solution.mean_power
 
 
@@ -328,8 +325,8 @@ def _check(problem: Problem, bound: Bound) -> None:
     power = isinstance(bound, PowerBound)
     limit = bound.power if isinstance(bound, PowerBound) else bound.response_time
     if not 0.0 < limit < inf:
-        said = f"{limit:g} {problem.profile.power_unit}" if power else f"{1e3 * limit:g} ms"
-        raise SpecError(f"a bound of {said} cannot be; give a positive number")
+        value = f"{limit:g} {problem.profile.power_unit}" if power else f"{1e3 * limit:g} ms"
+        raise SpecError(f"a bound of {value} is invalid; give a positive number")
     if isinstance(bound, ShareBound) and not 0.0 < bound.share < 1.0:
         raise SpecError(f"a share of {bound.share:g} of the requests is not between 0 and 1; give for example 0.95")
     _check_energies(problem)

@@ -1,4 +1,4 @@
-"""Distributions of the service time around the profile's mean l(b), and what the SMDP asks of them.
+"""Distributions of the service time around the profile's mean l(b), with the moments that the SMDP needs.
 
 Arrivals during a service of random length G are Poisson given the length (equation 4), so their probabilities are the
 Taylor coefficients of the Laplace transform at lambda (1 - z), equations (5) and (6). For a gamma distribution these
@@ -26,18 +26,18 @@ NAMES = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measur
 
 
 class ServiceDistribution(Protocol):
-    """All that the SMDP, and a simulation, ask of the service times, given their means l(1..B_max)."""
+    """The distribution of the service times for given means l(1..B_max), as the SMDP and the simulation use it."""
 
     def second_moments(self, service_times: Floats) -> Floats:
-        """E[G_b^2], s^2, for each mean l(b), s; (B_max,) to (B_max,)."""
+        """Return E[G_b^2], s^2, for each mean l(b), s; (B_max,)."""
         ...
 
     def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        """p_k^[b] for k < counts, equation (4); row b - 1, column k."""
+        """Return p_k^[b] for k < counts, equation (4); row b - 1, column k."""
         ...
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
-        """Draws a service time, s, of a batch of b at each call."""
+        """Return a function that draws the service time of a batch of b, s."""
         ...
 
 
@@ -46,20 +46,20 @@ class Gamma:
     """Gamma distributed service times; deterministic, Erlang-2 and exponential ones are members.
 
     Attributes:
-        cvs: coefficient of variation (standard deviation over mean): one for all batch sizes, or one each.
+        cvs: coefficients of variation (standard deviation over mean): one for all batch sizes, or one per size.
     """
 
     cvs: tuple[float, ...]
 
     def second_moments(self, service_times: Floats) -> Floats:
-        """E[G_b^2] = l(b)^2 (1 + cv^2)."""
+        """Return E[G_b^2] = l(b)^2 (1 + cv^2), s^2."""
         return np.asarray(np.square(service_times) * (1.0 + np.square(self._of(service_times))))
 
     def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        """Negative binomial with r = 1 / cv^2; in logarithms, because p_0 underflows for large batches.
+        """Return negative binomial probabilities, r = 1 / cv^2, by logarithms because p_0 underflows for large batches.
 
-        log p_k = k log m - log k! - r log(1 + m / r) + the sum over i < k of log((r + i) / (r + m)), m = lambda l(b):
-        the last two terms, written so, go over into -m and 0 as cv goes to 0, without a loss of digits.
+        log p_k = k log m - log k! - r log(1 + m / r) + the sum over i < k of log((r + i) / (r + m)), m = lambda l(b).
+        In this form the last two terms tend to -m and 0 as cv goes to 0, without a loss of digits.
         """
         mean = (arrival_rate * service_times)[:, None]
         k = np.arange(counts)
@@ -74,7 +74,7 @@ class Gamma:
         return np.asarray(np.exp(logarithm - empty))
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
-        """Draws in blocks."""
+        """Return a sampler that draws in blocks."""
         if not any(self.cvs):
             return [0.0, *service_times.tolist()].__getitem__
 
@@ -97,21 +97,21 @@ DETERMINISTIC = Gamma((0.0,))
 
 @dataclass(frozen=True)
 class Hyperexponential:
-    """The journal's (section VII-C): two in three batches take half the mean, one in three twice; each exponential."""
+    """The journal's distribution (section VII-C): exponential with half the mean (2/3 of batches) or twice."""
 
     def second_moments(self, service_times: Floats) -> Floats:
-        """E[G_b^2] = 3 l(b)^2."""
+        """Return E[G_b^2] = 3 l(b)^2, s^2."""
         return 3.0 * np.square(service_times)
 
     def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
-        """Two geometric distributions, mixed."""
+        """Return the mixture of two geometric distributions."""
         exponential = Gamma((1.0,))
         fast = exponential.arrival_probabilities(arrival_rate, 0.5 * service_times, counts)
         slow = exponential.arrival_probabilities(arrival_rate, 2.0 * service_times, counts)
         return np.asarray((2.0 * fast + slow) / 3.0)
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
-        """Draws in blocks."""
+        """Return a sampler that draws in blocks."""
 
         def block(mean: float, _: float) -> list[float]:
             scale = np.where(rng.random(_BLOCK) < 2.0 / 3.0, 0.5, 2.0)
@@ -122,17 +122,17 @@ class Hyperexponential:
 
 
 def distribution(text: str, profile: Profile) -> ServiceDistribution:
-    """The distribution of this name: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
+    """Return a distribution by name: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
 
     Raises:
-        SpecError: there is none of this name, its CV is no number from 0 to 10, or the profile has measured none.
+        SpecError: the name is unknown, CV is not a number from 0 to 10, or the profile has no measured CVs.
     """
     name, _, parameter = text.partition(":")
     if name == "gamma":
         return Gamma((_cv(text, parameter),))
     if text == "measured":
         if profile.cvs is None:
-            raise SpecError(f"profile {profile.name!r} has no service_time_cv to take as measured; give gamma:CV")
+            raise SpecError(f"profile {profile.name!r} has no service_time_cv for 'measured'; give gamma:CV")
         return Gamma(profile.cvs)
     known: dict[str, ServiceDistribution] = {
         "deterministic": DETERMINISTIC,
@@ -158,12 +158,12 @@ def _cv(text: str, parameter: str) -> float:
 
 
 def _in_blocks(means: Floats, spreads: Floats, block: Callable[[float, float], list[float]]) -> Callable[[int], float]:
-    stock: list[list[float]] = [[] for _ in means]
+    blocks: list[list[float]] = [[] for _ in means]
 
     def draw(batch_size: int) -> float:
-        mine = stock[batch_size - 1]
-        if not mine:
-            mine.extend(block(float(means[batch_size - 1]), float(spreads[batch_size - 1])))
-        return mine.pop()
+        drawn = blocks[batch_size - 1]
+        if not drawn:
+            drawn.extend(block(float(means[batch_size - 1]), float(spreads[batch_size - 1])))
+        return drawn.pop()
 
     return draw

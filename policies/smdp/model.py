@@ -28,7 +28,7 @@ Waiting is an action like the others: its sojourn is 1/lambda, it charges nothin
 The holding cost of (11) follows from the same formula with half_second_moment 0, because the one arrival of a wait
 comes at its end.
 
-Times are seconds and energies joules throughout; only the weights know that the objective counts milliseconds.
+Times are seconds and energies joules throughout; only the weights refer to milliseconds.
 """
 
 from collections.abc import Sequence
@@ -45,18 +45,18 @@ from policies.types import SpecError
 
 Ints = NDArray[np.intp]
 
-# What is counted along the way, one column each: time spent by requests (s), energy (J), batches launched.
+# Columns of the accumulated quantities: time spent by requests (s), energy (J), batches launched.
 RESPONSE, POWER, LAUNCHES = range(3)
 HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per second, times lambda
 
 
-_RAREST = 1e-12  # 1/s; rarer ones are lost in rounding
-_HEAVIEST = 1e9  # beyond, the other term of the objective is lost in rounding
+_MIN_RATE = 1e-12  # 1/s; lower rates are lost in rounding
+_MAX_WEIGHT = 1e9  # above, the other term of the objective is lost in rounding
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to solve, or what to evaluate a policy for.
+    """The system and the objective for which a policy is solved or evaluated.
 
     Attributes:
         profile: service time and energy by batch size.
@@ -64,7 +64,7 @@ class Problem:
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W; 0 where the profile has no energies.
         min_batch_size: B_min.
-        max_batch_size: B_max; None takes the profile's.
+        max_batch_size: B_max; None: the profile's.
         service: distribution of the service times around the profile's means.
     """
 
@@ -83,13 +83,13 @@ class Model:
 
     Attributes:
         arrival_rate: lambda, 1/s.
-        min_batch_size: B_min; the actions between 0 and B_min are there but not allowed.
+        min_batch_size: B_min; the arrays include the actions between 0 and B_min, which are not allowed.
         service_times: l(1..B_max), s.
         half_second_moment: E[G_a^2] / 2, s^2; 0 for a wait.
         mean_arrivals: E[N_a], requests that arrive until the next epoch.
         arrivals_variance: Var[N_a].
-        charges: what an action charges at once, (B_max + 1, 3): columns RESPONSE (0), POWER (J), LAUNCHES (1).
-        service: gives the arrival probabilities.
+        charges: immediate charges of an action, (B_max + 1, 3): columns RESPONSE (0), POWER (J), LAUNCHES (1).
+        service: distribution of the service times.
     """
 
     arrival_rate: float
@@ -118,22 +118,22 @@ class Model:
 
     @cached_property
     def drain(self) -> Floats:
-        """d(a) = a - E[N_a], by how much an action shortens the queue in the mean; -1 for a wait."""
+        """d(a) = a - E[N_a], the mean decrease of the queue length under an action; -1 for a wait."""
         return self.actions - self.mean_arrivals
 
     @cached_property
     def squared_move(self) -> Floats:
-        """E[(N_a - a)^2], the second moment of the queue's move."""
+        """E[(N_a - a)^2], the second moment of the change of the queue length."""
         return self.arrivals_variance + self.drain**2
 
     @cached_property
     def throughput(self) -> Floats:
-        """theta(a) = a / l(a), 1/s; 0 for what is not allowed."""
+        """theta(a) = a / l(a), 1/s; 0 for actions that are not allowed."""
         return np.where(self.allowed, self.actions / self.sojourn_time, 0.0)
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
-        """The action space: 0 and B_min..B_max."""
+        """Whether an action is in the action space, 0 and B_min..B_max."""
         return np.asarray((self.actions == 0) | (self.actions >= self.min_batch_size))
 
     @property
@@ -147,16 +147,16 @@ class Model:
         return self.arrival_rate / self.capacity
 
     def arrival_probabilities(self, counts: int) -> Floats:
-        """p_k^[a] for k < counts, (B_max + 1, counts); in a wait exactly one request arrives."""
+        """Return p_k^[a] for k < counts, (B_max + 1, counts); in a wait exactly one request arrives."""
         launched = self.service.arrival_probabilities(self.arrival_rate, self.service_times, counts)
         return np.vstack([np.arange(counts) == 1, launched])
 
 
 def build_model(problem: Problem) -> Model:
-    """The arrays of a problem.
+    """Build the arrays of a problem.
 
     Raises:
-        SpecError: an arrival rate, weight or batch size that cannot be used.
+        SpecError: an invalid arrival rate, weight or batch size.
     """
     _check(problem)
     profile = problem.profile.truncated(problem.max_batch_size)
@@ -179,15 +179,15 @@ def build_model(problem: Problem) -> Model:
 
 
 def objective_weights(problem: Problem) -> Floats:
-    """Weights of the columns RESPONSE (s), POWER (W) and LAUNCHES in the objective; (3,)."""
+    """Return the weights of the columns RESPONSE (s), POWER (W) and LAUNCHES in the objective; (3,)."""
     return np.array([1e3 * problem.w1, problem.w2, 0.0])
 
 
 def check_actions(batch_size: Sequence[int], min_batch_size: int, max_batch_size: int) -> None:
-    """Whether a list of actions for queue length 0, 1, 2, ... is a policy; its last action repeats.
+    """Check a table of actions for queue length 0, 1, 2, ..., of which the last repeats.
 
     Raises:
-        SpecError: it is empty, launches what is not there or not allowed, or ends in a wait.
+        SpecError: it is empty, launches more than waits or a size that is not allowed, or ends in a wait.
     """
     if not batch_size:
         raise SpecError("the action table is empty; give an action for queue length 0, 1, 2, ...")
@@ -203,13 +203,13 @@ def check_actions(batch_size: Sequence[int], min_batch_size: int, max_batch_size
             )
     if batch_size[-1] == 0:
         raise SpecError(
-            f"the last action, at queue length {len(batch_size) - 1}, is 0 and would wait for ever; "
+            f"the last action, at queue length {len(batch_size) - 1}, is 0 and would wait forever; "
             "end the table with a batch size"
         )
 
 
 def check_solvable(problem: Problem, model: Model) -> None:
-    """Whether there is a best policy.
+    """Check that an optimal policy exists.
 
     Raises:
         SpecError: the load is 1 or more, or w1 is 0.
@@ -220,17 +220,17 @@ def check_solvable(problem: Problem, model: Model) -> None:
             f"{model.capacity:.6g} per second; lower the rate or allow larger batches"
         )
     if problem.w1 == 0.0:
-        raise SpecError("w1 = 0 leaves response times free to grow for ever; give a positive w1")
+        raise SpecError("w1 = 0 does not limit response times; give a positive w1")
 
 
 def _check(problem: Problem) -> None:
-    if not _RAREST <= problem.arrival_rate < inf:
+    if not _MIN_RATE <= problem.arrival_rate < inf:
         raise SpecError(
-            f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second, at least {_RAREST:g}"
+            f"arrival rate {problem.arrival_rate:g} is not positive; give requests per second, at least {_MIN_RATE:g}"
         )
     for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
-        if not 0.0 <= weight <= _HEAVIEST:
-            raise SpecError(f"{name} = {weight:g} is not a weight; give a number from 0 to {_HEAVIEST:g}")
+        if not 0.0 <= weight <= _MAX_WEIGHT:
+            raise SpecError(f"{name} = {weight:g} is not a weight; give a number from 0 to {_MAX_WEIGHT:g}")
     if problem.w2 > 0.0 and problem.profile.energies is None:
         raise SpecError(
             f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "

@@ -1,13 +1,13 @@
-"""The papers' own scheme: a truncated queue with a priced overflow state, solved by relative value iteration.
+"""Relative value iteration on a truncated queue with an overflow cost: the method of the papers.
 
 Source: Xu, Zhou and Niu (arXiv 2501.02181), section V, equations (18) to (30) and Algorithm 1, as printed. Queues
-longer than s_max are lumped into one state S_o, which counts as s_max waiting and costs c_o more per unit time. That
-leaves an error, and c_o and s_max to be tuned; solver.py has neither. The scheme stands here to reproduce the papers'
-tables, and as the yardstick beside the exact closure.
+longer than s_max are lumped into one state S_o, which counts as s_max waiting and costs c_o more per unit time. This
+leaves a truncation error, and c_o and s_max must be tuned. solver.py has no such error; this module reproduces the
+papers' tables and serves for comparison.
 
 | symbol           | name here           | meaning, unit                                                | equation |
 |------------------|---------------------|--------------------------------------------------------------|----------|
-| s_max            | max_queue_length    | longest queue told apart                                     | V-A      |
+| s_max            | max_queue_length    | longest queue with a state of its own                        | V-A      |
 | S_o              | the last state      | every longer queue, state s_max + 1 of the arrays            | V-A      |
 | m^(j given s, a) | chain               | transition probabilities of the truncated model              | (18)     |
 | c_o              | overflow_cost       | abstract cost rate of S_o, in the unit of the gain           | (19)     |
@@ -25,8 +25,7 @@ tables, and as the yardstick beside the exact closure.
 | iter_max         | max_iterations      | or after so many steps                                       | VII-D    |
 
 A cost is divided by its sojourn time before it is used, so c_o y(s, a) of (19) becomes c_o, added to a rate. The
-papers' rates are milliseconds of response time and watts; by the weights of the objective so are ours: c_o needs no
-conversion.
+papers' rates are milliseconds of response time and watts. So are the weighted rates here, and c_o needs no conversion.
 """
 
 import warnings
@@ -42,26 +41,26 @@ from policies.smdp.model import HOLDING, Ints, Model, Problem, build_model, chec
 from policies.types import SpecError
 
 _TOLERANCE = 1e-3  # delta of section VII-D
-_LONGEST = 2048  # s_max tried where none is given
+_LONGEST = 2048  # largest s_max tried where none is given
 _SHARE_OF_BOUND = 0.99  # eta over its bound
-_NEVER = 1e-20  # probabilities below do not reach the digits of a sum
-_NEVER_LEFT = 1e-290  # a state left more rarely is never left; its inverse must not overflow
-_FARTHEST = 2**14  # arrivals counted one by one for a tail probability
-_SMALL = 2**18  # multiplications in a matrix product that OpenBLAS does not spread over threads
+_NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision
+_ABSORBING = 1e-290  # a state with a smaller probability of leaving is absorbing; the inverse must not overflow
+_FARTHEST = 2**14  # arrivals summed one by one for a tail probability
+_SMALL = 2**18  # multiplications in a matrix product up to which OpenBLAS uses one thread
 _NARROWEST = 16  # columns of such a product, at least
-_ROUNDING = 1e-9  # a sum of probabilities lacks more than this only where arrivals lie beyond the farthest
+_ROUNDING = 1e-9  # a sum of probabilities is further from 1 only where arrivals lie beyond the farthest
 
 
 class IterationLimitWarning(UserWarning):
-    """The iteration ended at its limit: the policy is not known to be epsilon-optimal."""
+    """The iteration reached its limit; the policy may not be epsilon-optimal."""
 
 
 class WaitsForEverWarning(UserWarning):
-    """The truncated model would rather sit in the overflow state than serve: no policy to run."""
+    """The policy waits forever: in the truncated model the overflow state costs less than serving."""
 
 
 class OverflowShareWarning(UserWarning):
-    """The overflow state still contributes more than the papers accept at the longest queue tried."""
+    """At the longest queue tried, the overflow state contributes more than the papers accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Rvi:
 
     Attributes:
         overflow_cost: c_o, in the unit of the gain: with w1 = 1, milliseconds of response time.
-        max_queue_length: s_max; None takes the smallest of 2, 4, 8, ... B_max whose Delta is below 0.001.
+        max_queue_length: s_max; None: the smallest of 2, 4, 8, ... B_max whose Delta is below 0.001.
         epsilon: span at which the iteration ends, in the unit of the gain.
         max_iterations: iter_max.
     """
@@ -83,15 +82,15 @@ class Rvi:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RviResult:
-    """A policy and what the truncated model says of it.
+    """A policy and its averages in the truncated model.
 
     Attributes:
         batch_size: action for queue length 0..s_max; the last repeats, equation (30).
-        overflow_action: action in S_o: the averages below are with it, though (30) puts that of s_max in its place.
+        overflow_action: action in S_o. The averages below use it, although (30) replaces it by that of s_max.
         gain: g^ of equation (21), the overflow cost included.
         overflow_cost_share: Delta of equation (22), the part of the gain that S_o contributes.
-        iterations: of equation (29).
-        span: at the last iteration.
+        iterations: iterations of equation (29).
+        span: span at the last iteration.
         max_queue_length: s_max.
         averages: response time (s), power (W) and launches (1/s) of the truncated chain, without c_o; (3,).
     """
@@ -107,7 +106,7 @@ class RviResult:
 
 
 def relative_value_iteration(problem: Problem, scheme: Rvi) -> RviResult:
-    """The papers' policy. A result comes even where the scheme fails, and then a warning with it.
+    """Solve by the papers' method. If the method fails there is still a result, with a warning.
 
     Warns:
         IterationLimitWarning: the span is not below epsilon after max_iterations.
@@ -151,7 +150,7 @@ class _Truncated:
 
     @cached_property
     def waiting(self) -> Ints:
-        """How many wait in each state, s_max in S_o; (s_max + 2,)."""
+        """Number of waiting requests in each state, s_max in S_o; (s_max + 2,)."""
         return np.minimum(np.arange(self.length + 2), self.length)
 
     @cached_property
@@ -161,7 +160,7 @@ class _Truncated:
 
     @cached_property
     def slot(self) -> float:
-        """Eta, s: 0.99 of the bound of equation (25), which is the smallest y / (1 - m^(s, s, a))."""
+        """Eta, s: 0.99 of the bound of equation (25), the smallest y / (1 - m^(s, s, a))."""
         sizes = self.model.actions[self.model.allowed][1:]
         same, fewer = self.arrivals[sizes, sizes], np.cumsum(self.arrivals, axis=1)[sizes, sizes]
         leaving = np.maximum(1.0 - same, fewer)  # of 0..s_max and of S_o; the larger one is never near 0
@@ -177,9 +176,9 @@ class _Truncated:
     def slotted(self) -> Floats:
         """m~ of equation (23) by arrivals k, for s <= s_max: the queue stays at s where k = a; (B_max + 1, counts).
 
-        Columns beyond the last probability that a sum can tell from 0 are left out: those arrivals lead to S_o.
+        Columns beyond the last probability that is not negligible are omitted: those arrivals lead to S_o.
         """
-        likely = int(np.flatnonzero(self.arrivals.max(axis=0) > _NEVER)[-1]) + 1
+        likely = int(np.flatnonzero(self.arrivals.max(axis=0) > _NEGLIGIBLE)[-1]) + 1
         counts = max(likely, self.model.max_batch_size + 1)
         rows = self.arrivals[:, :counts] * self.per_sojourn[:, None]
         rows[self.model.actions, self.model.actions] += 1.0 - self.per_sojourn
@@ -204,20 +203,20 @@ class _Truncated:
 
 
 def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
-    """Algorithm 1: the policy (s_max + 2,), how many iterations it took, and the last span.
+    """Run Algorithm 1: the policy (s_max + 2,), the number of iterations, and the last span.
 
-    With H(S_o) = 0 no overflow probability is needed: H is followed by zeros. One matrix product gives the expectation
-    for every (action, queue length just after the launch); read with a row stride shorter by one, the same memory is
-    indexed by (action, s). Where s < a that reads a neighbour, which an infinite cost then bars.
+    With H(S_o) = 0 no overflow probability is needed: H is padded with zeros. One matrix product gives the expectation
+    for every (action, queue length just after the launch). Read with a row stride shorter by one, the same memory is
+    indexed by (action, s). Entries with s < a are invalid and excluded by an infinite cost.
     """
     slotted, cost, limit = truncated.slotted, truncated.cost_rate, truncated.length
-    ahead = np.zeros(limit + slotted.shape[1])
-    held, windows = ahead[: limit + 2], sliding_window_view(ahead, limit + 1)
+    padded = np.zeros(limit + slotted.shape[1])
+    held, windows = padded[: limit + 2], sliding_window_view(padded, limit + 1)
     copied, expected, total = np.empty(windows.shape), np.empty(cost.shape), np.empty((len(cost), limit + 2))
     by_state = as_strided(expected, cost.shape, (expected.strides[0] - expected.itemsize, expected.itemsize))
     listed, last, overflow = total[:, :-1], total[:, -2], total[:, -1]
     stays, growth, values = 1.0 - truncated.per_sojourn, np.empty(limit + 2), np.empty(limit + 2)
-    # Spread over the threads of a busy machine, such a product takes up to a hundred times as long
+    # on a busy machine a multi-threaded product of this size takes up to a hundred times as long
     width = max(_NARROWEST, _SMALL // slotted.size)
     blocks = [(copied[:, i : i + width], expected[:, i : i + width]) for i in range(0, limit + 1, width)]
     iterations, span = 0, inf
@@ -226,7 +225,7 @@ def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
         for columns, out in blocks:
             np.matmul(slotted, columns, out=out)
         np.add(by_state, cost, out=listed)
-        # S_o moves as s_max does, but where s_max would have stayed for the slot S_o stays, at H = 0
+        # S_o has the transitions of s_max, except that where s_max stays for the slot S_o stays, at H = 0
         np.subtract(last, stays * held[limit] - truncated.overflow_cost, out=overflow)
         np.min(total, axis=0, out=values)
         np.subtract(values, held, out=growth)
@@ -258,21 +257,21 @@ def _result(truncated: _Truncated, policy: Ints, iterations: int, span: float) -
 
 
 def _stationary(chain: Floats, reach: int) -> Floats:
-    """Stationary distribution by the elimination of Grassmann, Taksar and Heyman; (n,).
+    """Return the stationary distribution by the elimination of Grassmann, Taksar and Heyman; (n,).
 
-    It subtracts nothing, so that each probability, however small, has all its digits. There is one recurrent class
-    (the journal's Lemma 2). Where a state cannot be left for the ones below, it and those above hold that class, and
-    the ones below have probability 0: so it is with S_o where the policy waits there.
+    The elimination has no subtractions, so that even tiny probabilities have full relative precision. There is one
+    recurrent class (the journal's Lemma 2). If no transition leads from a state to the ones below, that class lies in
+    this state and those above, and the ones below have probability 0. S_o is such a state if the policy waits there.
 
     Args:
         chain: transition probabilities, (n, n).
-        reach: no state moves down by more.
+        reach: largest step down of any transition.
     """
     left, lowest = chain.copy(), 0
     for state in range(len(chain) - 1, 0, -1):
         below = slice(max(state - reach, 0), state)
         leaving = left[state, below].sum()
-        if leaving < _NEVER_LEFT:
+        if leaving < _ABSORBING:
             lowest = state
             break
         left[:state, state] /= leaving
@@ -281,15 +280,15 @@ def _stationary(chain: Floats, reach: int) -> Floats:
     share[lowest] = 1.0
     for state in range(lowest + 1, len(chain)):
         share[state] = share[:state] @ left[:state, state]
-        share[: state + 1] /= share[: state + 1].sum()  # at each step, or a long climb would overflow
+        share[: state + 1] /= share[: state + 1].sum()  # at each step, to prevent overflow
     return share
 
 
 def _tails(model: Model, length: int) -> Floats:
-    """P(N > k) for k = 0..length, summed from the far end; (B_max + 1, length + 1).
+    """Return P(N > k) for k = 0..length, summed from the far end; (B_max + 1, length + 1).
 
-    The sum starts where what lies beyond no longer counts, or, for very heavy tails, at the farthest count: what the
-    probabilities then lack to 1 is added.
+    The sum starts where the rest is negligible, or, for very heavy tails, at the farthest count; the difference of the
+    total probability from 1 is then added.
     """
 
     def from_far(counts: int) -> Floats:
@@ -297,7 +296,7 @@ def _tails(model: Model, length: int) -> Floats:
 
     reach = 4 * (length + 1)
     beyond = from_far(reach)
-    while reach < _FARTHEST and bool(np.any(beyond[:, reach // 2] > _NEVER * beyond[:, length + 1])):
+    while reach < _FARTHEST and bool(np.any(beyond[:, reach // 2] > _NEGLIGIBLE * beyond[:, length + 1])):
         reach *= 2
         beyond = from_far(reach)
     lacking = 1.0 - beyond[:, :1]
@@ -307,23 +306,23 @@ def _tails(model: Model, length: int) -> Floats:
 def _warn(scheme: Rvi, result: RviResult) -> None:
     length = result.max_queue_length
     if result.span >= scheme.epsilon:
-        said = (
+        message = (
             f"relative value iteration stopped at max_iterations = {scheme.max_iterations} with span "
             f"{result.span:.3g}, not below epsilon = {scheme.epsilon:g}; raise max_iterations or epsilon"
         )
-        warnings.warn(said, IterationLimitWarning, stacklevel=3)
+        warnings.warn(message, IterationLimitWarning, stacklevel=3)
     if 0 in (result.batch_size[-1], result.overflow_action):
-        said = (
-            f"the policy waits for ever at queue length {length} or beyond, where overflow_cost = "
+        message = (
+            f"the policy waits forever at queue length {length} or beyond, where overflow_cost = "
             f"{scheme.overflow_cost:g} is less than serving costs; raise overflow_cost or max_queue_length"
         )
-        warnings.warn(said, WaitsForEverWarning, stacklevel=3)
+        warnings.warn(message, WaitsForEverWarning, stacklevel=3)
     if scheme.max_queue_length is None and result.overflow_cost_share >= _TOLERANCE:
-        said = (
+        message = (
             f"queues beyond {length}, the longest tried, still contribute {result.overflow_cost_share:.3g} to the "
             f"average cost, {_TOLERANCE:g} or more; give max_queue_length, or another overflow_cost"
         )
-        warnings.warn(said, OverflowShareWarning, stacklevel=3)
+        warnings.warn(message, OverflowShareWarning, stacklevel=3)
 
 
 def _check(problem: Problem, model: Model, scheme: Rvi) -> None:

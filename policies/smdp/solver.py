@@ -1,9 +1,9 @@
 """Exact solution and exact evaluation of batching policies: Howard's policy iteration on the closed model.
 
 Equation (17) of the journal paper (arXiv 2501.02181) on the queue lengths 0..s_max, with the closure of tail.py: one
-dense linear solve of size s_max + 1 a step. s_max grows until the gain stops moving. How far it must reach is not
-known beforehand: the closure's error falls geometrically with s_max - B_max, the faster the smaller B_max, but sizes
-that nearly tie for the highest throughput change places at queue lengths far above B_max.
+dense linear solve of size s_max + 1 per step. s_max grows until the gain has converged. The necessary length is not
+known beforehand: the closure's error falls geometrically with s_max - B_max, faster for a smaller B_max, but sizes
+that nearly tie for the highest throughput change order at queue lengths far above B_max.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ from policies.smdp.tail import Closure, Measured, ShortModel, best_tail, close
 from policies.types import Mix, SpecError
 
 _SETTLED = 1e-10  # relative change from one s_max to the next
-_STEPS = 200  # of policy iteration at one s_max; ten are usual
-_REACH = 2048  # states added at most: beyond, a linear solve takes more than a quarter of a second
+_STEPS = 200  # maximum steps of policy iteration at one s_max; ten are usual
+_REACH = 2048  # maximum number of added states; a longer linear solve takes more than a quarter of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Solution:
         mean_power: W; None where the profile has no energies.
         energy_per_request: J; None where the profile has no energies.
         mean_batch_size: over batches.
-        iterations: linear systems solved; iterations of Algorithm 1 where solved as printed.
-        change: relative change at the last lengthening of the state space; above 1e-10 only where that reached
-            its limit, which takes near ties at a load near 1. As printed: the last span over the gain.
+        iterations: linear systems solved; for relative value iteration, iterations of Algorithm 1.
+        change: relative change at the last extension of the state space. It is above 1e-10 only where the extension
+            reached its limit, with near ties at a load near 1. For relative value iteration: last span over gain.
         arrival_rate: lambda, 1/s.
         load: rho.
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W.
-        mix: the other half of a randomised policy; the averages are those of the whole.
-        overflow_cost_share: Delta, what the overflow state contributes to the gain; None where there is none.
+        mix: the second table of a randomised policy; the averages are those of the mix.
+        overflow_cost_share: Delta, the contribution of the overflow state to the gain; None for the exact method.
     """
 
     batch_size: tuple[int, ...]
@@ -74,12 +74,12 @@ class Solution:
 
 
 def solve(problem: Problem, scheme: Rvi | None = None) -> Solution:
-    """The policy of least average cost.
+    """Return the policy of least average cost.
 
     Args:
         problem: the system and the weights.
-        scheme: solve as the papers do, with these parameters, with an error and a warning where they fail; None
-            solves exactly.
+        scheme: parameters of relative value iteration, which has a truncation error and warns where it fails; None:
+            the exact method.
 
     Raises:
         SpecError: the load is 1 or more, w1 is 0, or the problem or the scheme is malformed.
@@ -87,20 +87,20 @@ def solve(problem: Problem, scheme: Rvi | None = None) -> Solution:
     model = build_model(problem)
     check_solvable(problem, model)
     if scheme is not None:
-        return _as_printed(problem, model, relative_value_iteration(problem, scheme))
+        return _from_rvi(problem, model, relative_value_iteration(problem, scheme))
     return _solution(problem, model, _best(model, objective_weights(problem)))
 
 
 def evaluate(problem: Problem, batch_size: Sequence[int], mix: Mix | None = None) -> Solution:
-    """The exact averages of any policy that is a function of the queue length, randomised or not.
+    """Return the exact averages of a policy that is a function of the queue length, randomised or not.
 
     Args:
-        problem: the system, and the weights in which the gain is told; w1 may be 0.
+        problem: the system, and the weights of the gain; w1 may be 0.
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
-        mix: the other table of a randomised policy, of the same last action.
+        mix: the second table of a randomised policy, with the same last action.
 
     Raises:
-        SpecError: the policy cannot keep up with the arrival rate, or is none, or the problem is malformed.
+        SpecError: the policy is unstable at the arrival rate, the table is invalid, or the problem is malformed.
     """
     model = build_model(problem)
     tail = batch_size[-1] if batch_size else 0
@@ -116,14 +116,14 @@ def evaluate(problem: Problem, batch_size: Sequence[int], mix: Mix | None = None
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Where the lengthening of the state space stands.
+    """The result at one length of the state space.
 
     Attributes:
         policy: action by queue length; the last repeats.
-        average: of each counted quantity, per unit time; (3,).
-        change: relative change of what has to settle, since the last length.
+        average: average of each accumulated quantity, per unit time; (3,).
+        change: relative change since the previous length.
         iterations: linear systems solved.
-        mixed: probability and actions of the other half of a randomised policy.
+        mixed: probability and actions of the second table of a randomised policy.
     """
 
     policy: Ints
@@ -134,15 +134,15 @@ class _Run:
 
 
 def _best(model: Model, weights: Floats) -> _Run:
-    """The best policy, whatever its tail.
+    """Return the best policy over all tails.
 
-    Where the tail's action has not taken over in sight, another size is so much cheaper that it is worth its lesser
-    throughput in every queue that is ever seen, and its own tail settles much earlier: what settles is right with any
-    tail, because that many states more were free to act otherwise and changed nothing.
+    If the tail's action is not yet optimal at the longest queue considered, another size is cheaper there in spite of
+    its lower throughput, and the closure with this size as the tail converges much earlier. A converged result is
+    correct with any tail: all the added states were free to choose other actions and did not change it.
     """
     closure, others = close(model, best_tail(model, weights)), []
     run, moved = _improve(closure, weights, _REACH // 4)
-    second = int(run.policy[-2])  # what queues launch before the tail's action takes over
+    second = int(run.policy[-2])  # the last action before that of the tail
     out_of_sight = len(run.policy) > model.max_batch_size + _REACH // 16
     if moved > _SETTLED and out_of_sight and model.throughput[second] > model.arrival_rate:
         cheaper = close(model, second)
@@ -156,12 +156,12 @@ def _best(model: Model, weights: Floats) -> _Run:
 
 
 def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]:
-    """The best policy that ends in this tail, and how far the gain moved at the last lengthening of the state space.
+    """Return the best policy with this tail, and the relative change of the gain at the last extension.
 
     Args:
         closure: the model and its tail.
-        weights: of the counted quantities, (3,).
-        most: states beyond B_max at which lengthening ends.
+        weights: weights of the accumulated quantities, (3,).
+        most: maximum number of states beyond B_max.
     """
     model = closure.model
     policy, average, gain, iterations = _start(model, closure.action, weights), np.full(3, inf), inf, 0
@@ -177,9 +177,9 @@ def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]
 
 
 def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, Measured, int]:
-    """The best policy at one length, what it measures, and how many linear systems that took.
+    """Return the best policy at one length, its value, and the number of linear systems solved.
 
-    Should the iteration not end, its last policy stands, with that policy's own averages.
+    If the iteration reaches its limit, the last policy is returned with its own averages.
     """
     policy, steps = short.extend(policy), 1
     measured = short.measure(policy)
@@ -192,14 +192,14 @@ def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple
 
 
 def _first_reach(closure: Closure) -> int:
-    """How many states the closure's error takes to vanish: 6 sqrt(b) leave about ten digits at any load."""
+    """Return the number of added states to start with: 6 sqrt(b) give about ten digits at any load."""
     return ceil(6.0 * sqrt(closure.action))
 
 
 def _settle(closure: Closure, run: _Run) -> _Run:
-    """The averages of a policy, each to all its digits.
+    """Extend the state space until each average of a policy has converged.
 
-    Where one quantity outweighs the others, or two policies cost the same, the gain settles before its parts do.
+    The gain may converge before its parts, if one part dominates or two policies have the same cost.
     """
     reach = _first_reach(closure)
     seen = max(len(run.policy), 0 if run.mixed is None else len(run.mixed[1]))
@@ -214,15 +214,15 @@ def _settle(closure: Closure, run: _Run) -> _Run:
 
 def _change(now: Floats | float, before: Floats | float) -> float:
     moved, scale = np.abs(np.subtract(now, before)), np.abs(now)
-    return float(np.max(moved / np.maximum(scale, np.finfo(float).tiny)))  # a quantity of 0 (no energies) is settled
+    return float(np.max(moved / np.maximum(scale, np.finfo(float).tiny)))  # a quantity of 0 (no energies) has converged
 
 
 def _start(model: Model, tail: int, weights: Floats) -> Ints:
-    """A control limit not far from the best: where policy iteration starts.
+    """Return a control limit near the optimum, to start policy iteration.
 
-    The economic order quantity: batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding, which
-    together are least at q = lambda sqrt(2 K / w). K is what is left of the smallest batch's charge when the mean
-    increase to the largest is taken off.
+    It is the economic order quantity: batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding,
+    with the least sum at q = lambda sqrt(2 K / w). K is the fixed part of the charges: that of the smallest batch less
+    the mean increase per request times its size.
     """
     charges = (model.charges @ weights)[model.min_batch_size :]
     fixed = max(charges[0] - (charges[-1] - charges[0]) * model.min_batch_size / max(len(charges) - 1, 1), 0.0)
@@ -232,14 +232,14 @@ def _start(model: Model, tail: int, weights: Floats) -> Ints:
 
 
 def _trimmed(policy: Ints, tail: int) -> Ints:
-    """The policy up to the first state from which the tail's action holds for good."""
+    """Cut the policy after the first state from which on the action is that of the tail."""
     end = int(np.flatnonzero(policy != tail)[-1]) + 1  # state 0 waits, so there is one
     return np.append(policy[:end], tail)
 
 
 def _check_tail(last: int, tail: int) -> None:
     if last != tail:
-        raise SpecError(f"the tables of a mix end in batches of {tail} and {last}; let both end in the same size")
+        raise SpecError(f"the tables of a mix end in batches of {tail} and {last}; both must end in the same size")
 
 
 def _check_keeps_up(model: Model, size: int) -> None:
@@ -252,7 +252,7 @@ def _check_keeps_up(model: Model, size: int) -> None:
         )
 
 
-def _as_printed(problem: Problem, model: Model, result: RviResult) -> Solution:
+def _from_rvi(problem: Problem, model: Model, result: RviResult) -> Solution:
     run = _Run(
         np.array(result.batch_size, dtype=np.intp), result.averages, result.span / result.gain, result.iterations
     )
@@ -269,7 +269,9 @@ def _solution(problem: Problem, model: Model, run: _Run) -> Solution:
         mean_response_time=response,
         mean_power=power if measurable else None,
         energy_per_request=power / model.arrival_rate if measurable else None,
-        mean_batch_size=model.arrival_rate / launches if launches else 0.0,  # a printed policy may never serve
+        mean_batch_size=model.arrival_rate / launches
+        if launches
+        else 0.0,  # a policy of the papers' method may never serve
         iterations=run.iterations,
         change=run.change,
         arrival_rate=model.arrival_rate,

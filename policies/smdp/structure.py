@@ -1,4 +1,4 @@
-"""Where the best policy has a simple form: control limits, and the one case in which the limit has a closed form.
+"""Control-limit policies: detection, and the closed form of the optimal limit for size-independent service.
 
 Source: Xu, Zhou and Niu (arXiv 2501.02181), section VI: Proposition 4 (after Deb and Serfozo, 1973), Corollary 1 and
 equations (31) and (32). A control limit holds where the service time does not depend on the batch size (Assumption 1),
@@ -17,7 +17,7 @@ service time is exponential besides (Assumption 4). Elsewhere it need not hold: 
 | D_q    | D             | the limit is the first q with D_q >= 0                | (32)     |
 | Q      | control limit | launch min(s, B_max) from s = Q on                    | (31)     |
 
-The energy that each request adds, beta, is spent under every policy and does not matter.
+The energy per request, beta, is the same under every policy and is omitted.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from policies.types import SpecError
 
 @dataclass(frozen=True, slots=True)
 class SizeIndependent:
-    """Batches whose service time is exponential, and the same for all sizes.
+    """A system with exponential service times that do not depend on the batch size.
 
     Attributes:
         arrival_rate: lambda, 1/s.
@@ -52,7 +52,7 @@ class SizeIndependent:
 
 
 def optimal_control_limit(case: SizeIndependent) -> int:
-    """The best control limit Q, from 1 to B_max: Proposition 4, equation (32).
+    """Return the optimal control limit Q, from 1 to B_max: Proposition 4, equation (32).
 
     Raises:
         SpecError: the load is 1 or more, or a number is outside its range.
@@ -69,7 +69,7 @@ def optimal_control_limit(case: SizeIndependent) -> int:
 
 
 def control_limit_of(batch_size: Sequence[int], max_batch_size: int) -> int | None:
-    """The control limit of an action table, equation (31); None where it has no such structure.
+    """Return the control limit of an action table, equation (31); None if it is not a control-limit policy.
 
     Args:
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
@@ -83,10 +83,10 @@ def control_limit_of(batch_size: Sequence[int], max_batch_size: int) -> int | No
 
 
 def _root(chi: float, largest: int) -> float:
-    """Xi. The printed equation has the root 1 as well, close to xi at high load.
+    """Return xi. The printed equation also has the root 1, close to xi at high load.
 
-    Divided by 1 - xi, and by 1 - psi, it reads xi + xi^2 + ... + xi^B_max = chi: increasing from 0 to B_max on (0, 1),
-    hence one root where the load is below 1, and none at 1.
+    Divided by 1 - xi and by 1 - psi it is xi + xi^2 + ... + xi^B_max = chi. The left side increases from 0 to B_max on
+    (0, 1), so there is exactly one root at a load below 1.
     """
     powers = np.arange(1, largest + 1)
 

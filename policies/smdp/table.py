@@ -1,4 +1,4 @@
-"""The policy file ("batchwright.policy/1"): solved tables over a grid of loads, and how they are solved."""
+"""Policy tables over a grid of loads: solving, and the policy file ("batchwright.policy/1")."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.files import first_mistake, read_text, write_atomically
+from policies.files import first_error, read_text, write_atomically
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
 from policies.types import Mix, SpecError
@@ -20,15 +20,15 @@ _Actions = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_lengt
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """The policy at one load, and what it gives there.
+    """The policy at one load, and its averages there.
 
     Attributes:
         arrival_rate: 1/s.
         load: rho.
         w2: weight of the mean power, per W.
         batch_size: action for queue length 0, 1, 2, ...; the last repeats.
-        mix: the other table of a randomised policy.
-        mean_response_time: s; None where the file does not say.
+        mix: the second table of a randomised policy.
+        mean_response_time: s; None where unknown.
         mean_power: W; None where unknown.
     """
 
@@ -46,12 +46,12 @@ class PolicyTable:
     """Rows ascending in arrival rate, for one profile.
 
     Attributes:
-        profile: its name.
+        profile: name of the profile.
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W; None where a bound chose a weight for each row.
         max_batch_size: the largest batch.
         rows: at least one.
-        bound: what chose the weights: the bound's name and value.
+        bound: name and value of the bound that chose the weights; None without one.
     """
 
     profile: str
@@ -63,7 +63,7 @@ class PolicyTable:
 
 
 def default_loads() -> list[float]:
-    """The grid of a live server: 49 loads from 0.02 to 0.98."""
+    """Return the grid of the server: 49 loads from 0.02 to 0.98."""
     return [round(0.02 * n, 2) for n in range(1, 50)]
 
 
@@ -73,13 +73,13 @@ def solve_table(
     find: Callable[[Problem], Solution] = solve,
     bound: Mapping[str, float | str] | None = None,
 ) -> PolicyTable:
-    """The policy of least cost at each load; the problem's own arrival rate is not looked at.
+    """Solve a table: the policy of least cost at each load.
 
     Args:
-        problem: the system and the weights.
+        problem: the system and the weights; its arrival rate is ignored.
         loads: ascending within 0..1, both excluded.
-        find: the policy at one load.
-        bound: that chose it, if one did.
+        find: solves the problem at one load.
+        bound: name and value of the bound that chooses the weights, if any.
 
     Raises:
         SpecError: a load is outside (0, 1), or the problem is malformed.
@@ -92,7 +92,7 @@ def solve_table(
 def table_of(
     problem: Problem, solutions: Sequence[Solution], bound: Mapping[str, float | str] | None = None
 ) -> PolicyTable:
-    """The table of these solutions of a problem, ascending in arrival rate, with the bound that chose them."""
+    """Build the table of these solutions, ascending in arrival rate, with the bound that chose them."""
     rows = tuple(_row(solution) for solution in solutions)
     largest = problem.max_batch_size or problem.profile.max_batch_size
     w2 = problem.w2 if bound is None else None
@@ -129,7 +129,7 @@ class _RowFile(BaseModel):
 
 
 class _PolicyFile(BaseModel):
-    """The file's shape, as contracts fix it; a `note` is for people."""
+    """Schema of the policy file; `note` is a comment."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -144,7 +144,7 @@ class _PolicyFile(BaseModel):
     rows: Annotated[list[_RowFile], Field(min_length=1, fail_fast=True)]
 
     @model_validator(mode="after")
-    def _rows_ascend_and_actions_are_feasible(self) -> Self:
+    def _check_rows(self) -> Self:
         rates = [row.arrival_rate_hz for row in self.rows]
         if sorted(set(rates)) != rates:
             raise ValueError("rows must ascend in arrival_rate_hz")
@@ -155,15 +155,15 @@ class _PolicyFile(BaseModel):
 
 
 def parse_table(text: str, origin: str) -> PolicyTable:
-    """A policy file from its text.
+    """Parse a policy file from its text.
 
     Raises:
-        SpecError: it is not one; `origin` says which.
+        SpecError: the text is not a valid policy file; the message names `origin`.
     """
     try:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
-        raise SpecError(f"policy file {origin!r} is malformed at {first_mistake(error)}; solve it again") from error
+        raise SpecError(f"policy file {origin!r} is malformed at {first_error(error)}; solve it again") from error
     rows = tuple(_row_from(row) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
@@ -182,10 +182,10 @@ def _row_from(row: _RowFile) -> TableRow:
 
 
 def load_table(path: str) -> PolicyTable:
-    """A policy file.
+    """Load a policy file.
 
     Raises:
-        SpecError: there is none, or it is malformed.
+        SpecError: the file does not exist, or it is malformed.
     """
     try:
         return parse_table(read_text(path), path)
@@ -194,7 +194,7 @@ def load_table(path: str) -> PolicyTable:
 
 
 def to_json(table: PolicyTable) -> str:
-    """The file's text."""
+    """Return the text of the policy file."""
     content = {
         "schema": "batchwright.policy/1",
         "profile": table.profile,
@@ -223,10 +223,10 @@ def _row_to(row: TableRow) -> dict[str, Any]:
 
 
 def save_table(table: PolicyTable, path: Path) -> None:
-    """Write the file in one step, so that no reader ever sees half of it.
+    """Write the policy file atomically.
 
     Raises:
-        SpecError: it cannot be written there.
+        SpecError: it cannot be written.
     """
     try:
         write_atomically(path, to_json(table))

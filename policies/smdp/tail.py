@@ -1,26 +1,25 @@
-"""The exact closure: what long queues cost, without a truncation error and without an overflow cost.
+"""The exact closure: the cost of long queues, without a truncation error and without an overflow cost.
 
-Beyond some queue length s_max the policy launches one size b for ever. There the relative value function is a
+Beyond some queue length s_max the policy always launches one size b. There the relative value function is a
 quadratic up to terms that vanish geometrically,
 
     h(s) = alpha s^2 + beta s + const,   alpha = w l / (2 lambda d),   beta = beta_0 - g l / d,
     beta_0 = (u + w m2 / 2 + alpha E[D^2]) / d,
 
-with l = y(b), d = d(b) > 0 the mean drain of the queue by one batch, D its move, m2 = E[G_b^2], u what a launch
-charges and w the holding weight.
+with l = y(b), d = d(b) > 0 the mean decrease of the queue by one batch, D its change, m2 = E[G_b^2], u the charge of a
+launch and w the holding weight.
 
-We go one step further and subtract that quadratic from equation (17) in every state. What remains is e(s) = h(s) -
-quadratic(s), which is 0 beyond s_max, and every sum over long queues is gone, because the mean of a quadratic needs
-two moments only:
+This quadratic is subtracted from equation (17) in every state. The rest, e(s) = h(s) - quadratic(s), is 0 beyond s_max.
+The sums over long queues vanish, because the mean of a quadratic needs two moments only:
 
     e(s) = min_a { (w s / lambda - g) kappa(a) + f(a) + sum_k p_k^[a] e(s - a + k) }
 
     kappa(a) = y(a) - d(a) l / d                                   (lost_time)
     f(a)     = u(a) + w m2(a) / 2 + alpha E[D_a^2] - beta_0 d(a)   (charges)
 
-kappa is the time that action a takes beyond what batches of b would have taken for the same drain; kappa and f are 0
-for b itself, so nothing large is ever subtracted from anything large: precision does not suffer as the load nears 1.
-Waiting loses kappa(0) = b / (lambda d) > 0, hence waiting for ever is never attractive where w > 0.
+kappa is the additional time of action a over batches of b for the same drain. kappa and f are 0 for b itself, so there
+is no cancellation of large numbers, and the precision does not degrade as the load nears 1. Waiting has kappa(0) =
+b / (lambda d) > 0, hence waiting forever is never optimal where w > 0.
 """
 
 from dataclasses import dataclass
@@ -33,9 +32,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from policies.smdp.distributions import Floats
 from policies.smdp.model import HOLDING, Ints, Model
 
-_TIE = 1e-12  # throughputs that differ by rounding only are equal
-_NEVER = 1e-20  # probabilities below do not reach the digits of a sum
-_BETTER = 1e-12  # an action is better by this share of the largest bias, or not at all: rounding lies below
+_TIE = 1e-12  # relative difference of throughputs up to which they are equal
+_NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision
+_BETTER = 1e-12  # least improvement, as a share of the largest bias; smaller ones may be rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Closure:
         model: the model.
         action: b, the size launched at every queue length beyond s_max.
         lost_time: kappa(a), s; (B_max + 1,).
-        charges: f(a) for each counted quantity; (B_max + 1, 3).
+        charges: f(a) for each accumulated quantity; (B_max + 1, 3).
     """
 
     model: Model
@@ -56,7 +55,7 @@ class Closure:
 
 
 def close(model: Model, action: int) -> Closure:
-    """The closure with tail action `action`; its drain must be positive."""
+    """Return the closure with the tail action `action`, whose drain must be positive."""
     drain = model.drain
     alpha, beta = _quadratic(model, action)
     per_drain = model.sojourn_time[action] / drain[action]
@@ -67,26 +66,26 @@ def close(model: Model, action: int) -> Closure:
         - np.outer(drain, beta)
     )
     lost_time = model.sojourn_time - drain * per_drain
-    lost_time[action], charges[action] = 0.0, 0.0  # so they are; rounding would be divided by 1 - rho
+    lost_time[action], charges[action] = 0.0, 0.0  # exact values; rounding errors would be divided by 1 - rho
     return Closure(model, action, lost_time, charges)
 
 
 def best_tail(model: Model, weights: Floats) -> int:
-    """b*: the size of the largest throughput; of several, the one whose quadratic is smallest.
+    """Return b*, the size of the largest throughput; of several, the one with the smallest quadratic.
 
-    Where l is proportional to b all sizes tie for the throughput, hence for alpha and for the part of beta that the
-    gain multiplies. The rest of beta decides then; the wrong choice costs thousands of states at high load.
+    If l is proportional to b, all sizes tie in the throughput, hence in alpha and in the part of beta that the gain
+    multiplies. The rest of beta then decides; a wrong choice needs thousands of additional states at high load.
 
     Args:
-        model: with a load below 1.
-        weights: of the counted quantities, (3,).
+        model: a model with a load below 1.
+        weights: weights of the accumulated quantities, (3,).
     """
     tied = np.flatnonzero(model.throughput >= model.capacity * (1.0 - _TIE))
     return int(min(tied, key=lambda b: float(_quadratic(model, int(b))[1] @ weights)))
 
 
 def _quadratic(model: Model, action: int) -> tuple[Floats, Floats]:
-    """(alpha, beta_0) for each counted quantity; (3,) each."""
+    """Return (alpha, beta_0) for each accumulated quantity; (3,) each."""
     drain = model.drain[action]
     alpha = HOLDING * (model.sojourn_time[action] / (2.0 * model.arrival_rate * drain))
     charge = model.charges[action] + HOLDING * model.half_second_moment[action]
@@ -95,11 +94,11 @@ def _quadratic(model: Model, action: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A policy's value.
+    """The value of a policy.
 
     Attributes:
-        bias: e(0..length - 1) for each counted quantity; (length, 3).
-        average: per unit time: response time (s), power (W), launches (1/s); (3,).
+        bias: e(0..length - 1) for each accumulated quantity; (length, 3).
+        average: averages per unit time: response time (s), power (W), launches (1/s); (3,).
     """
 
     bias: Floats
@@ -110,7 +109,7 @@ class Measured:
 class ShortModel:
     """The closed model on queue lengths 0..length, with e(s) = 0 from `length` on.
 
-    Its arrays are laid out so that a step of policy iteration is a gather, a linear solve and a matrix product.
+    A step of policy iteration is a gather, a linear solve and a matrix product.
 
     Attributes:
         closure: the model and its tail.
@@ -126,25 +125,24 @@ class ShortModel:
         return np.arange(self.length + 1)
 
     def extend(self, policy: Ints) -> Ints:
-        """The policy on exactly these states, with the tail's action beyond its end."""
+        """Return the policy on exactly these states, padded with the action of the tail."""
         missing = max(len(self.states) - len(policy), 0)
         return np.pad(policy, (0, missing), constant_values=self.closure.action)[: len(self.states)]
 
     def resume(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
-        """The policy of a shorter model, extended and improved once on these queue lengths."""
+        """Extend the policy of a shorter model to these queue lengths and improve it once."""
         bias = np.pad(measured.bias, ((0, self.length - len(measured.bias)), (0, 0)))
         return self.improve(self.extend(policy), Measured(bias, measured.average), weights)
 
     def measure(self, policy: Ints, mixed: tuple[float, Ints] | None = None) -> Measured:
-        """Bias and average of every counted quantity under a policy: one linear solve.
+        """Return bias and average of every accumulated quantity under a policy, by one linear solve.
 
-        The unknowns are e(s) - e(0) and, in the place of state 0, the averages. To fix e(length) = 0 there and then
-        would be the same system, but a queue that long is hardly ever seen: elimination without state 0 loses all
-        digits from B_max = 128 on.
+        The unknowns are e(s) - e(0) and, in place of state 0, the averages. Fixing e(length) = 0 instead gives an
+        equivalent system, but such a long queue is so rare that elimination loses all digits from B_max = 128 on.
 
         Args:
             policy: action for each state, (length + 1,).
-            mixed: with this probability, at each decision epoch anew, act by this other policy, (length + 1,).
+            mixed: probability, at each decision epoch, of acting by a second policy, and that policy, (length + 1,).
         """
         transitions, lost_time, charges = self._rows(policy)
         if mixed is not None:
@@ -153,7 +151,7 @@ class ShortModel:
             transitions, lost_time, charges = ((1.0 - probability) * x + probability * y for x, y in blended)
         matrix = np.eye(len(policy))
         matrix[:, :-1] -= transitions
-        matrix[:, -1] -= 1.0 - transitions.sum(axis=1)  # all longer queues are worth e(length)
+        matrix[:, -1] -= 1.0 - transitions.sum(axis=1)  # all longer queues have the value e(length)
         matrix[:, 0] = lost_time
         solved = np.linalg.solve(matrix, charges + self._holding * lost_time[:, None])
         average = solved[0].copy()
@@ -161,29 +159,29 @@ class ShortModel:
         return Measured(solved[:-1] - solved[-1], average)
 
     def _rows(self, policy: Ints) -> tuple[Floats, Floats, Floats]:
-        """Transition probabilities (length + 1, length), kappa and f by state."""
+        """Return transition probabilities (length + 1, length), kappa and f by state."""
         starts = policy * (self._lead.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
         transitions = self._lead.ravel()[self._window + starts[:, None]]
         return transitions, self.closure.lost_time[policy], self.closure.charges[policy]
 
     def improve(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
-        """The best action in every state where it is better than the policy's, equation (17); (length + 1,).
+        """Improve the policy in every state with a better action, equation (17); (length + 1,).
 
         Args:
-            policy: the present actions, (length + 1,).
-            measured: what `measure` said of them.
-            weights: of the counted quantities, (3,).
+            policy: the current actions, (length + 1,).
+            measured: their value by `measure`.
+            weights: weights of the accumulated quantities, (3,).
         """
         bias, gain = measured.bias @ weights, measured.average @ weights
         counts = self._likely.shape[1]
-        ahead = np.concatenate([bias, np.zeros(counts)])
-        after = self._likely @ np.ascontiguousarray(sliding_window_view(ahead, counts)).T
+        padded = np.concatenate([bias, np.zeros(counts)])
+        after = self._likely @ np.ascontiguousarray(sliding_window_view(padded, counts)).T
         cost = after.ravel()[self._left] + self._barred
         cost += (self.closure.charges @ weights)[:, None]
         cost += np.outer(self.closure.lost_time, self._holding @ weights - gain)
         best = cost.argmin(axis=0)
         gained = cost[policy, self.states] - cost[best, self.states]
-        # A tie must keep the present action, or rounding would send the iteration round in circles.
+        # keep the current action in a tie, or rounding could make the iteration cycle
         return np.where(gained > _BETTER * np.abs(bias).max(), best, policy)
 
     @cached_property
@@ -192,8 +190,8 @@ class ShortModel:
 
     @cached_property
     def _likely(self) -> Floats:
-        """The columns of `_arrivals` up to the last that any action can tell from 0."""
-        return self._arrivals[:, : int(np.flatnonzero(self._arrivals.max(axis=0) > _NEVER)[-1]) + 1]
+        """The columns of `_arrivals` up to the last that is not negligible for every action."""
+        return self._arrivals[:, : int(np.flatnonzero(self._arrivals.max(axis=0) > _NEGLIGIBLE)[-1]) + 1]
 
     @cached_property
     def _lead(self) -> Floats:
@@ -202,12 +200,12 @@ class ShortModel:
 
     @cached_property
     def _window(self) -> Ints:
-        """Flat index into `_lead` of the probability of j after s, were the action 0; (length + 1, length)."""
+        """Flat index into `_lead` of the probability of j after s for action 0; (length + 1, length)."""
         return self.length + 1 + self.states[:-1] - self.states[:, None]
 
     @cached_property
     def _holding(self) -> Floats:
-        """What holding costs, w s / lambda, for each state and counted quantity; (length + 1, 3)."""
+        """Holding cost w s / lambda for each state and accumulated quantity; (length + 1, 3)."""
         return np.outer(self.states / self.closure.model.arrival_rate, HOLDING)
 
     @cached_property
@@ -218,10 +216,10 @@ class ShortModel:
 
     @cached_property
     def _barred(self) -> Floats:
-        """Infinite where fewer wait than the action launches, or the size is not allowed.
+        """Infinite where the action launches more than waits, or is not allowed; else 0.
 
-        In the last state only the tail's action is: another one, a wait above all, would make a world of its own out
-        of that state and the longer queues that are worth as much.
+        In the last state only the action of the tail is allowed. With another action, in particular a wait, that state
+        and the longer queues of the same value would form a closed class of their own.
         """
         model = self.closure.model
         feasible = (self.states >= model.actions[:, None]) & model.allowed[:, None]

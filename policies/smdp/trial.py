@@ -1,4 +1,4 @@
-"""Solved policies under the same simulated arrivals: percentiles of the response time, which no closed form gives."""
+"""Simulation of solved policies with common random numbers, for percentiles of the response time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from functools import cached_property
 import numpy as np
 
 from policies.queue.arrivals import Instants, poisson
-from policies.queue.counting import CountTable, Device, run_table
 from policies.queue.simulator import Run
+from policies.queue.table_simulator import QueueLengthTable, ServiceModel, simulate_table
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 
 
 @dataclass(frozen=True)
 class Trial:
-    """So many Poisson arrivals at the problem's rate, and its service times; each policy meets the same arrivals.
+    """Poisson arrivals at the problem's rate and its service times, the same for every policy.
 
     Attributes:
-        problem: the system; its weights are not looked at.
-        requests: how many arrive.
-        seed: of the arrivals, and of the service times where they vary.
+        problem: the system; its weights are ignored.
+        requests: number of arrivals.
+        seed: seed of the arrivals, and of random service times.
     """
 
     problem: Problem
@@ -29,24 +29,26 @@ class Trial:
 
     @cached_property
     def instants(self) -> Instants:
-        """Of arrival, s; (requests,)."""
+        """Instants of arrival, s; (requests,)."""
         rate, n = self.problem.arrival_rate, self.requests
         return poisson(rate, (n + 10 * n**0.5 + 10) / rate, np.random.default_rng(self.seed))[:n]
 
     def service_time(self) -> Callable[[int], float]:
-        """Draws a service time, s, of a batch of b at each call; each sampler draws the same."""
+        """Return a new sampler of the service time of a batch of b, s; all samplers draw the same sequence."""
         times = np.array(self.problem.profile.truncated(self.problem.max_batch_size).service_times)
         return self.problem.service.sampler(times, np.random.default_rng([self.seed, 1]))
 
     def run(self, solution: Solution) -> Run:
-        """Serve them by a solved, or evaluated, policy."""
+        """Simulate a solved or evaluated policy."""
         profile = self.problem.profile.truncated(self.problem.max_batch_size)
-        table = CountTable(solution.batch_size, profile.max_batch_size, solution.mix)
-        return run_table(table, Device(self.service_time(), profile.max_batch_size, profile.energies), self.instants)
+        table = QueueLengthTable(solution.batch_size, profile.max_batch_size, solution.mix)
+        return simulate_table(
+            table, ServiceModel(self.service_time(), profile.max_batch_size, profile.energies), self.instants
+        )
 
 
 def simulated_percentile(share: float, requests: int, seed: int) -> Callable[[Problem, Solution], float]:
-    """Measures the time, s, within which a policy answers this share of so many requests."""
+    """Return a function that simulates a policy and returns this quantile of its response time, s."""
 
     def measure(problem: Problem, solution: Solution) -> float:
         return float(np.quantile(Trial(problem, requests, seed).run(solution).responses, share))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
 
-from policies.adaptation.drift import Evidence
-from policies.adaptation.objective import Answers, Objective
+from policies.adaptation.drift import DriftDetector
+from policies.adaptation.objective import Objective, ResponseCounts
 from policies.catalog import Chosen, solved_again
 from policies.profile import Profile
 from policies.types import SpecError
@@ -44,9 +44,9 @@ class _Watched:
 
     asked_for: Chosen
     deciding: Chosen
-    evidence: Evidence
+    evidence: DriftDetector
     objective: Objective | None
-    served: Answers = field(default_factory=lambda: Answers(0, 0, 0))
+    served: ResponseCounts = field(default_factory=lambda: ResponseCounts(0, 0, 0))
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -85,9 +85,9 @@ class Controller:
         """A batch was answered: its service time and the response times of its requests, s."""
         watched = self._current(model)
         if watched.deciding.profile.lengths is None:
-            watched.evidence.batch(batch_size, service_time)
+            watched.evidence.observe_batch(batch_size, service_time)
         else:  # whose service times vary with what is asked for
-            watched.evidence.disturb()
+            watched.evidence.discard_window()
         self._read(watched)
         if watched.solving is not None:
             return
@@ -100,7 +100,7 @@ class Controller:
 
     def disturbed(self, model: str) -> None:
         """The device was busy with stages or failed attempts, whose energy the profile does not predict."""
-        self._watched[model].evidence.disturb()
+        self._watched[model].evidence.discard_window()
 
     def shrunk(self, model: str, before: Chosen) -> None:
         """The batches of this model have to be smaller than `before` had them: solve that again for the smaller size.
@@ -149,7 +149,7 @@ class Controller:
         if before is not None and before.evidence.profile is chosen.profile:
             evidence = before.evidence
         else:
-            evidence = Evidence(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
+            evidence = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
         weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
         objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
@@ -159,13 +159,13 @@ class Controller:
     def _judge(self, model: str, watched: _Watched, objective: Objective, responses: Sequence[float]) -> None:
         counted = watched.served
         within = sum(response <= objective.bound for response in responses)
-        watched.served = answers = Answers(
+        watched.served = answers = ResponseCounts(
             counted.served + len(responses), counted.within + within, counted.batches + 1
         )
         after = objective.after(answers)
         if after is objective:
             return
-        watched.served = Answers(0, 0, 0)
+        watched.served = ResponseCounts(0, 0, 0)
         watched.objective = after
         self._metrics.objective(model, self._dispatcher.device, after.level)
         if after.level != objective.level:
@@ -192,7 +192,7 @@ class Controller:
         if self._dispatcher.chosen[model] is not watched.deciding:
             return  # somebody set another policy meanwhile
         watched.deciding = self._dispatcher.use(model, chosen)
-        watched.served = Answers(0, 0, 0)
+        watched.served = ResponseCounts(0, 0, 0)
         self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)
         self._metrics.adapted(model, why[0])
         _log.info("%s: %s; policy %s follows", model, why[1], chosen.spec)
@@ -210,7 +210,7 @@ class Controller:
         if busy or now < self._read_at + self._between or not (alone and known):
             return
         self._read_at = now
-        self._reading = asyncio.get_running_loop().create_task(self._note(watched, watched.evidence.disturbances))
+        self._reading = asyncio.get_running_loop().create_task(self._note(watched, watched.evidence.discarded_windows))
 
     async def _note(self, watched: _Watched, disturbances: int) -> None:
         try:
@@ -219,8 +219,8 @@ class Controller:
             _log.exception("the energy counter cannot be read; it is not asked again")
             self._between = inf
             return
-        if joules is not None and watched.evidence.disturbances == disturbances:
-            watched.evidence.reading(self._dispatcher.now(), joules)
+        if joules is not None and watched.evidence.discarded_windows == disturbances:
+            watched.evidence.observe_energy(self._dispatcher.now(), joules)
 
     def _off_the_loop(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -15,7 +15,7 @@ from typing import Any
 from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
-from policies.queue.monitor import successor
+from policies.queue.monitor import inherit_rates
 from policies.types import Action, Launch, Request, Wait
 from server.backends.executor import Batch, Completion, Executor
 from server.errors import DeviceLostError, DrainingError, ExecutionError, ServerError, UnavailableError
@@ -162,15 +162,17 @@ class Dispatcher:
         Returns:
             What decides from now on: the policy, with a monitor that counts as it wants and knows the rate.
         """
-        self.chosen[model] = replace(chosen, monitor=successor(self.chosen[model].monitor, chosen.monitor))
-        self._batcher.limit(model, chosen.profile.max_batch_size)
+        self.chosen[model] = replace(chosen, monitor=inherit_rates(self.chosen[model].monitor, chosen.monitor))
+        self._batcher.set_max_batch_size(model, chosen.profile.max_batch_size)
         self._decide_by_chosen()
         return self.chosen[model]
 
     def _decide_by_chosen(self) -> None:
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
-            self._batcher.rekind(lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size))
+            self._batcher.set_kinds(
+                lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size)
+            )
         self._changed()
 
     @property
@@ -311,7 +313,7 @@ class Dispatcher:
                 self._undelivered = self._completed(now, completion, self._batcher.complete(now.launch))
                 self._last_finish = completion.finished if len(self._batcher) else None
                 return
-            self._batcher.go_on(now.launch)
+            self._batcher.advance(now.launch)
             self._undelivered = self._completed(now, completion, ())
             self._last_finish = completion.finished
             self._deliver()

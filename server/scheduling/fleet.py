@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from policies.queue.routing import soonest
+from policies.queue.routing import least_delay
 from server.errors import BadInputError, DrainingError, NotFoundError, ServerError
 from server.scheduling.admission import DEFAULT_LIMITS, refuse_if_full
 from server.scheduling.calls import Answer, Call, fail_all
@@ -168,7 +168,7 @@ class Fleet:
 
     def _soonest(self, model: str, n: int) -> Dispatcher:
         """The device that should answer `n` more samples first."""
-        return self._serving[soonest([dispatcher.backlog({model: n}) for dispatcher in self._serving])]
+        return self._serving[least_delay([dispatcher.backlog({model: n}) for dispatcher in self._serving])]
 
     def _inherit(self, calls: Sequence[Call], error: ServerError) -> None:
         """Give the calls that a broken dispatcher has not answered to the others.

@@ -9,7 +9,7 @@ from typing import Any
 
 from policies.catalog import Chosen
 from policies.queue.batcher import Batcher
-from policies.queue.routing import backlog, least_time
+from policies.queue.routing import backlog, min_service_time
 from policies.types import Launch
 from server.backends.executor import Batch
 from server.models.text import Text
@@ -88,7 +88,7 @@ class Forecast:
         return self.to_serve({}) if self._batcher.suspended else max((self._least(*s) for s in sizes), default=0.0)
 
     def _least(self, model: str, size: int, first: int = 0) -> float:
-        return least_time(self._chosen[model].profile, size, first)
+        return min_service_time(self._chosen[model].profile, size, first)
 
 
 def _longest(sample: Any, at_most: int) -> int:

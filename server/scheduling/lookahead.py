@@ -38,7 +38,7 @@ class Ahead:
         try:
             while len(found) < _FAR:
                 end += self._forecast.expected(batch)
-                following = self._batcher.ahead(then, end)
+                following = self._batcher.lookahead(then, end)
                 if following is None:
                     break
                 then, batch = following, batch_after(batch, following)

@@ -12,7 +12,7 @@ from loadgen.report import Objective, Record, from_records, from_run, report
 from loadgen.schedule import schedule
 from loadgen.simulated import Simulation, simulate
 from loadgen.sizes import Sizes
-from policies.action_lookup import count_table
+from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
@@ -104,8 +104,8 @@ def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen,
     arrivals = schedule("poisson", 400.0, 5.0, 3).instants
     # a patience without end changes no action, but hides the table
     slow = replace(chosen, policy=MaximumWait(chosen.policy, DEVICE.max_batch_size, inf))
-    assert count_table(chosen) is not None
-    assert count_table(slow) is None
+    assert queue_length_table(chosen) is not None
+    assert queue_length_table(slow) is None
     a, b = (simulate(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
     assert np.array_equal(a.batch_sizes, b.batch_sizes)
     assert np.array_equal(a.responses, b.responses)
@@ -124,7 +124,7 @@ def sampler(cv: float) -> Callable[[int], float]:
 
 @pytest.mark.parametrize("spec", ["static:4", "timeout:10,max_wait_ms=inf", "rate-matching,max_wait_ms=inf"])
 def test_a_policy_that_looks_at_a_clock_or_a_rate_goes_the_general_way(spec: str) -> None:
-    assert count_table(choose(spec, DEVICE)) is None
+    assert queue_length_table(choose(spec, DEVICE)) is None
 
 
 @pytest.mark.parametrize("spec", ["static:1,max_wait_ms=inf", "timeout:0"])
@@ -135,7 +135,7 @@ def test_service_times_may_be_drawn_whichever_the_way(spec: str) -> None:
 
 def test_a_rate_that_is_measured_goes_the_general_way() -> None:
     chosen = choose("smdp,max_wait_ms=inf", DEVICE)
-    assert count_table(chosen) is None
+    assert queue_length_table(chosen) is None
     assert simulate(chosen, np.zeros(11)).scheduled == 11
 
 

@@ -36,7 +36,7 @@ def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -
     ("words", "says"),
     [
         ("trace:Length", "no column 'Length': name one of TIMESTAMP, Tokens, Word"),
-        ("trace:Word", "holds no numbers"),
+        ("trace:Word", "column Word is not numeric"),
         ("trace:TIMESTAMP", "not above 0"),
         ("gamma:2", "gamma:2"),
         ("uniform:5:1", "above"),

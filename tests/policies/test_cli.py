@@ -1,4 +1,4 @@
-"""solve-policy as its users call it: a process, its output, its exit code."""
+"""The solve-policy command as a process: output and exit code."""
 
 import json
 import subprocess
@@ -21,50 +21,50 @@ def solve(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_answer_has_the_fixed_keys_and_the_reference_cost() -> None:
-    answer = solve("--load", "0.9", "--w2", "1")
-    assert answer["average_cost"] == pytest.approx(66.130724, abs=1e-6)
-    assert set(answer) == {
+def test_result_has_the_fixed_keys_and_the_reference_cost() -> None:
+    result = solve("--load", "0.9", "--w2", "1")
+    assert result["average_cost"] == pytest.approx(66.130724, abs=1e-6)
+    assert set(result) == {
         *("profile", "arrival_rate_hz", "load", "w1", "w2", "method", "average_cost", "mean_response_time_ms"),
         *("mean_power_w", "energy_per_request_mj", "mean_batch_size", "batch_size", "iterations", "solve_time_ms"),
     }
-    cost = answer["mean_response_time_ms"] + answer["mean_power_w"]
-    assert answer["average_cost"] == pytest.approx(cost, rel=1e-9)
+    cost = result["mean_response_time_ms"] + result["mean_power_w"]
+    assert result["average_cost"] == pytest.approx(cost, rel=1e-9)
 
 
 def test_a_policy_is_evaluated_exactly_and_simulated_alike() -> None:
-    answer = solve("--load", "0.7", "--evaluate", "static:8", "--simulate", "100000")
-    assert answer["mean_response_time_ms"] == pytest.approx(6.852, abs=5e-4)
-    assert answer["mean_power_w"] == pytest.approx(46.287, abs=5e-4)
+    result = solve("--load", "0.7", "--evaluate", "static:8", "--simulate", "100000")
+    assert result["mean_response_time_ms"] == pytest.approx(6.852, abs=5e-4)
+    assert result["mean_power_w"] == pytest.approx(46.287, abs=5e-4)
     # the standard error of 100,000 correlated response times is about 0.5 per cent here
-    assert answer["simulated"]["mean_ms"] == pytest.approx(6.852, rel=0.02)
-    assert answer["simulated"]["mean_power_w"] == pytest.approx(46.287, rel=0.01)
-    assert set(answer["simulated"]) == {
+    assert result["simulated"]["mean_ms"] == pytest.approx(6.852, rel=0.02)
+    assert result["simulated"]["mean_power_w"] == pytest.approx(46.287, rel=0.01)
+    assert set(result["simulated"]) == {
         *("requests", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "mean_power_w", "standard_error_ms")
     }
-    assert 0.0 < answer["simulated"]["standard_error_ms"]["p95"] < 0.5
+    assert 0.0 < result["simulated"]["standard_error_ms"]["p95"] < 0.5
 
 
-def test_a_clocked_policy_is_measured_by_simulation_only() -> None:
-    answer = solve("--load", "0.5", "--evaluate", "timeout:2", "--simulate", "20000")
-    assert answer["method"] == "simulation"
-    assert answer["average_cost"] is None
-    assert answer["simulated"]["mean_ms"] > 0
+def test_a_policy_that_uses_times_is_evaluated_by_simulation_only() -> None:
+    result = solve("--load", "0.5", "--evaluate", "timeout:2", "--simulate", "20000")
+    assert result["method"] == "simulation"
+    assert result["average_cost"] is None
+    assert result["simulated"]["mean_ms"] > 0
 
 
-def test_a_solved_table_is_simulated_as_it_is() -> None:
-    answer = solve("--load", "0.7", "--w2", "1.6", "--simulate", "60000", "--seed", "3")
-    assert answer["simulated"]["mean_ms"] == pytest.approx(answer["mean_response_time_ms"], rel=0.02)
-    assert answer["simulated"]["mean_power_w"] == pytest.approx(answer["mean_power_w"], rel=0.01)
+def test_a_solved_table_is_simulated_without_rate_following() -> None:
+    result = solve("--load", "0.7", "--w2", "1.6", "--simulate", "60000", "--seed", "3")
+    assert result["simulated"]["mean_ms"] == pytest.approx(result["mean_response_time_ms"], rel=0.02)
+    assert result["simulated"]["mean_power_w"] == pytest.approx(result["mean_power_w"], rel=0.01)
 
 
-def test_an_unstable_policy_is_refused_with_its_capacity() -> None:
+def test_an_unstable_policy_is_rejected_with_its_capacity() -> None:
     done = call("googlenet-tesla-p4", "--load", "0.9", "--evaluate", "static:8")
     assert done.returncode == 2
     assert "0.774" in done.stderr
 
 
-def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
+def test_many_loads_give_rows_and_a_policy_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     rows = solve("--rates", "0.1:0.9:5", "--w2", "1", "--output", str(path))["rows"]
     assert [row["load"] for row in rows] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
@@ -76,7 +76,7 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["nowhere", "--load", "0.5"], "no profile 'nowhere'"),
         (["googlenet-tesla-p4"], "--arrival-rate PER_SECOND or --load"),
@@ -115,7 +115,7 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "normal"], "'normal'"),
         (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "measured"], "service_time_cv"),
         (["googlenet-tesla-p4", "--load", "0.7", "--plot", "chart.doc"], "'.doc'"),
-        (["googlenet-tesla-p4", "--plan", "--arrival-rate", "5000"], "--plan keeps a promise: add --slo-p95-ms"),
+        (["googlenet-tesla-p4", "--plan", "--arrival-rate", "5000"], "--plan needs a bound: add --slo-p95-ms"),
         (["googlenet-tesla-p4", "--plan", "--slo-mean-ms", "7"], "--arrival-rate"),
         (["googlenet-tesla-p4", "--plan", "--load", "0.7", "--slo-mean-ms", "7"], "leave --load out"),
         (["googlenet-tesla-p4", "--load", "0.7", "--device-price", "2"], "add --plan"),
@@ -126,10 +126,10 @@ def test_many_loads_give_rows_and_a_file_that_serves(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.7", "--plot", "/nowhere/x.png"], "/nowhere/x.png"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
+def test_usage_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     done = call(*arguments)
     assert done.returncode == 2, done.stderr
-    assert says.lower() in done.stderr.lower()
+    assert message.lower() in done.stderr.lower()
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
 
@@ -147,14 +147,14 @@ def test_a_bound_on_the_mean_chooses_the_weight_and_mixes() -> None:
     assert again["batch_size"] == vertex["batch_size"]
 
 
-def test_a_bound_on_a_percentile_is_simulated_in_any_case() -> None:
-    answer = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000")
-    assert answer["simulated"]["share_within"]["share"] >= 0.9 - 1 / 50000
-    assert answer["simulated"]["requests"] == 50000
-    assert answer["bound"] == {"slo_share": "10:0.9"}
+def test_a_bound_on_a_percentile_is_always_simulated() -> None:
+    result = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000")
+    assert result["simulated"]["share_within"]["share"] >= 0.9 - 1 / 50000
+    assert result["simulated"]["requests"] == 50000
+    assert result["bound"] == {"slo_share": "10:0.9"}
 
 
-def test_many_loads_under_a_bound_keep_it_or_come_as_near_as_can_be(tmp_path: Path) -> None:
+def test_each_load_keeps_the_bound_or_has_the_nearest_policy(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     rows = solve("--rates", "0.3:0.9:3", "--slo-mean-ms", "6", "--output", str(path))["rows"]
     assert [row["bound_kept"] for row in rows] == [True, True, False]
@@ -165,12 +165,12 @@ def test_many_loads_under_a_bound_keep_it_or_come_as_near_as_can_be(tmp_path: Pa
     assert file["rows"][0]["mix"]["probability"] == rows[0]["mix"]["probability"]
 
 
-def test_the_papers_method_tells_delta_and_warns_where_it_stops_short() -> None:
+def test_rvi_reports_delta_and_warns_at_the_iteration_limit() -> None:
     scheme = ("--load", "0.9", "--w2", "1", "--method", "rvi", "--max-queue-length", "70")
-    answer = solve(*scheme)
-    assert answer["method"] == "rvi"
-    assert answer["average_cost"] == pytest.approx(66.1377, rel=1.5e-4)
-    assert answer["overflow_cost_share"] == pytest.approx(8.36e-4, rel=0.05)
+    result = solve(*scheme)
+    assert result["method"] == "rvi"
+    assert result["average_cost"] == pytest.approx(66.1377, rel=1.5e-4)
+    assert result["overflow_cost_share"] == pytest.approx(8.36e-4, rel=0.05)
     done = call("googlenet-tesla-p4", *scheme, "--max-iterations", "50", "--json")
     assert done.returncode == 0
     assert done.stderr.startswith("solve-policy: IterationLimitWarning: ")
@@ -178,26 +178,26 @@ def test_the_papers_method_tells_delta_and_warns_where_it_stops_short() -> None:
     assert json.loads(done.stdout)["iterations"] == 50
 
 
-def test_a_policy_that_waits_for_ever_is_no_file(tmp_path: Path) -> None:
+def test_a_policy_that_waits_forever_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     waits = ("--load", "0.7", "--w2", "15", "--method", "rvi", "--max-queue-length", "200")
     done = call("googlenet-tesla-p4", *waits, "--output", str(path))
     assert done.returncode == 2
     assert "WaitsForEverWarning" in done.stderr
-    assert "would wait for ever" in done.stderr
+    assert "would wait forever" in done.stderr
     assert not path.exists()
 
 
-def test_service_times_that_vary_are_solved_and_simulated(tmp_path: Path) -> None:
-    answer = solve("--load", "0.5", "--service-distribution", "exponential", "--simulate", "100000")
+def test_random_service_times_are_solved_and_simulated(tmp_path: Path) -> None:
+    result = solve("--load", "0.5", "--service-distribution", "exponential", "--simulate", "100000")
     steady = solve("--load", "0.5")
-    assert answer["mean_response_time_ms"] > 1.2 * steady["mean_response_time_ms"]
-    error = answer["simulated"]["standard_error_ms"]["mean"]
-    assert abs(answer["simulated"]["mean_ms"] - answer["mean_response_time_ms"]) < 5 * error
+    assert result["mean_response_time_ms"] > 1.2 * steady["mean_response_time_ms"]
+    error = result["simulated"]["standard_error_ms"]["mean"]
+    assert abs(result["simulated"]["mean_ms"] - result["mean_response_time_ms"]) < 5 * error
 
 
 @pytest.mark.parametrize("loads", [("--load", "0.7", "--simulate", "5000"), ("--rates", "0.1:0.9:3")])
-def test_a_picture_is_drawn(loads: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_plot_is_written(loads: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "policy.png"
     assert call("googlenet-tesla-p4", *loads, "--w2", "1", "--plot", str(path)).returncode == 0
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -212,36 +212,36 @@ def test_a_mixed_policy_file_is_evaluated_exactly(tmp_path: Path) -> None:
     assert again["mean_power_w"] == pytest.approx(mixed["mean_power_w"], rel=1e-9)
 
 
-def test_loads_at_which_the_bound_is_missed_are_named() -> None:
+def test_loads_at_which_the_bound_is_missed_are_reported() -> None:
     some = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "6")
     assert some.returncode == 0
-    assert some.stderr == "solve-policy: no policy keeps the bound at load 0.9: what comes nearest stands there\n"
+    assert some.stderr == "solve-policy: no policy keeps the bound at load 0.9: the row has the nearest policy\n"
     assert "kept" in some.stdout
     none = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "1")
     assert none.returncode == 2
     assert "at load 0.5, 0.9" in none.stderr
 
 
-def test_few_requests_simulated_do_not_decide() -> None:
-    answer = solve("--load", "0.5", "--slo-p95-ms", "9", "--simulate", "1")
-    assert answer["simulated"]["requests"] == 1
-    assert answer["simulated"]["standard_error_ms"]["p95"] is None
-    assert 5.0 < answer["mean_response_time_ms"] < 9.0
+def test_a_short_simulation_does_not_affect_the_choice() -> None:
+    result = solve("--load", "0.5", "--slo-p95-ms", "9", "--simulate", "1")
+    assert result["simulated"]["requests"] == 1
+    assert result["simulated"]["standard_error_ms"]["p95"] is None
+    assert 5.0 < result["mean_response_time_ms"] < 9.0
 
 
 PLAN = ("--plan", "--arrival-rate", "5000", "--slo-mean-ms", "7", "--simulate", "20000")
 
 
-def test_a_plan_tells_what_was_tried_and_what_the_fleet_does(tmp_path: Path) -> None:
+def test_a_plan_lists_the_candidates_and_the_simulated_fleet(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    answer = solve(*PLAN, "--idle-power-w", "10", "--output", str(path))
-    assert (answer["devices"], answer["cost_unit"], answer["bound"]) == (3, "W", {"slo_mean_ms": 7.0})
-    assert [(row["devices"], row["bound_kept"]) for row in answer["candidates"]] == [(2, False), (3, True)]
-    best = answer["candidates"][1]
-    assert answer["cost"] == best["cost"] == best["mean_power_w"]
-    assert answer["beyond"]["least_cost"] >= answer["cost"]
-    assert set(answer["simulated"]) == {"random", "least expected"}
-    drawn = answer["simulated"]["random"]
+    result = solve(*PLAN, "--idle-power-w", "10", "--output", str(path))
+    assert (result["devices"], result["cost_unit"], result["bound"]) == (3, "W", {"slo_mean_ms": 7.0})
+    assert [(row["devices"], row["bound_kept"]) for row in result["candidates"]] == [(2, False), (3, True)]
+    best = result["candidates"][1]
+    assert result["cost"] == best["cost"] == best["mean_power_w"]
+    assert result["beyond"]["least_cost"] >= result["cost"]
+    assert set(result["simulated"]) == {"random", "least expected"}
+    drawn = result["simulated"]["random"]
     assert abs(drawn["mean_ms"] - 7.0) < 5 * drawn["standard_error_ms"]["mean"]
     assert drawn["mean_power_w"] == pytest.approx(best["mean_power_w"], rel=0.02)  # of 20,000 arrivals: 0.7 per cent
     row = json.loads(path.read_text())["rows"][0]
@@ -249,13 +249,13 @@ def test_a_plan_tells_what_was_tried_and_what_the_fleet_does(tmp_path: Path) -> 
     assert row["arrival_rate_hz"] == pytest.approx(5000 / 3)
 
 
-def test_few_requests_simulated_do_not_decide_a_plan() -> None:
-    answer = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--simulate", "1")
-    assert answer["devices"] == 3
-    assert answer["simulated"]["random"]["requests"] == 1
+def test_a_short_simulation_does_not_affect_a_plan() -> None:
+    result = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--simulate", "1")
+    assert result["devices"] == 3
+    assert result["simulated"]["random"]["requests"] == 1
 
 
-def test_a_plan_is_printed_with_a_mark_at_the_best() -> None:
+def test_a_printed_plan_marks_the_best_candidate() -> None:
     done = call("googlenet-tesla-p4", *PLAN, "--device-price", "0.25")
     assert done.returncode == 0, done.stderr
     (marked,) = [line for line in done.stdout.splitlines() if line.strip().startswith(">")]

@@ -1,4 +1,4 @@
-"""Files from anywhere: one line for whatever is wrong with them, and whole or not at all when we write."""
+"""Input files: every error is one line. Output files: written atomically."""
 
 import json
 import os
@@ -23,7 +23,7 @@ POLICY = {"schema": "batchwright.policy/1", "profile": "p", "w1": 1.0, "w2": 1.0
 BOTH: list[Load] = [load_profile, load_table]
 
 
-def refused(load: Load, path: Path) -> str:
+def rejection(load: Load, path: Path) -> str:
     with pytest.raises(SpecError) as caught:
         load(str(path))
     text = str(caught.value)
@@ -37,7 +37,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"schema": "batchwright.policy/1"}, "schema"),
         ({"note\n": 1}, "Extra inputs"),
@@ -59,21 +59,21 @@ def row(**changes: Any) -> dict[str, Any]:
         ({"name": ""}, "name"),
     ],
 )
-def test_a_profile_that_is_wrong_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_an_invalid_profile_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(PROFILE | changes))
-    assert says in refused(load_profile, path)
+    assert message in rejection(load_profile, path)
 
 
 @pytest.mark.parametrize("missing", ["schema", "name", "batch_size", "service_time_s"])
-def test_a_profile_without_a_key_is_refused(missing: str, tmp_path: Path) -> None:
+def test_a_profile_without_a_required_key_is_rejected(missing: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps({key: value for key, value in PROFILE.items() if key != missing}))
-    assert f"{missing}: Field required" in refused(load_profile, path)
+    assert f"{missing}: Field required" in rejection(load_profile, path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"schema": "batchwright.profile/1"}, "schema"),
         ({"maximum": 3}, "maximum"),
@@ -99,10 +99,10 @@ def test_a_profile_without_a_key_is_refused(missing: str, tmp_path: Path) -> Non
         (row(mix={"probability": 0.5}), "mix.batch_size: Field required"),
     ],
 )
-def test_a_policy_that_is_wrong_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_an_invalid_policy_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(POLICY | changes))
-    assert says in refused(load_table, path)
+    assert message in rejection(load_table, path)
 
 
 @pytest.mark.parametrize("load", BOTH)
@@ -111,25 +111,25 @@ def test_a_policy_that_is_wrong_is_refused(changes: dict[str, Any], says: str, t
     [b"", b"\x00\xff\xfe\x80" * 1000, b"[" * 100_000, b'{"a":' * 100_000, b"null", b"1e999", b'"\\ud800"'],
     ids=["empty", "binary", "nested lists", "nested objects", "null", "huge", "surrogate"],
 )
-def test_what_is_no_such_file_at_all_is_refused(load: Load, content: bytes, tmp_path: Path) -> None:
+def test_arbitrary_content_is_rejected(load: Load, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(content)
-    assert "malformed" in refused(load, path)
+    assert "malformed" in rejection(load, path)
 
 
 @pytest.mark.parametrize("load", BOTH)
-def test_folders_devices_and_files_of_hundreds_of_megabytes_are_refused(load: Load, tmp_path: Path) -> None:
+def test_folders_devices_and_huge_files_are_rejected(load: Load, tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     with large.open("wb") as file:
         file.truncate(500 * 2**20)
-    assert "larger than 32 MiB" in refused(load, large)
-    assert "larger than 32 MiB" in refused(load, Path("/dev/zero"))
-    assert "directory" in refused(load, tmp_path)
+    assert "larger than 32 MiB" in rejection(load, large)
+    assert "larger than 32 MiB" in rejection(load, Path("/dev/zero"))
+    assert "directory" in rejection(load, tmp_path)
     with pytest.raises(SpecError, match="null"):
         load("a\0b.json")
 
 
-def test_a_file_at_the_bound_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_maximum_size_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 10)
     path = tmp_path / "x"
     path.write_text("0123456789")
@@ -137,7 +137,7 @@ def test_a_file_at_the_bound_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert MAX_BYTES > 10
 
 
-def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     write_atomically(path, "old")
     program = f"""

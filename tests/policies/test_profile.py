@@ -19,7 +19,7 @@ def parsed(**changes: Any) -> Any:
     return parse_profile(json.dumps(MINIMAL | changes), "x.json")
 
 
-def test_the_p4_profiles_hold_the_papers_fits() -> None:
+def test_the_p4_profiles_have_the_papers_fits() -> None:
     p4, slow = load_profile("googlenet-tesla-p4"), load_profile("googlenet-tesla-p4-x10")
     for b in range(1, 33):
         assert p4.service_time(b) == pytest.approx((0.3051 * b + 1.0524) / 1e3, rel=1e-9)
@@ -35,11 +35,11 @@ def test_every_shipped_profile_loads_and_names_its_source(name: str) -> None:
     assert len(profile.note) > 20
 
 
-def test_sizes_between_the_given_ones_are_interpolated_and_none_lie_beyond() -> None:
+def test_sizes_are_interpolated_and_not_extrapolated() -> None:
     assert parsed().service_times == pytest.approx((0.1, 0.2, 0.25, 0.3))
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+def test_a_profile_is_equal_after_writing_and_reading(tmp_path: Path) -> None:
     profile = parsed(energy_j=[1, 2, 3], stage_service_time_s=[[0.06, 0.04], [0.1, 0.1], [0.2, 0.1]], idle_power_w=7)
     path = tmp_path / "p.json"
     path.write_text(profile.to_json())
@@ -47,7 +47,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"schema": "other"}, "schema"),
         ({"batch_size": [2, 4, 8]}, "ascend from 1"),
@@ -58,7 +58,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"energy_j": [0.1]}, "energy_j has 1 values"),
         ({"energy_j": [0.1, -1, 2]}, "energy_j.1"),
         ({"batchsize": 3}, "batchsize"),
-        ({"stage_service_time_s": [[1], [1, 2], [1]]}, "as many stages"),
+        ({"stage_service_time_s": [[1], [1, 2], [1]]}, "the same number of stages"),
         ({"stage_service_time_s": [[], [], []]}, "stage_service_time_s.0"),
         ({"length": [8, 16]}, "go together"),
         ({"length_service_time_s": [[1], [1], [1]]}, "go together"),
@@ -68,37 +68,37 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"length": [8, 16], "length_service_time_s": [[1, 2]] * 2}, "2 values for 3 batch sizes"),
     ],
 )
-def test_a_malformed_file_is_told_in_one_line(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
+def test_a_malformed_file_gives_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         parsed(**changes)
     assert "x.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}'])
-def test_what_is_no_profile_at_all_is_told_too(text: str) -> None:
+def test_text_that_is_not_a_profile_is_malformed(text: str) -> None:
     with pytest.raises(SpecError, match="malformed"):
         parse_profile(text, "x.json")
 
 
-def test_an_unknown_name_lists_what_there_is() -> None:
+def test_an_unknown_name_lists_the_shipped_profiles() -> None:
     with pytest.raises(SpecError, match="googlenet-tesla-p4"):
         load_profile("no-such-profile")
 
 
-def test_a_profile_cannot_be_stretched_beyond_its_sizes() -> None:
+def test_a_profile_cannot_be_truncated_beyond_its_sizes() -> None:
     assert parsed().truncated(2).service_times == (0.1, 0.2)
     for size in (0, 5):
         with pytest.raises(SpecError, match=r"outside 1\.\.4"):
             parsed().truncated(size)
 
 
-def test_capacity_is_the_best_size_not_the_largest() -> None:
+def test_capacity_is_that_of_the_best_size_not_the_largest() -> None:
     assert parsed(service_time_s=[0.1, 0.1, 10.0]).capacity == pytest.approx(20.0)
     assert parsed(service_time_s=[0.1, 0.1, 10.0]).load(5.0) == pytest.approx(0.25)
 
 
-def test_the_affine_fit_recovers_a_line_and_measures_what_is_none() -> None:
+def test_the_affine_fit_recovers_a_line_and_reports_the_error_of_other_data() -> None:
     sizes = [1, 2, 4, 8]
     line = fit_affine(sizes, [3 * b + 2 for b in sizes])
     assert (line.slope, line.intercept) == pytest.approx((3, 2))
@@ -107,7 +107,7 @@ def test_the_affine_fit_recovers_a_line_and_measures_what_is_none() -> None:
     assert fit_affine(sizes, [1, 1, 1, 8]).max_relative_error > 0.2
 
 
-def test_the_isotonic_fit_pools_what_falls() -> None:
+def test_the_isotonic_fit_pools_decreasing_values() -> None:
     fit = fit_isotonic([1.0, 3.0, 2.9, 4.0])
     assert list(fit.values) == sorted(fit.values)
     # the pair pools at its mean weighted by 1 / y^2: (3/9 + 2.9/8.41) / (1/9 + 1/8.41)
@@ -117,7 +117,7 @@ def test_the_isotonic_fit_pools_what_falls() -> None:
 STAGED = {"stage_service_time_s": [[0.06, 0.04], [0.1, 0.12], [0.2, 0.14]]}
 
 
-def test_stage_times_are_interpolated_cut_and_summed_like_the_rest() -> None:
+def test_stage_times_are_interpolated_truncated_and_summed() -> None:
     profile = parsed(**STAGED)
     assert profile.stages == 2
     assert profile.stage_service_times[2] == pytest.approx((0.15, 0.13))
@@ -128,7 +128,7 @@ def test_stage_times_are_interpolated_cut_and_summed_like_the_rest() -> None:
     )
 
 
-def test_a_whole_batch_is_spared_what_stage_by_stage_costs_more() -> None:
+def test_a_whole_batch_has_no_stage_overhead() -> None:
     profile = parsed(**STAGED)
     assert profile.stage_overhead == pytest.approx((1.0, 1.1, 1.12, 0.34 / 0.3))
     assert profile.launch_time(2) == 0.2
@@ -136,7 +136,7 @@ def test_a_whole_batch_is_spared_what_stage_by_stage_costs_more() -> None:
     assert profile.launch_time(2, 0, 1) == pytest.approx(0.1)
 
 
-def test_without_stage_times_there_is_one_stage_and_any_number_of_equal_ones_can_be_had() -> None:
+def test_a_profile_without_stages_has_one_and_can_be_split_into_equal_ones() -> None:
     profile = parsed()
     assert (profile.stages, profile.span(2), profile.stage_overhead) == (1, 0.2, (1.0, 1.0, 1.0, 1.0))
     four = profile.in_stages(4)
@@ -148,7 +148,7 @@ def test_without_stage_times_there_is_one_stage_and_any_number_of_equal_ones_can
 LENGTHS = {"length": [10, 20, 40], "length_service_time_s": [[0.1, 0.2, 0.3], [0.2, 0.3, 0.5], [0.4, 0.7, 1.3]]}
 
 
-def test_times_by_length_are_interpolated_by_size_and_kept_by_a_file() -> None:
+def test_times_by_length_are_interpolated_by_size_and_written() -> None:
     profile = parsed(**LENGTHS)
     assert profile.lengths == (10, 20, 40)
     assert profile.length_service_times is not None
@@ -160,17 +160,15 @@ def test_times_by_length_are_interpolated_by_size_and_kept_by_a_file() -> None:
 @pytest.mark.parametrize(
     ("length", "expected"), [(None, 0.2), (1, 0.2), (10, 0.2), (15, 0.25), (20, 0.3), (30, 0.4), (40, 0.5), (60, 0.7)]
 )
-def test_a_service_time_by_length_is_linear_between_and_beyond_but_not_below(
-    length: float | None, expected: float
-) -> None:
+def test_a_service_time_by_length_is_linear_above_the_least_length(length: float | None, expected: float) -> None:
     assert parsed(**LENGTHS).service_time(2, length) == pytest.approx(expected)
 
 
-def test_without_lengths_a_length_changes_nothing() -> None:
+def test_a_length_has_no_effect_without_lengths() -> None:
     assert parsed().service_time(2, 1000) == parsed().service_time(2)
 
 
-def test_an_iteration_takes_a_token_for_each_and_the_prompts_of_who_joined() -> None:
+def test_a_decode_step_takes_a_token_per_request_and_the_prefill_of_new_ones() -> None:
     profile = parsed(**LENGTHS)
     assert profile.iteration_time(2) == pytest.approx(0.01)
     assert profile.iteration_time(2, 1) == pytest.approx(0.01 + 0.1 - 10 * 0.2 / 30)

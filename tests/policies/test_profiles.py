@@ -1,4 +1,4 @@
-"""The shipped profiles: what they say about themselves, and that they say what their sources do."""
+"""The shipped profiles: metadata, and agreement with their sources."""
 
 import json
 from importlib import resources
@@ -32,7 +32,7 @@ def raw(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
-def test_a_shipped_profile_is_found_by_its_name_and_says_where_it_is_from(name: str) -> None:
+def test_a_shipped_profile_has_its_name_and_source(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
     assert profile.model
@@ -44,7 +44,7 @@ def test_a_shipped_profile_is_found_by_its_name_and_says_where_it_is_from(name: 
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
-def test_energies_and_their_source_come_together(name: str) -> None:
+def test_energies_and_their_source_are_given_together(name: str) -> None:
     profile = load_profile(name)
     assert (profile.energies is None) == (profile.energy_source == "none")
     if profile.energies and profile.total_energies:
@@ -52,7 +52,7 @@ def test_energies_and_their_source_come_together(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_the_tables_give_the_fits_that_the_survey_found(name: str) -> None:
+def test_the_tables_have_the_fits_of_the_survey(name: str) -> None:
     content = raw(name)
     milliseconds = [1e3 * seconds for seconds in content["service_time_s"]]
     slope, intercept, error = FITS[name]
@@ -88,7 +88,7 @@ def test_literature_energies_have_the_surveys_fits(name: str, slope: float, inte
 
 
 @pytest.mark.parametrize("name", ["googlenet-h200-prior", "resnet50-h200-prior"])
-def test_the_priors_own_up_to_being_models(name: str) -> None:
+def test_the_priors_are_marked_as_modelled(name: str) -> None:
     profile = load_profile(name)
     assert (profile.source, profile.energy_source, profile.idle_power) == ("modelled", "modelled", 110.0)
     assert "nothing measured" in profile.note

@@ -1,4 +1,4 @@
-"""Dynamic graphs: Algorithm 1 as a profile by stage."""
+"""Unrolled dynamic graphs: Algorithm 1 as a profile by stage."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -52,43 +52,43 @@ def test_time_steps_cover_a_share_of_the_lengths(coverage: float, steps: int) ->
 TEXTS = Profile("texts", (1.0, 2.0), lengths=(2, 10), length_service_times=((0.75, 1.75), (1.25, 3.25)))
 
 
-def test_a_text_is_a_prompt_with_its_first_token_and_a_stage_for_each_further_one() -> None:
+def test_the_first_stage_of_a_text_is_prefill_and_token_and_the_others_are_tokens() -> None:
     staged = by_iterations(TEXTS, 4)
     assert staged.stage_service_times == ((0.625, 0.125, 0.125, 0.125), (1.0, 0.25, 0.25, 0.25))
     assert staged.span(1) == TEXTS.service_time(1, 4)
 
 
-def test_a_text_that_outlasts_what_is_known_has_nothing_left() -> None:
+def test_stages_beyond_the_last_take_no_time() -> None:
     staged = by_iterations(TEXTS, 4)
     assert staged.span(2, 4) == staged.span(2, 9) == staged.span(2, 7, 9) == 0.0
     assert staged.span(2, 3, 9) == 0.25
 
 
 @pytest.mark.parametrize(("steps", "alone"), [("", 1.75), (",timesteps=3", 0.875), (",timesteps=12", 2.0)])
-def test_a_spec_says_how_many_time_steps_a_text_is_taken_to_have(steps: str, alone: float) -> None:
+def test_a_spec_sets_the_planned_time_steps(steps: str, alone: float) -> None:
     lazy = choose(f"lazy:slo_ms=100,slack=remaining{steps}", TEXTS)
     assert isinstance(lazy.policy, LazyBatching)
     assert lazy.policy.alone == pytest.approx(alone)
     pays = choose(f"catch-up:slo_ms=100{steps}", TEXTS)
     assert isinstance(pays.policy, CatchUp)
     assert pays.policy.lazy == lazy.policy
-    assert lazy.profile is pays.profile is TEXTS, "which the dispatcher goes by"
+    assert lazy.profile is pays.profile is TEXTS, "the profile of the dispatcher"
 
 
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100", "catch-up:slo_ms=100", "joining", "multi-bin:2,inner=joining"])
-def test_what_is_only_read_has_no_iterations(spec: str) -> None:
+def test_a_classifier_has_no_decode_steps(spec: str) -> None:
     with pytest.raises(SpecError, match="name greedy, or multi-bin"):
         choose(spec, replace(TEXTS, generates=False))
 
 
-def test_requests_without_lengths_go_through_stages_even_where_the_profile_knows_lengths() -> None:
+def test_requests_without_lengths_use_stages_even_if_the_profile_has_lengths() -> None:
     staged = in_stages("lazy:slo_ms=100", TEXTS)
     assert (staged.stages, staged.lengths) == (10, None)
     assert in_stages("catch-up:slo_ms=100", TEXTS, 4).stage_service_times == ((0.25,) * 4, (0.5,) * 4)
 
 
-def test_a_text_that_outlasts_its_prediction_still_has_the_device_to_itself_if_the_slack_says_so() -> None:
-    """Its least is one time step more; a device with nothing to do would take everybody who waits."""
+def test_a_text_beyond_its_prediction_is_not_preempted_without_slack() -> None:
+    """Its least remaining time is one step; with none remaining, the waiting request would preempt it."""
     late = Request(0, 0.0, Kind("text"), 1.5, stages=9, stage=5, started=0.0)
     picture = Request(1, 1.0, Kind("picture"), 99.0, stages=2)
     slacks: tuple[Slack, ...] = ("remaining", "oracle")
@@ -101,7 +101,7 @@ def test_a_text_that_outlasts_its_prediction_still_has_the_device_to_itself_if_t
         assert action.requests == [late], slack
 
 
-def test_pictures_have_no_time_steps() -> None:
+def test_images_have_no_time_steps() -> None:
     with pytest.raises(SpecError, match="leave them out"):
         choose("lazy:slo_ms=100,timesteps=3", Profile("pictures", (1.0,)))
 
@@ -123,7 +123,7 @@ GAPS = st.lists(st.sampled_from([0.0, 0.1, 0.6, 5.0]), min_size=30, max_size=30)
         ]
     ),
 )
-def test_each_text_has_its_own_iterations_once_and_in_order_however_many_were_predicted(
+def test_each_text_runs_its_own_steps_once_and_in_order_whatever_was_predicted(
     steps: list[int], gaps: list[float], spec: str
 ) -> None:
     chosen = choose(spec, TEXTS)

@@ -1,4 +1,4 @@
-"""Literal states for tables of (state, action)."""
+"""Builders of states, for tables of (state, action)."""
 
 from math import inf
 
@@ -6,11 +6,11 @@ from policies.types import Kind, Request, State
 
 
 def waiting(*arrivals: float, kind: Kind = Kind("m"), slo: float = inf) -> list[Request]:  # noqa: B008
-    """Requests that arrived at these instants, s."""
+    """Return requests that arrived at these instants, s."""
     return [Request(i, at, kind, deadline=at + slo) for i, at in enumerate(arrivals)]
 
 
 def state(now: float, *arrivals: float, rate: float | None = None, slo: float = inf) -> State:
-    """Those requests of one kind at `now`, with a measured arrival rate, 1/s."""
+    """Return the state at `now` with requests of one kind and a measured arrival rate, 1/s."""
     rates = {} if rate is None else {Kind("m"): rate}
     return State(now, waiting(*arrivals, slo=slo), rates=rates)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from policies.catalog import Chosen
-from policies.charts.action_table import actions, how_it_decides, weighs_the_mean_rate
+from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
 from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference
@@ -99,7 +99,7 @@ class Live:
         """As the policy sees it, in steps of a tenth; None where nobody measures it, or it changes nothing."""
         model, dispatcher = place[0], self._fleet.dispatchers[place[1]]
         chosen = dispatcher.chosen[model]
-        if not weighs_the_mean_rate(chosen):
+        if not depends_on_mean_rate(chosen):
             return None
         rates = chosen.monitor.mean_rates(dispatcher.now())
         mean = sum(rate for kind, rate in rates.items() if kind.model == model)
@@ -153,7 +153,7 @@ def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> by
         {
             "chart": name,
             "spec": chosen.spec,
-            "how": how_it_decides(chosen),
+            "how": describe_policy(chosen),
             "queue_lengths": shown.queue_lengths,
             "rates_hz": shown.rates,
             "batch_size": shown.batch_size,

@@ -1,4 +1,4 @@
-"""The rules that close the loop: what they notice, what they do not, and what they refit."""
+"""Detection of drift, false alarms, and refits."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.adaptation.drift import Evidence
+from policies.adaptation.drift import DriftDetector
 from policies.profile import Profile, load_profile
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -19,68 +19,68 @@ def scaled(time: float, energy: float) -> Profile:
     return replace(P4, service_times=tuple(time * t for t in P4.service_times), energies=energies)
 
 
-def feed(evidence: Evidence, truth: Profile, sizes: list[int], at: float = 0.0, joules: float = 0.0) -> None:
-    """Batches of these sizes, back to back, with a reading of the counter after each."""
-    evidence.reading(at, joules)
+def feed(detector: DriftDetector, truth: Profile, sizes: list[int], at: float = 0.0, joules: float = 0.0) -> None:
+    """Observe batches of these sizes, back to back, with a reading of the counter after each."""
+    detector.observe_energy(at, joules)
     for size in sizes:
         at, joules = at + truth.service_time(size), joules + (truth.energy(size) or 0.0)
-        evidence.batch(size, truth.service_time(size))
-        evidence.reading(at, joules)
+        detector.observe_batch(size, truth.service_time(size))
+        detector.observe_energy(at, joules)
 
 
 @pytest.mark.parametrize("jump", [0.5, 1.5])
-def test_a_jump_by_half_is_noticed_within_sixteen_batches_and_refitted_exactly(jump: float) -> None:
-    evidence, truth = Evidence(P4), scaled(jump, 1.0)
+def test_a_change_by_half_is_detected_within_sixteen_batches_and_refitted_exactly(jump: float) -> None:
+    detector, truth = DriftDetector(P4), scaled(jump, 1.0)
     for size in range(1, 33):  # steady before
-        evidence.batch(size, P4.service_time(size))
+        detector.observe_batch(size, P4.service_time(size))
     for seen in range(1, 17):
-        evidence.batch(8, truth.service_time(8))
-        if refit := evidence.refit():
-            assert seen > 8  # no handful of outliers does that
+        detector.observe_batch(8, truth.service_time(8))
+        if refit := detector.refit():
+            assert seen > 8  # a few outliers cause no alarm
             assert refit.profile.service_times == pytest.approx(truth.service_times)
             assert [drift.quantity for drift in refit.drifts] == ["service times"]
             assert refit.profile.energies == P4.energies
             return
-    pytest.fail("not noticed")
+    pytest.fail("no drift detected")
 
 
-def test_an_hour_of_steady_noise_of_five_per_cent_raises_no_alarm() -> None:
-    evidence, noise = Evidence(P4), np.random.default_rng(0)
+def test_an_hour_of_noise_of_five_per_cent_raises_no_alarm() -> None:
+    detector, noise = DriftDetector(P4), np.random.default_rng(0)
     for factor in noise.normal(1.0, 0.05, 3600 * 30).tolist():  # thirty batches a second
-        evidence.batch(8, P4.service_time(8) * factor)
-        assert evidence.refit() is None
+        detector.observe_batch(8, P4.service_time(8) * factor)
+        assert detector.refit() is None
 
 
-def test_noisy_services_ask_for_more_evidence_not_for_another_profile() -> None:
-    evidence, noise = Evidence(P4), np.random.default_rng(0)
+def test_noisy_service_times_raise_the_threshold() -> None:
+    detector, noise = DriftDetector(P4), np.random.default_rng(0)
     for factor in noise.gamma(25.0, 1 / 25.0, 20_000).tolist():  # 20 per cent
-        evidence.batch(8, P4.service_time(8) * factor)
-        assert evidence.refit() is None
+        detector.observe_batch(8, P4.service_time(8) * factor)
+        assert detector.refit() is None
 
 
 def test_outliers_raise_no_alarm() -> None:
-    evidence = Evidence(P4)
+    detector = DriftDetector(P4)
     for n in range(1000):
-        evidence.batch(8, P4.service_time(8) * (50.0 if n % 10 == 0 else 1.0))
-        assert evidence.refit() is None
+        detector.observe_batch(8, P4.service_time(8) * (50.0 if n % 10 == 0 else 1.0))
+        assert detector.refit() is None
 
 
 @settings(deadline=None)
 @given(st.lists(SIZES, max_size=60), st.floats(0.96, 1.04), st.floats(0.96, 1.04))
-def test_nothing_is_solved_again_without_evidence(sizes: list[int], time: float, energy: float) -> None:
-    """Errors below 5 per cent are none; and a straddled edge of a window is none either."""
-    evidence = Evidence(P4)
-    feed(evidence, scaled(time, energy), sizes)
-    assert evidence.refit() is None
-    assert evidence.profile is P4
+def test_small_errors_cause_no_refit(sizes: list[int], time: float, energy: float) -> None:
+    """Errors below 5 per cent and batches at the edge of an energy window are no drift."""
+    detector = DriftDetector(P4)
+    feed(detector, scaled(time, energy), sizes)
+    assert detector.refit() is None
+    assert detector.profile is P4
 
 
 @settings(deadline=None)
 @given(st.lists(SIZES, min_size=120, max_size=120), st.sampled_from([0.5, 1.5]), st.sampled_from([0.5, 1.5]))
-def test_a_refit_from_exact_observations_is_the_truth(sizes: list[int], time: float, energy: float) -> None:
-    evidence, truth = Evidence(P4), scaled(time, energy)
-    feed(evidence, truth, sizes)
-    refit = evidence.refit()
+def test_a_refit_from_exact_observations_is_exact(sizes: list[int], time: float, energy: float) -> None:
+    detector, truth = DriftDetector(P4), scaled(time, energy)
+    feed(detector, truth, sizes)
+    refit = detector.refit()
     assert refit is not None
     assert refit.profile.service_times == pytest.approx(truth.service_times)
     assert refit.profile.energies == pytest.approx(truth.energies)
@@ -88,71 +88,71 @@ def test_a_refit_from_exact_observations_is_the_truth(sizes: list[int], time: fl
 
 @settings(deadline=None)
 @given(st.lists(SIZES, min_size=120, max_size=120), st.floats(0.5, 2.0))
-def test_what_led_to_a_refit_leads_to_no_second_one(sizes: list[int], time: float) -> None:
-    evidence, truth = Evidence(P4), scaled(time, time)
-    feed(evidence, truth, sizes)
-    evidence.refit()
-    assert evidence.refit() is None
+def test_observations_are_used_for_one_refit_only(sizes: list[int], time: float) -> None:
+    detector, truth = DriftDetector(P4), scaled(time, time)
+    feed(detector, truth, sizes)
+    detector.refit()
+    assert detector.refit() is None
 
 
-def test_a_jump_back_is_noticed_too() -> None:
-    evidence = Evidence(P4)
-    feed(evidence, scaled(1.5, 1.5), [8] * 40)
-    assert evidence.refit()
-    feed(evidence, P4, [8] * 40, at=100.0, joules=1000.0)
-    refit = evidence.refit()
+def test_a_change_back_is_detected() -> None:
+    detector = DriftDetector(P4)
+    feed(detector, scaled(1.5, 1.5), [8] * 40)
+    assert detector.refit()
+    feed(detector, P4, [8] * 40, at=100.0, joules=1000.0)
+    refit = detector.refit()
     assert refit is not None
     assert refit.profile.service_times == pytest.approx(P4.service_times)
 
 
-def test_only_what_came_after_the_change_counts() -> None:
-    evidence, noise, truth = Evidence(P4), np.random.default_rng(3), scaled(1.5, 1.0)
+def test_only_observations_after_the_change_are_used() -> None:
+    detector, noise, truth = DriftDetector(P4), np.random.default_rng(3), scaled(1.5, 1.0)
     for factor in noise.normal(1.0, 0.05, 500).tolist():
-        evidence.batch(8, P4.service_time(8) * factor)
+        detector.observe_batch(8, P4.service_time(8) * factor)
     for factor in noise.normal(1.0, 0.05, 16).tolist():
-        evidence.batch(8, truth.service_time(8) * factor)
-    refit = evidence.refit()
+        detector.observe_batch(8, truth.service_time(8) * factor)
+    refit = detector.refit()
     assert refit is not None
-    # The error of the mean of 16 is 1.25 per cent; one batch of the past among them would add 2.
+    # The error of the mean of 16 is 1.25 per cent; one earlier batch among them would add 2.
     assert refit.profile.service_time(8) == pytest.approx(truth.service_time(8), rel=0.04)
 
 
-def test_what_no_batch_accounts_for_closes_the_window_that_is_open() -> None:
-    evidence = Evidence(P4)
+def test_energy_of_other_work_discards_the_open_window() -> None:
+    detector = DriftDetector(P4)
     at = joules = 0.0
     for _ in range(200):
-        evidence.reading(at, joules)
+        detector.observe_energy(at, joules)
         for _ in range(10):
-            evidence.batch(4, P4.service_time(4))
-        joules += 10 * (P4.energy(4) or 0.0) + 1.0  # and the energy of some single stages
-        evidence.disturb()
+            detector.observe_batch(4, P4.service_time(4))
+        joules += 10 * (P4.energy(4) or 0.0) + 1.0  # including the energy of some single stages
+        detector.discard_window()
         at += 1.0
-        assert evidence.refit() is None
+        assert detector.refit() is None
 
 
-def test_a_reset_counter_and_one_that_stands_still_say_nothing() -> None:
-    evidence = Evidence(P4)
+def test_windows_of_a_reset_or_constant_counter_are_dropped() -> None:
+    detector = DriftDetector(P4)
     at = 0.0
     for joules in [1e6, *[0.0] * 20, *[5.0] * 20]:  # reset by the driver, then stuck
         at += 1.0
-        evidence.reading(at, joules)
+        detector.observe_energy(at, joules)
         for _ in range(10):
-            evidence.batch(4, P4.service_time(4))
-        assert evidence.refit() is None
+            detector.observe_batch(4, P4.service_time(4))
+        assert detector.refit() is None
 
 
-def test_a_counter_that_counts_idling_is_not_held_against_the_batches() -> None:
-    evidence, at, joules = Evidence(P4, idle_power=50.0), 0.0, 0.0
+def test_idle_power_in_the_counter_is_no_drift() -> None:
+    detector, at, joules = DriftDetector(P4, idle_power=50.0), 0.0, 0.0
     for _ in range(400):
-        evidence.batch(8, P4.service_time(8))
+        detector.observe_batch(8, P4.service_time(8))
         at, joules = at + 0.2, joules + 50.0 * 0.2 + (P4.energy(8) or 0.0)
-        evidence.reading(at, joules)
-        assert evidence.refit() is None
+        detector.observe_energy(at, joules)
+        assert detector.refit() is None
 
 
-def test_a_drift_says_what_is_off_and_by_how_much() -> None:
-    evidence = Evidence(P4)
-    feed(evidence, scaled(1.5, 1.0), [8] * 14)
-    refit = evidence.refit()
+def test_a_drift_describes_quantity_and_ratio() -> None:
+    detector = DriftDetector(P4)
+    feed(detector, scaled(1.5, 1.0), [8] * 14)
+    refit = detector.refit()
     assert refit is not None
     assert str(refit.drifts[0]) == "service times 1.50 times the profile's over 14 batches"

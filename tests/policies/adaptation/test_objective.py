@@ -1,23 +1,23 @@
-"""The objective: faster at once, back with patience, never both."""
+"""The objective: moves to faster and slower, and the backoff."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import Answers, Move, Objective
+from policies.adaptation.objective import Move, Objective, ResponseCounts
 
-GOOD, FAIR, BAD, AWFUL = (Answers(1000, within, 200) for within in (990, 955, 900, 500))
-FEW = Answers(90, 0, 20)
+GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
+FEW = ResponseCounts(90, 0, 20)
 ANSWERS = st.builds(
-    lambda served, share, batch: Answers(served, round(served * share), max(1, served // batch)),
+    lambda served, share, batch: ResponseCounts(served, round(served * share), max(1, served // batch)),
     st.integers(0, 5000),
     st.floats(0.0, 1.0),
     st.integers(1, 32),
 )
 
 
-def after(*windows: Answers, start: Objective = Objective(0.1)) -> Objective:  # noqa: B008  (it is frozen)
+def after(*windows: ResponseCounts, start: Objective = Objective(0.1)) -> Objective:  # noqa: B008  (it is frozen)
     for window in windows:
         start = start.after(window)
     return start
@@ -31,29 +31,29 @@ def after(*windows: Answers, start: Objective = Objective(0.1)) -> Objective:  #
         (FAIR, "keep"),
         (BAD, "faster"),
         (AWFUL, "faster"),
-        (Answers(200, 200, 50), None),  # too few to be called good
-        (Answers(200, 100, 50), "faster"),  # but not to be called bad
-        (Answers(1000, 930, 32), "keep"),  # within two standard errors of what so few batches tell
+        (ResponseCounts(200, 200, 50), None),  # too few to be good
+        (ResponseCounts(200, 100, 50), "faster"),  # but enough to be bad
+        (ResponseCounts(1000, 930, 32), "keep"),  # within two standard errors of so few batches
     ],
 )
-def test_what_a_window_calls_for(answers: Answers, move: Move | None) -> None:
+def test_the_move_of_a_window(answers: ResponseCounts, move: Move | None) -> None:
     assert Objective(0.1).move(answers) == move
 
 
-def test_a_missed_bound_is_answered_at_once_and_by_two_steps_where_it_is_missed_by_far() -> None:
-    assert after(Answers(1000, 910, 500)).factor == 0.5
+def test_a_missed_bound_moves_one_level_or_two_if_missed_by_far() -> None:
+    assert after(ResponseCounts(1000, 910, 500)).factor == 0.5
     assert after(AWFUL).factor == 0.25
     assert after(*[AWFUL] * 9).factor == 0.0
 
 
-def test_the_way_back_takes_four_good_windows_in_a_row() -> None:
+def test_a_move_to_slower_takes_four_consecutive_good_windows() -> None:
     fast = after(AWFUL)
     assert after(*[GOOD] * 3, FAIR, *[GOOD] * 3, start=fast).level == fast.level
     assert after(*[GOOD] * 4, start=fast).level == fast.level - 1
 
 
-def test_a_step_back_that_proves_wrong_makes_the_next_one_rarer() -> None:
-    """Good at one level and bad at the level below: windows between moves double, up to 64."""
+def test_a_wrong_move_to_slower_doubles_the_backoff() -> None:
+    """Good at one level and bad at the level below: the backoff doubles, up to 64 windows."""
     objective, moves = after(BAD), [0]
     low = objective.level - 1
     for window in range(1, 2000):
@@ -61,17 +61,17 @@ def test_a_step_back_that_proves_wrong_makes_the_next_one_rarer() -> None:
         if objective.level < before.level:
             moves.append(window)
     gaps = np.diff(moves)
-    assert gaps[:4].tolist() == [4, 9, 17, 33]  # and one window to notice
+    assert gaps[:4].tolist() == [4, 9, 17, 33]  # plus one bad window
     assert set(gaps[5:].tolist()) == {65}
 
 
-def test_patience_is_regained_at_the_slowest_level() -> None:
-    worn = Objective(0.1, patience=8)
-    assert after(*[GOOD] * 8, start=worn).patience == 4
+def test_the_backoff_is_reset_at_the_slowest_level() -> None:
+    objective = Objective(0.1, backoff=8)
+    assert after(*[GOOD] * 8, start=objective).backoff == 4
 
 
 @given(st.lists(ANSWERS, max_size=40))
-def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(windows: list[Answers]) -> None:
+def test_an_objective_stays_within_its_levels(windows: list[ResponseCounts]) -> None:
     objective = Objective(0.1)
     for answers in windows:
         move, before = objective.move(answers), objective
@@ -83,10 +83,10 @@ def test_an_objective_never_leaves_its_levels_and_moves_one_way_at_a_time(window
 
 
 @given(ANSWERS)
-def test_fewer_within_never_call_for_slower(answers: Answers) -> None:
+def test_fewer_requests_within_the_bound_never_move_to_slower(answers: ResponseCounts) -> None:
     order = ["faster", "keep", "slower"]
     objective = Objective(0.1)
     move = objective.move(answers)
-    fewer = objective.move(Answers(answers.served, answers.within // 2, answers.batches))
+    fewer = objective.move(ResponseCounts(answers.served, answers.within // 2, answers.batches))
     if move is not None and fewer is not None:
         assert order.index(fewer) <= order.index(move)

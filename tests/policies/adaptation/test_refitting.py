@@ -1,4 +1,4 @@
-"""Refits: exact from exact observations, and careful where these cannot tell."""
+"""Refits: exact from exact observations, and conservative from others."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def windows(zeta: list[float], idle: float = 0.0, mixes: tuple[dict[int, int], .
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.8, 1.5), min_size=8, max_size=8))
-def test_every_size_seen_twice_gives_exactly_what_was_seen(factors: list[float]) -> None:
+def test_two_exact_observations_of_every_size_are_reproduced(factors: list[float]) -> None:
     truth = [f * t for f, t in zip(factors, OLD.service_times, strict=True)]
     fitted = refit_service_times(OLD, [Observation(b, truth[b - 1]) for b in SIZES for _ in range(2)])
     assert fitted.service_times == pytest.approx(truth)
@@ -45,35 +45,35 @@ def test_refitted_times_lie_within_what_was_observed(seen: list[tuple[int, float
     assert factors.max() <= max(f for _, f in seen) * (1 + 1e-9)
 
 
-def test_sizes_not_seen_take_the_mean_of_all() -> None:
+def test_sizes_without_observations_get_the_mean_of_all() -> None:
     fitted = refit_service_times(OLD, [Observation(4, 1.5 * OLD.service_time(4))] * 5)
     assert fitted.service_times == pytest.approx([1.5 * t for t in OLD.service_times])
 
 
-def test_one_noisy_size_is_drawn_towards_the_others() -> None:
+def test_a_noisy_size_is_shrunk_towards_the_others() -> None:
     noise = np.random.default_rng(0).normal(1.0, 0.2, 200).tolist()
     seen = [Observation(4, f * OLD.service_time(4)) for f in noise] + [Observation(8, 1.4 * OLD.service_time(8))]
     assert refit_service_times(OLD, seen).service_time(8) < 1.1 * OLD.service_time(8)
 
 
-def test_an_outlier_counts_at_most_twice_the_median() -> None:
+def test_an_outlier_is_clipped_at_twice_the_median() -> None:
     seen = [Observation(4, OLD.service_time(4))] * 9 + [Observation(4, 1000.0)]
     assert refit_service_times(OLD, seen).service_time(4) == pytest.approx(1.1 * OLD.service_time(4))
 
 
 @given(st.integers(0, 200), st.integers(8, 200), st.sampled_from([0.5, 1.5]))
-def test_the_instant_of_a_change_is_found_to_the_batch(before: int, since: int, jump: float) -> None:
+def test_the_change_point_is_found_exactly(before: int, since: int, jump: float) -> None:
     seen = [Observation(4, f * OLD.service_time(4)) for f in [1.0] * before + [jump] * since]
     assert len(after_change(OLD, seen)) == since
 
 
-def test_noise_alone_is_not_cut() -> None:
+def test_noise_has_no_change_point() -> None:
     noise = np.random.default_rng(0).normal(1.0, 0.05, 200).tolist()
     seen = [Observation(4, f * OLD.service_time(4)) for f in noise]
     assert after_change(OLD, seen) == seen
 
 
-def test_stages_move_with_the_whole() -> None:
+def test_stage_times_are_scaled_with_the_service_time() -> None:
     fitted = refit_service_times(OLD, [Observation(4, 1.5 * OLD.service_time(4))] * 5)
     assert fitted.stage_service_times is not None
     assert fitted.stage_service_times[3] == pytest.approx((0.003, 0.009))
@@ -81,8 +81,8 @@ def test_stages_move_with_the_whole() -> None:
 
 @settings(deadline=None)
 @given(st.floats(0.1, 10.0))
-def test_energies_that_all_grew_alike_are_scaled(factor: float) -> None:
-    """Of whatever shape: no fit replaces it."""
+def test_energies_that_grew_by_one_factor_are_scaled(factor: float) -> None:
+    """For energies of any shape; the affine fit does not replace them."""
     old = replace(OLD, energies=(0.05, 0.09, 0.08, 0.12, 0.2, 0.2, 0.21, 0.4))
     truth = [factor * e for e in old.energies or ()]
     fitted, _ = refit_energies(old, windows(truth))
@@ -91,9 +91,7 @@ def test_energies_that_all_grew_alike_are_scaled(factor: float) -> None:
 
 @settings(deadline=None)
 @given(st.floats(0.0, 1.0), st.floats(0.001, 0.1), st.floats(0.0, 100.0))
-def test_energies_that_grew_unlike_are_fitted_with_the_idle_power_that_the_counter_counts(
-    once: float, each: float, idle: float
-) -> None:
+def test_energies_of_another_shape_are_fitted_with_the_idle_power(once: float, each: float, idle: float) -> None:
     truth = [once + each * b for b in SIZES]
     fitted, found = refit_energies(OLD, windows(truth, idle), idle_power=idle)
     assert found == pytest.approx(idle)
@@ -110,18 +108,18 @@ def test_an_idle_power_that_changed_is_found() -> None:
     assert fitted.energies == pytest.approx(truth)
 
 
-def test_windows_alike_know_one_number() -> None:
+def test_equal_windows_determine_the_scale_only() -> None:
     truth = [0.2 + 0.01 * b for b in SIZES]
     fitted, _ = refit_energies(OLD, windows(truth, mixes=({4: 10}, {4: 20}, {4: 12}, {4: 9})))
     assert fitted.energies == pytest.approx([e * 0.24 / 0.09 for e in OLD.energies or ()])
 
 
-def test_total_energies_keep_what_idling_adds() -> None:
+def test_total_energies_keep_the_idle_energy() -> None:
     fitted, _ = refit_energies(OLD, windows([2 * e for e in OLD.energies or ()]))
     assert fitted.total_energies == pytest.approx([0.2 + 0.04 * b for b in SIZES])
 
 
-def test_name_and_note_say_once_that_the_profile_is_refitted() -> None:
+def test_name_and_note_mention_a_refit_once() -> None:
     seen = [Observation(4, 0.01)] * 5
     again = refit_service_times(refit_energies(refit_service_times(OLD, seen), windows([0.1] * 8))[0], seen[:3])
     assert again.name == "device (refitted)"

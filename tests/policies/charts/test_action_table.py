@@ -1,11 +1,11 @@
-"""The chart of a policy is what the policy answers."""
+"""The action table of a policy agrees with its decisions."""
 
 from dataclasses import replace
 
 import pytest
 
 from policies.catalog import CATALOG, choose
-from policies.charts.action_table import actions, how_it_decides, weighs_the_mean_rate
+from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
 from policies.profile import Profile, load_profile
 from policies.types import Kind, Launch, Request, State
 
@@ -13,7 +13,7 @@ P4 = load_profile("googlenet-tesla-p4").truncated(8)
 TEXTS = replace(P4, lengths=(0, 1), length_service_times=((0.0, 0.001),) * 8)
 
 
-def test_a_table_has_its_rows_and_acts_as_they_say() -> None:
+def test_a_solved_table_is_shown_row_by_row() -> None:
     chosen = choose("smdp:w2=1.6", P4)
     assert chosen.table is not None
     shown = actions(chosen, "m")
@@ -22,7 +22,7 @@ def test_a_table_has_its_rows_and_acts_as_they_say() -> None:
         assert list(line) == [row.batch_size[min(n, len(row.batch_size) - 1)] for n in shown.queue_lengths]
 
 
-def test_a_mean_rate_shows_the_rows_that_then_decide() -> None:
+def test_a_mean_rate_selects_the_rows_that_decide() -> None:
     chosen = choose("smdp:w2=1.6", P4)
     low, rate = 0.05 * P4.capacity, 0.0
     shown = actions(chosen, "m", low)
@@ -39,10 +39,10 @@ def test_a_mean_rate_shows_the_rows_that_then_decide() -> None:
 
 
 @pytest.mark.parametrize("spec", ["smdp", "smdp:w2=1.6", "smdp:slo_mean_ms=50", "greedy", "rate-matching"])
-def test_the_mean_rate_matters_where_it_is_said_to(spec: str) -> None:
+def test_depends_on_mean_rate_agrees_with_the_actions(spec: str) -> None:
     chosen = choose(spec, P4)
     moves = actions(chosen, "m", 0.05 * P4.capacity) != actions(chosen, "m")
-    assert weighs_the_mean_rate(chosen) == moves
+    assert depends_on_mean_rate(chosen) == moves
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_the_mean_rate_matters_where_it_is_said_to(spec: str) -> None:
         ("timeout:5", (*[0] * 8, 8, 8, 8)),
     ],
 )
-def test_a_policy_that_does_not_look_at_the_rate_is_one_row(spec: str, row: tuple[int, ...]) -> None:
+def test_a_policy_independent_of_the_rate_has_one_row(spec: str, row: tuple[int, ...]) -> None:
     shown = actions(choose(spec, P4), "m")
     assert (shown.queue_lengths, shown.rates, shown.batch_size) == (list(range(11)), (), [row])
 
 
-def test_rate_matching_has_rows_though_it_has_no_table() -> None:
+def test_rate_matching_has_rows_without_a_table() -> None:
     shown = actions(choose("rate-matching", P4), "m")
     assert len(shown.rates) == len(shown.batch_size) == 19
     assert len(set(shown.batch_size)) > 1
 
 
-def test_of_a_mix_the_likelier_table_is_shown() -> None:
+def test_the_likelier_table_of_a_mix_is_shown() -> None:
     chosen = choose("smdp:power_cap_w=40", P4)
     assert chosen.table is not None
     mixed = [(i, row) for i, row in enumerate(chosen.table.rows) if row.mix]
@@ -77,7 +77,7 @@ def test_of_a_mix_the_likelier_table_is_shown() -> None:
         assert list(shown.batch_size[i]) == [sizes[min(n, len(sizes) - 1)] for n in shown.queue_lengths]
 
 
-def test_large_batches_are_thinned_to_what_a_screen_holds() -> None:
+def test_many_queue_lengths_are_thinned() -> None:
     shown = actions(choose("greedy", load_profile("googlenet-tesla-p4")), "m")
     assert len(shown.queue_lengths) == 35
     many = choose("greedy", Profile("many", tuple(0.001 * b for b in range(1, 1025))))
@@ -86,10 +86,10 @@ def test_large_batches_are_thinned_to_what_a_screen_holds() -> None:
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_policy_is_described(name: str) -> None:
-    text = how_it_decides(choose(CATALOG[name].example, TEXTS))
+    text = describe_policy(choose(CATALOG[name].example, TEXTS))
     assert text.endswith("When the oldest request has waited 1000 ms, it launches in any case.")
     assert "{" not in text
 
 
-def test_words_name_the_weight_and_no_wait_where_there_is_none() -> None:
-    assert how_it_decides(choose("smdp:w2=3,max_wait_ms=inf", P4)).endswith("with w2 = 3.")
+def test_a_description_has_the_weight_and_no_infinite_wait() -> None:
+    assert describe_policy(choose("smdp:w2=3,max_wait_ms=inf", P4)).endswith("with w2 = 3.")

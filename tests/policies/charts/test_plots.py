@@ -1,4 +1,4 @@
-"""What the charts draw, read back from their Axes."""
+"""Charts, read back from their Axes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,19 +52,17 @@ def frames(axes: Axes) -> list[tuple[float, float]]:
         ((0, 0, 0, 0), []),
     ],
 )
-def test_cells_break_the_structure_where_they_depart_from_the_limit_of_the_first_launch(
-    table: Sequence[int], expected: list[int]
-) -> None:
+def test_deviations_from_the_control_limit_of_the_first_launch(table: Sequence[int], expected: list[int]) -> None:
     assert list(breaking(table, 4)) == expected
 
 
-def test_a_policy_chart_has_a_number_in_each_cell_where_there_is_room(axes: Axes) -> None:
+def test_a_policy_chart_has_numbers_if_there_is_room(axes: Axes) -> None:
     policy_chart(axes, [ChartRow("0.1", LIMIT), ChartRow("0.9", BROKEN)], 4)
     assert [text.get_text() for text in axes.texts] == [*map(str, (0, 0, 0, 3, 4, 4, 4)), *map(str, (*BROKEN, 4))]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0.1", "0.9"]
 
 
-def test_waiting_is_masked_out_of_the_colours_of_launching(axes: Axes) -> None:
+def test_waits_are_masked_in_the_colour_map(axes: Axes) -> None:
     mesh = policy_chart(axes, [ChartRow("0.1", LIMIT)], 4)
     values = mesh.get_array()
     assert isinstance(values, np.ma.MaskedArray)
@@ -72,13 +70,13 @@ def test_waiting_is_masked_out_of_the_colours_of_launching(axes: Axes) -> None:
     assert to_hex(mesh.cmap(values)[0, 0]) not in {to_hex(mesh.cmap(n / 4)) for n in range(5)}
 
 
-def test_a_control_limit_is_framed_and_a_policy_without_one_is_filled_where_it_breaks(axes: Axes) -> None:
+def test_a_control_limit_is_framed_and_deviations_are_filled(axes: Axes) -> None:
     policy_chart(axes, [ChartRow("0.1", LIMIT), ChartRow("0.9", BROKEN)], 4)
     assert frames(axes) == [(3, 0)]
     assert len([patch for patch in axes.patches if patch.get_fill()]) == 2
 
 
-def test_a_chart_of_many_columns_has_no_numbers_but_dots_where_the_structure_breaks(axes: Axes) -> None:
+def test_a_chart_of_many_columns_marks_deviations_by_dots(axes: Axes) -> None:
     long = tuple(min(n, 30) for n in range(100))
     policy_chart(axes, [ChartRow("0.1", (*long, 32))], 32)
     assert not axes.texts
@@ -94,7 +92,7 @@ def test_a_mix_is_two_rows_with_their_probabilities() -> None:
     assert first.label != second.label
 
 
-def test_the_key_names_all_that_cells_can_be() -> None:
+def test_the_legend_has_an_entry_for_each_type_of_cell() -> None:
     assert len({str(handle.get_label()) for handle in policy_key()}) == 4
 
 
@@ -107,11 +105,11 @@ def test_the_key_names_all_that_cells_can_be() -> None:
         (0.5, 4, ["greedy"]),
     ],
 )
-def test_benchmarks_that_are_unstable_or_too_large_are_left_out(load: float, largest: int, names: list[str]) -> None:
+def test_unstable_or_too_large_benchmarks_are_omitted(load: float, largest: int, names: list[str]) -> None:
     assert list(benchmarks(at(load, largest))) == names
 
 
-def test_benchmarks_below_the_minimum_batch_size_are_left_out() -> None:
+def test_benchmarks_below_the_minimum_batch_size_are_omitted() -> None:
     problem = replace(at(0.3), min_batch_size=10)
     assert list(benchmarks(problem)) == ["greedy", "static 16", "static 32"]
     assert benchmarks(problem)["greedy"].batch_size[:11] == (0,) * 10 + (10,)
@@ -127,7 +125,7 @@ def test_a_frontier_chart_draws_each_vertex_each_benchmark_and_the_policy(axes: 
     assert axes.lines[0].get_ydata()[0] == shown.vertices[0].mean_power  # type: ignore[index]
 
 
-def test_a_frontier_of_varying_service_times_is_thinned_out_between_the_same_ends() -> None:
+def test_a_frontier_of_random_service_times_is_thinned_between_the_same_ends() -> None:
     problem = replace(at(0.5, 8), service=Gamma((1.0,)))
     drawn, all_of_it = tradeoff(problem).vertices, frontier(problem)
     assert 5 <= len(drawn) < len(all_of_it)
@@ -138,7 +136,7 @@ def test_a_frontier_of_varying_service_times_is_thinned_out_between_the_same_end
     assert sorted(powers) == list(powers)
 
 
-def test_benchmarks_stand_in_the_legend_of_two_frontiers_once(axes: Axes) -> None:
+def test_benchmarks_are_in_the_legend_of_two_frontiers_once(axes: Axes) -> None:
     for load in (0.3, 0.6):
         frontier_chart(axes, tradeoff(at(load, 8)))
     assert legend_of(axes) == ["solved, ρ = 0.3", "greedy", "static 8", "solved, ρ = 0.6"]
@@ -152,7 +150,7 @@ def test_efficiency_is_requests_per_joule(axes: Axes) -> None:
     assert axes.lines[0].get_ydata()[0] == pytest.approx(shown.vertices[0].arrival_rate / power)  # type: ignore[index]
 
 
-def test_a_benchmark_on_the_brink_does_not_squeeze_the_frontier(axes: Axes) -> None:
+def test_a_benchmark_near_instability_is_not_drawn(axes: Axes) -> None:
     shown = tradeoff(at(0.5, 4))
     slow = replace(shown.vertices[0], mean_response_time=1.0)
     frontier_chart(axes, Tradeoff("", shown.vertices, {"greedy": slow}))
@@ -172,7 +170,7 @@ def test_a_distribution_chart_ends_at_one_and_marks_percentiles_and_limit(axes: 
     assert {text.get_text() for text in axes.texts} == {"p50", "p90", "p95"}
 
 
-def test_a_distribution_of_very_many_is_thinned_out_and_still_ends_at_the_largest(axes: Axes) -> None:
+def test_a_large_distribution_is_thinned_and_ends_at_the_largest(axes: Axes) -> None:
     responses = np.random.default_rng(0).exponential(1e-3, 50_000)
     distribution_chart(axes, {"": responses})
     x = np.asarray(axes.lines[0].get_xdata())
@@ -201,7 +199,7 @@ def test_a_table_is_plotted_with_and_without_power(tmp_path: Path, measured: boo
     assert "</svg>" in (tmp_path / "table.svg").read_text()
 
 
-def test_a_plot_says_what_is_wrong_with_its_file(tmp_path: Path) -> None:
+def test_a_plot_raises_for_an_invalid_file(tmp_path: Path) -> None:
     problem = at(0.5, 4)
     solution = solve(problem)
     with pytest.raises(ValueError, match="parrot"):

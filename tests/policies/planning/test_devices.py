@@ -1,4 +1,4 @@
-"""How many devices: the search against all numbers tried, and what a device costs."""
+"""Capacity planning: the search against an exhaustive one, and the cost of a device."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from policies.planning import devices
-from policies.planning.devices import Demand, check, plan
+from policies.planning.devices import CapacityProblem, plan_capacity, simulate_fleet
 from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
@@ -19,9 +19,9 @@ P4 = load_profile("googlenet-tesla-p4")
 DEVICES = Price(1.0, 0.0, "devices", 0.0)
 
 
-def demand(rate: float, mean: float, price: Price = DEVICES, profile: Profile = P4) -> Demand:
-    """`mean` in s."""
-    return Demand(Problem(profile, rate), MeanBound(mean), price, True, 20_000, 0)
+def problem(rate: float, mean: float, price: Price = DEVICES, profile: Profile = P4) -> CapacityProblem:
+    """Return a problem with a bound on the mean, s."""
+    return CapacityProblem(Problem(profile, rate), MeanBound(mean), price, True, 20_000, 0)
 
 
 def keeps(profile: Profile, rate: float, mean: float) -> bool:
@@ -33,81 +33,81 @@ def keeps(profile: Profile, rate: float, mean: float) -> bool:
 
 
 @pytest.mark.parametrize(("rate", "mean"), [(5000.0, 0.0066), (5000.0, 0.009), (300.0, 0.00145), (9000.0, 0.003)])
-def test_the_fewest_that_keep_the_promise_are_found(rate: float, mean: float) -> None:
+def test_the_fewest_devices_that_keep_the_bound_are_found(rate: float, mean: float) -> None:
     fewest = next(n for n in range(1, 50) if rate < n * P4.capacity and keeps(P4, rate / n, mean))
-    found = plan(demand(rate, mean))
+    found = plan_capacity(problem(rate, mean))
     assert found.best.devices == fewest
     assert found.best.solution.mean_response_time <= mean
-    assert [each.kept for each in found.tried] == [each.devices >= fewest for each in found.tried]
+    assert [each.kept for each in found.candidates] == [each.devices >= fewest for each in found.candidates]
     assert found.beyond == fewest + 1
 
 
 @pytest.mark.parametrize(
     "price", [Price(4.0, 1.0, "W", 4.0), Price(0.3, 0.1, "an hour", 0.0), Price(30.0, 1.0, "W", 30.0)]
 )
-def test_the_cheapest_of_all_numbers_is_found_and_none_costs_less_than_its_bound(price: Price) -> None:
+def test_the_cheapest_number_is_found_and_none_costs_less_than_its_lower_bound(price: Price) -> None:
     rate, mean = 4000.0, 0.006
-    asked = demand(rate, mean, price)
+    capacity = problem(rate, mean, price)
     costs = {}
     for n in range(2, 7):
         if keeps(P4, rate / n, mean):
             costs[n] = price.cost(n, n * (choose(Problem(P4, rate / n), MeanBound(mean)).mean_power or 0.0))
-            assert costs[n] >= asked.least_cost(n)
-    found = plan(asked)
+            assert costs[n] >= capacity.least_cost(n)
+    found = plan_capacity(capacity)
     assert found.best.devices == min(costs, key=costs.__getitem__)
     assert found.best.cost == pytest.approx(min(costs.values()))
     assert found.least_beyond >= found.best.cost
 
 
-def test_the_power_of_a_plan_is_that_of_all_devices_and_their_idling() -> None:
-    asked = demand(4000.0, 0.02, Price(10.0, 1.0, "W", 10.0))
-    found = plan(asked)
+def test_the_power_of_a_plan_includes_idle_power_of_all_devices() -> None:
+    capacity = problem(4000.0, 0.02, Price(10.0, 1.0, "W", 10.0))
+    found = plan_capacity(capacity)
     assert found.best.devices == 2
     assert found.best.power == pytest.approx(20.0 + 2 * (found.best.solution.mean_power or 0.0))
 
 
-def test_without_energies_the_fastest_policy_is_planned_with() -> None:
-    found = plan(demand(5000.0, 0.0066, profile=replace(P4, energies=None)))
+def test_without_energies_the_plan_has_the_fastest_policy() -> None:
+    found = plan_capacity(problem(5000.0, 0.0066, profile=replace(P4, energies=None)))
     assert found.best.devices == 3
     assert found.best.power is None
     assert found.best.solution.batch_size == solve(Problem(P4, 5000 / 3)).batch_size
 
 
-def test_a_promise_faster_than_a_request_alone_is_refused_with_the_least() -> None:
+def test_a_bound_below_the_service_time_is_rejected_with_the_least() -> None:
     with pytest.raises(SpecError, match=r"no number of devices is enough: .* the least at load 0.0001 is 1.357"):
-        plan(demand(5000.0, 0.001))
+        plan_capacity(problem(5000.0, 0.001))
 
 
-def test_a_device_that_costs_next_to_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_MOST", 4)
-    with pytest.raises(SpecError, match="from 2 to 6 devices were tried and more may still pay"):
-        plan(replace(demand(2000.0, 0.0045, Price(1e-6, 1.0, "W", 1e-6)), requests=50))
+def test_a_device_of_almost_no_cost_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_MAX_TRIED", 4)
+    with pytest.raises(SpecError, match="2 to 6 devices were tried and more may still cost less"):
+        plan_capacity(replace(problem(2000.0, 0.0045, Price(1e-6, 1.0, "W", 1e-6)), requests=50))
 
 
-def test_more_devices_than_can_be_checked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_LARGEST", 2)
-    assert plan(demand(2000.0, 0.0066)).best.devices <= 2
-    with pytest.raises(SpecError, match="5000 requests per second take 3 devices, plans are for up to 2: give a part"):
-        plan(demand(5000.0, 0.0066))
+def test_more_devices_than_can_be_simulated_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_MAX_DEVICES", 2)
+    assert plan_capacity(problem(2000.0, 0.0066)).best.devices <= 2
+    with pytest.raises(SpecError, match="5000 requests per second need 3 devices, above the maximum of 2 for a plan"):
+        plan_capacity(problem(5000.0, 0.0066))
 
 
-def test_a_large_fleet_is_checked_at_random_by_all_requests_and_less_by_looking(
+def test_a_large_fleet_is_simulated_with_fewer_requests_routed_by_expected_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = demand(5000.0, 0.0066)
-    best = plan(asked).best
-    monkeypatch.setattr(devices, "_ASKED", 30_000)
-    runs = check(asked, best)
+    capacity = problem(5000.0, 0.0066)
+    best = plan_capacity(capacity).best
+    monkeypatch.setattr(devices, "_MAX_EVALUATIONS", 30_000)
+    runs = simulate_fleet(capacity, best)
     assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 20_000, "least expected": 10_000}
-    monkeypatch.setattr(devices, "_LARGE", 2)
-    assert list(check(asked, best)) == ["random"]
+    monkeypatch.setattr(devices, "_MAX_ROUTED", 2)
+    assert list(simulate_fleet(capacity, best)) == ["random"]
 
 
-def test_the_plan_is_what_the_fleet_does_and_by_looking_it_is_faster() -> None:
-    asked = Demand(Problem(P4, 5000.0), parse_bound("slo_p95_ms", "10", 30_000), DEVICES, True, 60_000, 0)
-    found = plan(asked)
+def test_the_simulated_fleet_agrees_with_the_plan_and_is_faster_by_expected_delay() -> None:
+    capacity = CapacityProblem(Problem(P4, 5000.0), parse_bound("slo_p95_ms", "10", 30_000), DEVICES, True, 60_000, 0)
+    found = plan_capacity(capacity)
     assert found.best.devices == 3
-    runs = check(asked, found.best)
+    runs = simulate_fleet(capacity, found.best)
     mean = estimate(runs["random"].responses, lambda block: float(block.mean()))
     assert abs(mean.value - found.best.solution.mean_response_time) < 5 * mean.standard_error
     assert mean.standard_error < 0.01 * mean.value
@@ -127,7 +127,7 @@ def test_idle_power_is_counted_once() -> None:
     assert 10.0 + beyond == pytest.approx(whole + 10.0 * (1.0 - busy))
 
 
-def test_what_is_least_follows_from_what_is_known() -> None:
+def test_the_cost_depends_on_the_known_prices() -> None:
     h200 = load_profile("resnet50-h200-prior")
     assert priced(P4, None, None, None)[1] == DEVICES
     assert priced(h200, None, None, None)[1] == Price(110.0, 1.0, "W", 110.0)
@@ -136,25 +136,25 @@ def test_what_is_least_follows_from_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "prices", "says"),
+    ("profile", "prices", "message"),
     [
-        (P4, (0.0, None, None), "--device-price 0 cannot be"),
-        (P4, (None, float("nan"), None), "--idle-power-w nan cannot be"),
+        (P4, (0.0, None, None), "--device-price 0 is invalid"),
+        (P4, (None, float("nan"), None), "--idle-power-w nan is invalid"),
         (P4, (None, 40.0, None), "above the 29.1 W"),
-        (P4, (None, None, 0.3), "by --power-price alone"),
-        (load_profile("resnet50-h200-prior"), (None, 100.0, None), "says 110 W idle itself"),
+        (P4, (None, None, 0.3), "with --power-price alone"),
+        (load_profile("resnet50-h200-prior"), (None, 100.0, None), "has an idle power of 110 W"),
         (load_profile("resnet50-l4-int8"), (None, 20.0, None), "no energies in joules: leave --idle-power-w out"),
         (replace(P4, cost_unit="EUR"), (1.0, None, 0.3), "no energies in joules: leave --power-price out"),
     ],
 )
-def test_prices_that_cannot_be_are_refused(
-    profile: Profile, prices: tuple[float | None, float | None, float | None], says: str
+def test_invalid_prices_are_rejected(
+    profile: Profile, prices: tuple[float | None, float | None, float | None], message: str
 ) -> None:
-    with pytest.raises(SpecError, match=says):
+    with pytest.raises(SpecError, match=message):
         priced(profile, *prices)
 
 
-def test_flags_of_a_plan_and_of_a_solution_do_not_mix() -> None:
+def test_flags_of_a_plan_and_of_a_solution_exclude_each_other() -> None:
     check_flags(["profile", "arrival_rate", "w2"], False)
     check_flags(["profile", "plan", "arrival_rate", "slo_share", "device_price"], True)
     with pytest.raises(SpecError, match="leave --w2 out"):

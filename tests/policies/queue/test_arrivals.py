@@ -1,4 +1,4 @@
-"""Arrival processes: means within their standard errors, sorted, the same for the same seed; traces read or refused."""
+"""Arrival processes: moments, order and reproducibility; reading of traces."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,11 +52,11 @@ def test_constant_starts_at_zero_and_has_equal_gaps() -> None:
     assert constant(4.0, 1.0).tolist() == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_a_backlog_is_all_at_once() -> None:
+def test_a_backlog_arrives_at_once() -> None:
     assert backlog(10.0, 0.5).tolist() == [0.0] * 5
 
 
-def test_steps_keep_to_their_rates_and_the_last_holds_on() -> None:
+def test_steps_have_their_rates_and_the_last_lasts() -> None:
     instants = steps([1000.0, 0.0, 500.0], [10.0, 10.0, 10.0], 40.0, np.random.default_rng(2))
     counts = np.histogram(instants, [0, 10, 20, 30, 40])[0]
     expected = np.array([10_000, 0, 5_000, 5_000])
@@ -65,7 +65,7 @@ def test_steps_keep_to_their_rates_and_the_last_holds_on() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(first=st.floats(0.0, 2000.0), last=st.floats(0.0, 2000.0), seed=st.integers(0, 2**32))
-def test_a_ramp_brings_in_each_part_what_its_straight_line_promises(first: float, last: float, seed: int) -> None:
+def test_a_ramp_has_the_expected_count_in_each_part(first: float, last: float, seed: int) -> None:
     if first + last == 0:
         return
     duration, edges = 10.0, np.linspace(0.0, 10.0, 6)
@@ -106,7 +106,7 @@ def test_a_rate_stretches_a_trace_and_a_duration_cuts_it(tmp_path: Path) -> None
     assert trace(path, 0.5, 4.0).tolist() == pytest.approx([0.0, 1.5])
 
 
-def test_a_mark_in_front_and_empty_lines_do_not_matter(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_empty_lines_are_ignored(tmp_path: Path) -> None:
     assert trace(write(tmp_path, "\ufeffTIMESTAMP\n0\n\n1\n"), None, None).tolist() == [0.0, 1.0]
 
 
@@ -123,12 +123,12 @@ def test_a_mark_in_front_and_empty_lines_do_not_matter(tmp_path: Path) -> None:
         ("A,TIMESTAMP\n1,2023-11-16 18:15:46\n1,\n", "empty"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_trace_is_rejected(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         trace(write(tmp_path, text), None, None)
 
 
-def test_a_missing_trace_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_trace_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no trace file .*nowhere\.csv"):
         trace(str(tmp_path / "nowhere.csv"), None, None)
 

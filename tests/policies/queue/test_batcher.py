@@ -16,8 +16,8 @@ M = Kind("m")
 
 
 @dataclass(frozen=True)
-class Says:
-    """Answers always the same."""
+class Constant:
+    """Returns always the same action."""
 
     action: Action
 
@@ -26,23 +26,23 @@ class Says:
 
 
 @dataclass(frozen=True)
-class Everybody:
-    """Launches the whole queue, as it was shown."""
+class LaunchAll:
+    """Launches all waiting requests, as the sequence of the state."""
 
     def decide(self, state: State, /) -> Action:
         return Launch(state.waiting)
 
 
 @dataclass(frozen=True)
-class Picks:
-    """Launches the requests at these places of the queue."""
+class LaunchIndices:
+    """Launches the requests at these indices of the queue."""
 
-    places: Sequence[int]
+    indices: Sequence[int]
     stages: int | None = None
 
     def decide(self, state: State, /) -> Action:
-        everybody = [*state.waiting, *state.suspended]
-        return Launch([everybody[i] for i in self.places], self.stages)
+        queue = [*state.waiting, *state.suspended]
+        return Launch([queue[i] for i in self.indices], self.stages)
 
 
 def batcher(policy: Policy, *requests: Request, largest: int = 4) -> Batcher:
@@ -56,63 +56,63 @@ def three() -> list[Request]:
     return [Request(i, 0.1 * i, M, stages=2) for i in range(3)]
 
 
-STRANGER = Request(99, 0.0, M)
+UNKNOWN = Request(99, 0.0, M)
 
 
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        (Says(Launch([])), "at least one"),
-        (Says(Launch([STRANGER])), "of this queue"),
-        (Picks([0, 0]), "distinct"),
-        (Picks([0, 1, 2]), "above the maximum"),
-        (Picks([0], stages=0), "at least one stage"),
-        (Says(Wait(1.0)), "does not end after now"),
-        (Says(Wait(float("nan"))), "does not end after now"),
+        (Constant(Launch([])), "at least one"),
+        (Constant(Launch([UNKNOWN])), "of this queue"),
+        (LaunchIndices([0, 0]), "distinct"),
+        (LaunchIndices([0, 1, 2]), "above the maximum"),
+        (LaunchIndices([0], stages=0), "at least one stage"),
+        (Constant(Wait(1.0)), "does not end after now"),
+        (Constant(Wait(float("nan"))), "does not end after now"),
     ],
 )
-def test_a_policy_that_breaks_a_rule_is_told_and_nobody_is_lost(policy: Policy, rule: str) -> None:
+def test_an_invalid_action_raises_and_loses_no_request(policy: Policy, rule: str) -> None:
     queue = batcher(policy, *three(), largest=2)
     with pytest.raises(PolicyError, match=rule):
         queue.decide(1.0)
     assert queue.queue_length == 3
 
 
-def test_a_batch_is_of_one_kind() -> None:
-    queue = batcher(Picks([0, 1]), Request(0, 0.0, M), Request(1, 0.0, Kind("n")))
+def test_a_batch_must_be_of_one_kind() -> None:
+    queue = batcher(LaunchIndices([0, 1]), Request(0, 0.0, M), Request(1, 0.0, Kind("n")))
     with pytest.raises(PolicyError, match="one kind"):
         queue.decide(1.0)
 
 
-def test_a_batch_stands_at_one_stage() -> None:
-    queue = batcher(Picks([0], stages=1), *three())
+def test_a_batch_must_be_at_one_stage() -> None:
+    queue = batcher(LaunchIndices([0], stages=1), *three())
     launch = queue.decide(1.0)
     assert isinstance(launch, Launch)
     assert queue.complete(launch) == []
-    queue.policy = Picks([0, 2])
+    queue.policy = LaunchIndices([0, 2])
     with pytest.raises(PolicyError, match="one stage"):
         queue.decide(2.0)
 
 
 def test_one_batch_at_a_time() -> None:
-    queue = batcher(Picks([0]), *three())
+    queue = batcher(LaunchIndices([0]), *three())
     queue.decide(1.0)
     with pytest.raises(PolicyError, match="busy"):
         queue.decide(1.0)
 
 
-def test_a_model_that_is_not_served_is_refused_on_arrival() -> None:
+def test_a_request_for_an_unknown_model_is_rejected() -> None:
     with pytest.raises(PolicyError, match="'x' is not served"):
         batcher(greedy(4), Request(0, 0.0, Kind("x")))
 
 
-def test_an_empty_queue_waits_without_asking() -> None:
-    assert batcher(Says(Launch([]))).decide(1.0) == Wait(inf)
+def test_an_empty_queue_waits_without_a_decision() -> None:
+    assert batcher(Constant(Launch([]))).decide(1.0) == Wait(inf)
 
 
-def test_requests_pass_through_their_stages_and_leave_after_the_last() -> None:
+def test_requests_complete_after_their_last_stage() -> None:
     requests = three()
-    queue = batcher(Picks([0, 1, 2], stages=1), *requests)
+    queue = batcher(LaunchIndices([0, 1, 2], stages=1), *requests)
     first = queue.decide(1.0)
     assert isinstance(first, Launch)
     assert queue.complete(first) == []
@@ -120,13 +120,13 @@ def test_requests_pass_through_their_stages_and_leave_after_the_last() -> None:
     second = queue.decide(2.0)
     assert isinstance(second, Launch)
     assert queue.complete(second) == requests
-    assert [r.started for r in requests] == [1.0, 1.0, 1.0], "the instant of the first launch stays"
+    assert [r.started for r in requests] == [1.0, 1.0, 1.0], "the instant of the first launch"
     assert len(queue) == 0
 
 
-def test_cancelled_leave_at_every_point_of_life() -> None:
+def test_cancellation_while_waiting_in_service_and_suspended() -> None:
     requests = three()
-    queue = batcher(Picks([0, 1], stages=1), *requests)
+    queue = batcher(LaunchIndices([0, 1], stages=1), *requests)
     launch = queue.decide(1.0)
     assert isinstance(launch, Launch)
     assert queue.cancel(requests[2]), "waiting"
@@ -138,27 +138,27 @@ def test_cancelled_leave_at_every_point_of_life() -> None:
     assert len(queue) == 0
 
 
-def test_who_left_while_in_service_is_not_among_the_finished() -> None:
+def test_a_request_cancelled_in_service_is_not_completed() -> None:
     requests = three()
-    queue = batcher(Picks([0, 1, 2]), *requests)
+    queue = batcher(LaunchIndices([0, 1, 2]), *requests)
     launch = queue.decide(1.0)
     assert isinstance(launch, Launch)
     queue.cancel(requests[1])
     assert queue.complete(launch) == [requests[0], requests[2]]
 
 
-def test_a_failed_batch_leaves_and_the_device_is_free_again() -> None:
+def test_a_failed_batch_leaves_and_the_device_becomes_idle() -> None:
     requests = three()
-    queue = batcher(Picks([0]), *requests)
+    queue = batcher(LaunchIndices([0]), *requests)
     launch = queue.decide(1.0)
     assert isinstance(launch, Launch)
     assert queue.fail(launch) == [requests[0]]
     assert isinstance(queue.decide(2.0), Launch)
 
 
-def test_expired_leave_on_the_instant_and_not_before() -> None:
-    early, late, patient = Request(0, 0.0, M, expires=2.0), Request(1, 0.0, M, expires=1.0), Request(2, 0.0, M)
-    queue = batcher(greedy(4), early, late, patient)
+def test_requests_expire_at_their_instant_and_not_before() -> None:
+    early, late, unbounded = Request(0, 0.0, M, expires=2.0), Request(1, 0.0, M, expires=1.0), Request(2, 0.0, M)
+    queue = batcher(greedy(4), early, late, unbounded)
     assert queue.next_expiry() == 1.0
     assert queue.expire(0.999) == []
     assert queue.expire(1.0) == [late]
@@ -168,13 +168,13 @@ def test_expired_leave_on_the_instant_and_not_before() -> None:
     assert queue.queue_length == 1
 
 
-def test_who_comes_late_stands_where_it_arrived_and_the_rate_hears_of_it_when_it_comes() -> None:
+def test_a_late_request_is_queued_by_its_arrival_and_counted_when_it_comes() -> None:
     queue = batcher(greedy(4))
     queue.monitor = monitor = ForgettingMonitor(10.0)
-    young, old, alike = Request(0, 5.0, M), Request(1, 1.0, M), Request(2, 5.0, M)
+    young, old, same = Request(0, 5.0, M), Request(1, 1.0, M), Request(2, 5.0, M)
     queue.arrive(young)
     queue.arrive(old, 6.0)
-    queue.arrive(alike, 7.0)
+    queue.arrive(same, 7.0)
     assert [request.id for request in queue.state(7.0).waiting] == [1, 0, 2]
     expected = ForgettingMonitor(10.0)
     for at in (5.0, 6.0, 7.0):
@@ -182,7 +182,7 @@ def test_who_comes_late_stands_where_it_arrived_and_the_rate_hears_of_it_when_it
     assert monitor.rates(7.0) == expected.rates(7.0)
 
 
-def test_whoever_left_is_not_kept_until_a_time_out_of_long_ago() -> None:
+def test_a_completed_request_is_freed_before_its_time_out() -> None:
     queue = batcher(greedy(1), largest=1)
     kept = []
     for n in range(500):
@@ -197,15 +197,15 @@ def test_whoever_left_is_not_kept_until_a_time_out_of_long_ago() -> None:
     assert sum(ref() is not None for ref in kept) == 0
 
 
-def test_a_policy_may_launch_the_very_sequence_it_was_shown() -> None:
-    queue = batcher(Everybody(), *three())
+def test_a_policy_may_launch_the_sequence_of_the_state() -> None:
+    queue = batcher(LaunchAll(), *three())
     launch = queue.decide(1.0)
     assert isinstance(launch, Launch)
     assert [r.id for r in launch.requests] == [0, 1, 2]
     assert queue.queue_length == 0
 
 
-def test_an_expiry_of_somebody_who_left_before_is_nobodys() -> None:
+def test_a_cancelled_request_does_not_expire() -> None:
     request = Request(0, 0.0, M, expires=1.0)
     queue = batcher(greedy(4), request)
     queue.cancel(request)
@@ -213,7 +213,7 @@ def test_an_expiry_of_somebody_who_left_before_is_nobodys() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("acxdf"), st.integers(0, 7)), max_size=60))
-def test_everybody_leaves_exactly_once_whatever_happens(events: list[tuple[str, int]]) -> None:
+def test_every_request_leaves_exactly_once(events: list[tuple[str, int]]) -> None:
     queue = batcher(greedy(3), largest=3)
     here: list[Request] = []
     left: list[int] = []
@@ -238,43 +238,43 @@ def test_everybody_leaves_exactly_once_whatever_happens(events: list[tuple[str, 
     assert sorted(left) == sorted(r.id for r in here)
 
 
-def test_where_a_stage_is_an_iteration_requests_at_different_ones_share_a_batch() -> None:
+def test_with_continuous_batching_requests_at_different_steps_share_a_batch() -> None:
     a, b = Request(0, 0.0, M, stages=3), Request(1, 0.0, M, stages=1)
-    queue = Batcher(Picks([0], 1), {"m": 4}, NoMonitor(), ("m",))
+    queue = Batcher(LaunchIndices([0], 1), {"m": 4}, NoMonitor(), ("m",))
     queue.arrive(a)
     first = queue.decide(0.0)
     assert isinstance(first, Launch)
     assert queue.complete(first) == []
     queue.arrive(b)
-    queue.policy = Picks([1, 0], 1)
+    queue.policy = LaunchIndices([1, 0], 1)
     both = queue.decide(1.0)
     assert isinstance(both, Launch)
-    assert queue.complete(both) == [b], "who has passed its own last stage leaves"
+    assert queue.complete(both) == [b], "a request completes after its own last stage"
     assert (a.stage, a.started, b.started, list(queue.suspended)) == (2, 0.0, 1.0, [a])
 
 
-def test_iterations_of_different_kinds_still_share_none() -> None:
-    queue = Batcher(Everybody(), {"m": 4}, NoMonitor(), ("m",))
+def test_continuous_batching_does_not_mix_kinds() -> None:
+    queue = Batcher(LaunchAll(), {"m": 4}, NoMonitor(), ("m",))
     for i in range(2):
         queue.arrive(Request(i, 0.0, Kind("m", i)))
     with pytest.raises(PolicyError, match="one kind"):
         queue.decide(0.0)
 
 
-def test_everybody_here_can_be_given_a_kind_anew() -> None:
-    queue = batcher(Picks([0], 1), *three())
+def test_every_request_can_be_assigned_a_new_kind() -> None:
+    queue = batcher(LaunchIndices([0], 1), *three())
     running = queue.decide(1.0)
-    queue.rekind(lambda r: Kind("m", r.id))
+    queue.set_kinds(lambda r: Kind("m", r.id))
     assert isinstance(running, Launch)
     queue.complete(running)
     assert [r.kind.bin for r in (*queue.state(2.0).waiting, *queue.suspended)] == [1, 2, 0]
 
 
 @given(st.data())
-def test_the_waiting_are_counted_by_model_whatever_happens(data: st.DataObject) -> None:
+def test_waiting_requests_are_counted_by_model(data: st.DataObject) -> None:
     @dataclass(frozen=True)
-    class Anything:
-        """Launches some requests of one kind and stage, wherever they stand."""
+    class LaunchAny:
+        """Launches any requests of one kind and stage."""
 
         def decide(self, state: State, /) -> Action:
             here = [*state.waiting, *state.suspended]
@@ -283,7 +283,7 @@ def test_the_waiting_are_counted_by_model_whatever_happens(data: st.DataObject) 
             picked = data.draw(st.lists(st.sampled_from(alike), min_size=1, max_size=4, unique_by=lambda r: r.id))
             return Launch(picked, 1)
 
-    queue = Batcher(Anything(), {"m": 4, "n": 4}, NoMonitor())
+    queue = Batcher(LaunchAny(), {"m": 4, "n": 4}, NoMonitor())
     arrived: list[Request] = []
     launch: Launch | None = None
     for now in range(data.draw(st.integers(1, 25))):

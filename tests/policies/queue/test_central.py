@@ -1,4 +1,4 @@
-"""One queue of formed batches in front of several servers."""
+"""Simulation of one queue of formed batches with several servers."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from policies.rules.per_kind import PerKind
 from policies.types import Kind, Request
 
 
-def test_the_first_formed_batch_is_served_first_though_another_bin_began_before() -> None:
+def test_the_first_formed_batch_is_served_first() -> None:
     arrivals = np.array([0.0, 1.0, 2.0, 3.0])
     run = serve(arrivals, np.array([5.0, 1.0, 1.0, 4.0]), np.array([0, 1, 1, 0]), 2)
     assert run.batch_times.tolist() == [1.0, 5.0]
@@ -23,14 +23,14 @@ def test_the_first_formed_batch_is_served_first_though_another_bin_began_before(
     assert run.throughput == 0.5
 
 
-def test_a_second_server_takes_the_batch_that_would_wait() -> None:
+def test_a_second_server_serves_the_waiting_batch() -> None:
     arrivals, times = np.array([0.0, 0.0, 0.0]), np.array([4.0, 2.0, 1.0])
     bins = np.zeros(3, dtype=np.int64)
     assert serve(arrivals, times, bins, 1).responses.tolist() == [4.0, 6.0, 7.0]
     assert serve(arrivals, times, bins, 1, servers=2).responses.tolist() == [4.0, 2.0, 3.0]
 
 
-def test_who_is_left_in_a_bin_is_served_when_arrivals_end() -> None:
+def test_incomplete_batches_are_served_after_the_last_arrival() -> None:
     run = serve(np.array([0.0, 1.0, 9.0]), np.array([2.0, 2.0, 2.0]), np.array([0, 0, 1]), 2)
     assert run.responses.tolist() == [3.0, 2.0, 2.0]
 
@@ -40,7 +40,7 @@ def test_who_is_left_in_a_bin_is_served_when_arrivals_end() -> None:
     st.integers(1, 7),
     st.integers(1, 4),
 )
-def test_each_is_served_once_and_nobody_sooner_than_alone(
+def test_each_request_is_served_once_and_not_faster_than_alone(
     drawn: list[tuple[float, float, int]], batch_size: int, servers: int
 ) -> None:
     gaps, times, bins = (np.array(column) for column in zip(*drawn, strict=True))
@@ -53,7 +53,7 @@ def test_each_is_served_once_and_nobody_sooner_than_alone(
 
 
 @pytest.mark.parametrize("rate", [0.2, 1.0, 3.0])
-def test_one_server_does_what_the_batcher_does_under_the_printed_policy(rate: float) -> None:
+def test_one_server_agrees_with_the_batcher_under_the_printed_policy(rate: float) -> None:
     rng, batch_size, edges = np.random.default_rng(3), 4, (5.0, 12.0)
     arrivals, sizes = np.cumsum(rng.exponential(1.0 / rate, 600)), rng.uniform(1.0, 20.0, 600)
     bins = np.searchsorted(edges, sizes, side="right")
@@ -64,7 +64,7 @@ def test_one_server_does_what_the_batcher_does_under_the_printed_policy(rate: fl
         )
     ]
     batcher = Batcher(PerKind({"": static(batch_size)}), {"": batch_size}, NoMonitor())
-    ours = serve(arrivals, sizes, bins, batch_size).responses
-    theirs = run(batcher, requests, lambda launch: max(r.size for r in launch.requests), lambda _: None).responses
-    formed = sum(count - count % batch_size for count in np.bincount(bins).tolist())  # the rest is drained otherwise
-    assert ours[:formed] == pytest.approx(theirs[:formed])
+    central = serve(arrivals, sizes, bins, batch_size).responses
+    batched = run(batcher, requests, lambda launch: max(r.size for r in launch.requests), lambda _: None).responses
+    formed = sum(count - count % batch_size for count in np.bincount(bins).tolist())  # the rest is drained differently
+    assert central[:formed] == pytest.approx(batched[:formed])

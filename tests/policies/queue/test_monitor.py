@@ -3,13 +3,13 @@ from math import exp
 import numpy as np
 import pytest
 
-from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, successor
+from policies.queue.monitor import ForgettingMonitor, NoMonitor, PerModelMonitor, TumblingMonitor, inherit_rates
 from policies.types import Kind
 
 A, B = Kind("a"), Kind("b")
 
 
-def test_a_steady_stream_measures_as_its_rate_after_a_few_time_constants() -> None:
+def test_the_estimate_of_a_steady_stream_is_its_rate() -> None:
     monitor = ForgettingMonitor(1.0)
     for n in range(1000):
         monitor.arrive(A, n * 0.01)
@@ -17,13 +17,13 @@ def test_a_steady_stream_measures_as_its_rate_after_a_few_time_constants() -> No
     assert monitor.rates(9.99)[A] == pytest.approx(100.0, rel=0.006)
 
 
-def test_the_first_arrival_of_all_measures_as_none() -> None:
+def test_the_estimate_at_the_first_arrival_is_zero() -> None:
     monitor = ForgettingMonitor(2.0)
     monitor.arrive(A, 7.0)
     assert monitor.rates(7.0) == monitor.mean_rates(7.0) == {A: 0.0}
 
 
-def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() -> None:
+def test_the_estimate_of_poisson_arrivals_is_unbiased_with_the_predicted_noise() -> None:
     rng = np.random.default_rng(1)
     monitor, rates = ForgettingMonitor(0.5), []
     for at in np.cumsum(rng.exponential(1 / 200, 40_000)):
@@ -35,7 +35,7 @@ def test_poisson_arrivals_measure_without_bias_and_with_the_predicted_noise() ->
     assert settled.std() / 200 == pytest.approx(0.0707, rel=0.25)
 
 
-def test_the_rate_decays_while_nothing_arrives() -> None:
+def test_the_rate_decays_without_arrivals() -> None:
     monitor = ForgettingMonitor(2.0)
     for n in range(2000):
         monitor.arrive(A, n * 0.01)
@@ -44,7 +44,7 @@ def test_the_rate_decays_while_nothing_arrives() -> None:
     assert monitor.rates(now + 3600.0)[A] < 1e-300
 
 
-def test_a_lone_arrival_after_silence_measures_as_none_and_the_next_as_one_in_a_time_constant() -> None:
+def test_a_single_arrival_after_a_gap_is_not_counted_and_the_next_one_is() -> None:
     monitor = ForgettingMonitor(2.0)
     monitor.arrive(A, 0.0)
     monitor.arrive(A, 3600.0)
@@ -63,7 +63,7 @@ def test_the_mean_rate_of_a_stationary_stream_is_its_rate_early_and_late(seconds
     assert monitor.mean_rates(float(at))[A] == pytest.approx(200, rel=4 / np.sqrt(counted))
 
 
-def test_the_mean_rate_outlasts_bursts_and_is_forgotten_over_minutes() -> None:
+def test_the_mean_rate_averages_bursts_and_decays_over_minutes() -> None:
     monitor = ForgettingMonitor(0.02)
     for second in range(300):
         for n in range(100):
@@ -75,19 +75,19 @@ def test_the_mean_rate_outlasts_bursts_and_is_forgotten_over_minutes() -> None:
     assert monitor.mean_rates(299.099 + 60.0)[A] / monitor.mean_rates(299.099)[A] == pytest.approx(exp(-1), rel=0.01)
 
 
-def test_the_first_two_at_one_instant_are_no_infinite_mean_rate() -> None:
+def test_two_simultaneous_first_arrivals_give_a_finite_mean_rate() -> None:
     monitor = ForgettingMonitor(0.02)
     monitor.arrive(A, 7.0)
     monitor.arrive(A, 7.0)
     assert monitor.mean_rates(7.0)[A] == pytest.approx(1 / 0.02, rel=1e-3)
 
 
-def test_a_successor_knows_the_rates_and_forgets_by_its_own_time_constants() -> None:
+def test_a_new_monitor_inherits_the_rates_and_has_its_own_time_constants() -> None:
     before, steady = ForgettingMonitor(1.0), ForgettingMonitor(8.0)
     for n in range(1000):
         for monitor in (before, steady):
             monitor.arrive(A, 0.05 * n)
-    after = successor(before, ForgettingMonitor(8.0))
+    after = inherit_rates(before, ForgettingMonitor(8.0))
     assert after.rates(49.95) == pytest.approx(before.rates(49.95))
     assert after.mean_rates(49.95) == pytest.approx(before.mean_rates(49.95))
     assert after.rates(57.95)[A] == pytest.approx(before.rates(49.95)[A] * exp(-1.0))
@@ -97,18 +97,18 @@ def test_a_successor_knows_the_rates_and_forgets_by_its_own_time_constants() -> 
     # the steady one began low by exp(-50 / 8), 0.2 per cent; a gap is 0.05 / 8, 0.6 per cent of the time constant
     assert after.rates(59.95)[A] == pytest.approx(steady.rates(59.95)[A], rel=0.03)
     assert after.mean_rates(59.95)[A] == pytest.approx(20.0, rel=0.03)
-    assert before.rates(59.95)[A] == pytest.approx(20.0 * exp(-10.0), rel=0.03), "it is left as it was"
+    assert before.rates(59.95)[A] == pytest.approx(20.0 * exp(-10.0), rel=0.03), "the original is unchanged"
 
 
-def test_a_monitor_that_counts_otherwise_begins_anew() -> None:
+def test_a_monitor_of_another_type_starts_without_rates() -> None:
     before, wanted = ForgettingMonitor(1.0), TumblingMonitor()
     before.arrive(A, 0.5)
-    assert successor(before, wanted) is wanted
-    assert successor(wanted, TumblingMonitor()) is wanted
-    assert successor(wanted, before) is before
+    assert inherit_rates(before, wanted) is wanted
+    assert inherit_rates(wanted, TumblingMonitor()) is wanted
+    assert inherit_rates(wanted, before) is before
 
 
-def test_kinds_are_measured_apart() -> None:
+def test_kinds_are_measured_separately() -> None:
     monitor = ForgettingMonitor(1.0)
     for n in range(300):
         monitor.arrive(A, n * 0.01)

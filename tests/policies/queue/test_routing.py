@@ -3,7 +3,7 @@ import pytest
 from policies.catalog import choose
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
-from policies.queue.routing import backlog, soonest
+from policies.queue.routing import backlog, least_delay
 from policies.types import Kind, Launch, Request
 
 FAST = Profile("fast", (1.0, 1.5, 2.0, 2.5))
@@ -22,13 +22,13 @@ def _batcher(profile: Profile, waiting: int) -> Batcher:
     ("waiting", "left", "expected"),
     [(0, 0.0, 1.0), (0, 0.5, 1.5), (1, 0.0, 1.5), (3, 0.0, 2.5), (4, 0.25, 0.25 + 2.5 + 1.0)],
 )
-def test_a_newcomer_is_expected_after_what_is_in_service_and_with_those_who_wait(
+def test_the_delay_includes_the_batch_in_service_and_the_waiting_requests(
     waiting: int, left: float, expected: float
 ) -> None:
     assert backlog(_batcher(FAST, waiting), {"m": FAST}, left, {"m": 1}) == pytest.approx(expected)
 
 
-def test_who_is_between_stages_is_counted_with_what_is_left() -> None:
+def test_suspended_requests_count_with_their_remaining_stages() -> None:
     profile = FAST.in_stages(4)
     chosen = choose("lazy:slo_ms=100000", profile)
     batcher = Batcher(chosen.policy, {"m": profile.max_batch_size}, chosen.monitor)
@@ -40,13 +40,13 @@ def test_who_is_between_stages_is_counted_with_what_is_left() -> None:
     assert backlog(batcher, {"m": profile}, 0.0, {"m": 1}) == pytest.approx(1.75)
 
 
-def test_the_slower_device_is_taken_once_the_faster_one_is_longer_busy() -> None:
+def test_the_slower_device_is_chosen_while_the_faster_one_is_busy() -> None:
     def expected(left: float) -> list[float]:
         return [
             backlog(_batcher(FAST, 0), {"m": FAST}, left, {"m": 1}),
             backlog(_batcher(SLOW, 0), {"m": SLOW}, 0, {"m": 1}),
         ]
 
-    assert soonest(expected(0.9)) == 0
-    assert soonest(expected(1.0)) == 0  # equal: the first
-    assert soonest(expected(1.1)) == 1
+    assert least_delay(expected(0.9)) == 0
+    assert least_delay(expected(1.0)) == 0  # equal: the first
+    assert least_delay(expected(1.1)) == 1

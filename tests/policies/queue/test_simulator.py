@@ -31,7 +31,7 @@ def launches(policy: ControlLimit, requests: list[Request], service: float) -> l
     ]
 
 
-def test_those_who_arrive_during_a_service_go_together_after_it() -> None:
+def test_arrivals_during_a_service_form_the_next_batch() -> None:
     assert launches(greedy(32), arrived(1.0, 1.2, 1.5, 4.0), 1.0) == [
         (1.0, 2.0, [0]),
         (2.0, 3.0, [1, 2]),
@@ -39,16 +39,16 @@ def test_those_who_arrive_during_a_service_go_together_after_it() -> None:
     ]
 
 
-def test_where_nobody_else_comes_the_rest_is_drained() -> None:
+def test_the_queue_is_drained_after_the_last_arrival() -> None:
     assert launches(static(2), arrived(1.0, 1.2, 1.5), 1.0) == [(1.2, 2.2, [0, 1]), (2.2, 3.2, [2])]
 
 
-def test_a_batch_stays_open_while_the_device_is_busy_and_time_counts_from_arrival() -> None:
+def test_the_time_out_counts_from_arrival_while_the_device_is_busy() -> None:
     policy = ControlLimit(4, 4, timeout=0.5)
     assert launches(policy, arrived(0.0, 0.6, 1.4), 1.0) == [(0.5, 1.5, [0]), (1.5, 2.5, [1, 2])]
 
 
-def test_the_expired_are_never_run() -> None:
+def test_expired_requests_are_never_run() -> None:
     requests = arrived(0.0, 0.1, 0.2)
     requests[1].expires = 0.9
     assert launches(greedy(32), requests, 1.0) == [(0.0, 1.0, [0]), (1.0, 2.0, [2])]
@@ -83,7 +83,7 @@ def energy(service: Service) -> float | None:
     return P4.energy(len(service.launch.requests))
 
 
-def test_the_report_adds_up() -> None:
+def test_the_result_of_a_run() -> None:
     result = run(batcher(static(2)), arrived(1.0, 1.2, 1.5, 1.6), lambda _: 1.0, lambda _: 3.0)
     assert result.scheduled == 4
     assert result.responses == pytest.approx([1.2, 1.0, 1.7, 1.6])
@@ -98,12 +98,12 @@ def test_a_profile_without_energies_has_no_power() -> None:
     assert result.mean_power is None
 
 
-def test_one_left_over_by_the_literal_algorithm_is_drained_in_the_end() -> None:
+def test_a_request_left_by_the_literal_algorithm_is_drained() -> None:
     queue = Batcher(RateMatchingLiteral((1.0, 1.5)), {"m": 2}, TumblingMonitor())
     served = list(simulate(queue, arrived(0.1, 1.5), lambda _: 0.1))
     assert [[r.id for r in s.launch.requests] for s in served] == [[0], [1]]
 
 
-def test_an_expired_wait_does_not_end_the_run() -> None:
+def test_an_expired_request_is_not_served() -> None:
     requests = arrived(0.0, expires=0.5)
     assert launches(ControlLimit(2, 2, inf), requests, 1.0) == []

@@ -246,7 +246,7 @@ def kinds_after(change: Callable[[Request], Kind]) -> list[Kind]:
     batcher = Batcher(policy, {"m": 4}, monitor)
     for request in requests(chosen, [0.0, 0.1, 0.1], [1.0, 9.0, 5.0]):
         batcher.arrive(request)
-    batcher.rekind(change)
+    batcher.set_kinds(change)
     return [r.kind for r in batcher.state(1.0).waiting]
 
 

@@ -174,7 +174,7 @@ def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
     both = State(1.0, [Request(0, 0.9, a), Request(1, 0.9, b)], rates={a: 10.0, b: 30.0}, mean_rates={a: 7.0, b: 5.0})
     assert (both.arrival_rate, both.mean_rate) == (40.0, 12.0)
     own = both.of(a)
-    assert (own.arrival_rate, own.mean_rate, own.ask_again) == (10.0, 7.0, 1.0 + 3 / 10)
+    assert (own.arrival_rate, own.mean_rate, own.reevaluate_at) == (10.0, 7.0, 1.0 + 3 / 10)
     assert (both.of(Kind("c")).rates, both.of(Kind("c")).mean_rates) == ({}, {})
     action = PerKind({"a": WEIGHTED, "b": WEIGHTED}).decide(both)
     assert isinstance(action, Launch)

@@ -1,4 +1,4 @@
-"""Edges of bins: against brute force where there are few sizes, and against the paper's where there are many."""
+"""Edges of bins against an exhaustive search and against the paper's edges."""
 
 import csv
 from bisect import bisect_right
@@ -34,7 +34,7 @@ def time_with(sizes: list[float], edges: tuple[float, ...], batch_size: int) -> 
 
 @given(some_sizes, st.integers(1, 5), st.sampled_from([1, 2, 8, 128]))
 @settings(deadline=None)
-def test_no_edges_are_better_than_the_optimised_ones(sizes: list[float], bins: int, batch_size: int) -> None:
+def test_optimised_edges_agree_with_an_exhaustive_search(sizes: list[float], bins: int, batch_size: int) -> None:
     values = sorted(set(sizes))
     edges = optimised_edges(sizes, bins, batch_size)
     assert len(edges) == min(bins, len(values)) - 1
@@ -45,7 +45,7 @@ def test_no_edges_are_better_than_the_optimised_ones(sizes: list[float], bins: i
 
 @given(some_sizes, st.integers(1, 5), st.sampled_from([1, 3, 64]))
 @settings(deadline=None)
-def test_the_time_of_a_batch_is_that_of_its_bins(sizes: list[float], bins: int, batch_size: int) -> None:
+def test_the_mean_batch_time_is_the_mean_over_bins(sizes: list[float], bins: int, batch_size: int) -> None:
     edges = equal_edges(sizes, bins)
     found = bin_times(sizes, edges, batch_size)
     assert sum(share for share, _ in found) == pytest.approx(1.0)
@@ -59,7 +59,7 @@ def test_edges_ascend_and_leave_no_bin_empty(sizes: list[float], bins: int) -> N
         assert {bisect_right(edges, size) for size in sizes} == set(range(len(edges) + 1))
 
 
-def test_bins_of_equal_probability_are_as_equal_as_can_be() -> None:
+def test_equal_edges_are_nearest_to_equal_probability() -> None:
     assert equal_edges([1.0, 2.0, 3.0, 4.0], 2) == (3.0,)
     assert equal_edges([1.0, 1.0, 1.0, 5.0], 2) == (5.0,)
     assert equal_edges([1.0, 5.0, 5.0, 5.0], 2) == (5.0,)
@@ -70,14 +70,14 @@ def test_an_edge_is_the_smallest_size_of_the_bin_above() -> None:
     assert optimised_edges([1.0, 2.0, 10.0, 11.0], 2, 8) == (10.0,)
 
 
-def test_many_sizes_lose_nothing_to_speak_of() -> None:
+def test_grouping_of_many_sizes_is_nearly_optimal() -> None:
     # the longest of 200 exponential sizes lie where few are: groups of equal probability alone lose 0.3 per cent
     sizes = np.random.default_rng(1).exponential(10.0, 100_000)
     hand = (5.3224, 12.3499, 22.5428, 40.2550)  # equation 28 for K = 5, B = 200
     assert batch_time(sizes, optimised_edges(sizes, 5, 200), 200) < 1.0005 * batch_time(sizes, hand, 200)
 
 
-def test_edges_are_sought_among_few_enough_to_be_found_in_milliseconds() -> None:
+def test_many_sizes_are_grouped() -> None:
     sizes = np.random.default_rng(1).exponential(10.0, 4096)
     assert len(optimised_edges(sizes, len(sizes), 8)) < 256
 

@@ -1,4 +1,4 @@
-"""The formulas of multi-bin batching, against the printed numbers, Monte Carlo and the simulated central queue."""
+"""Closed forms of multi-bin batching against printed numbers, Monte Carlo and the simulated central queue."""
 
 from math import log, prod
 
@@ -29,7 +29,7 @@ def test_throughput_of_the_papers_setting() -> None:
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3, 4, 5])
-def test_overloaded_the_queue_gives_the_throughput_of_the_formula(bins: int) -> None:
+def test_an_overloaded_queue_has_the_throughput_of_the_formula(bins: int) -> None:
     sizes = np.random.default_rng(SEED).uniform(1.0, 20.0, 256_000)
     # 2000 batches, whose times differ by at most 5.5 s of 12.2 about the mean: 0.3 per cent is one standard error
     found = simulated(sizes, PAPER.edges(bins), 128, 20.0).throughput
@@ -37,13 +37,13 @@ def test_overloaded_the_queue_gives_the_throughput_of_the_formula(bins: int) -> 
 
 
 @pytest.mark.parametrize(("bins", "rate"), [(1, 0.5), (1, 2.0), (2, 1.0), (3, 1.0), (5, 1.0)])
-def test_at_low_load_the_response_time_is_that_of_the_formula(bins: int, rate: float) -> None:
+def test_the_response_time_at_low_load_is_that_of_the_formula(bins: int, rate: float) -> None:
     sizes = np.random.default_rng(SEED).uniform(1.0, 20.0, 256_000)
     found = simulated(sizes, PAPER.edges(bins), 128, rate).responses.mean()
     assert found == pytest.approx(PAPER.response_time(bins, 128, rate), rel=0.03)
 
 
-def test_no_server_makes_the_response_time_less_than_the_formula_for_unequal_bins() -> None:
+def test_the_formula_is_a_lower_bound_for_unequal_bins() -> None:
     sizes = np.random.default_rng(SEED).exponential(10.0, 400_000)
     edges = (20.0,)  # seven in eight are below
     least = least_response_time(batch_time(sizes, edges, 16), 2, 16, 0.2)
@@ -55,9 +55,7 @@ def test_no_server_makes_the_response_time_less_than_the_formula_for_unequal_bin
 
 
 @given(st.floats(0.1, 50.0), st.floats(0.0, 50.0), st.integers(1, 200), st.integers(2, 256))
-def test_so_many_bins_and_no_fewer_give_the_wanted_throughput(
-    low: float, width: float, bins: int, batch_size: int
-) -> None:
+def test_the_least_number_of_bins_for_a_throughput(low: float, width: float, bins: int, batch_size: int) -> None:
     sizes = Uniform(low, low + width + 0.1)
     wanted = sizes.throughput(bins, batch_size)
     assert sizes.bins_for(wanted, batch_size) == bins
@@ -65,12 +63,12 @@ def test_so_many_bins_and_no_fewer_give_the_wanted_throughput(
 
 
 @pytest.mark.parametrize("throughput", [0.0, -1.0, 128 / 10.5, 13.0])
-def test_a_throughput_that_no_number_of_bins_gives_is_refused(throughput: float) -> None:
+def test_an_unreachable_throughput_is_rejected(throughput: float) -> None:
     with pytest.raises(SpecError, match=r"12\.19"):
         PAPER.bins_for(throughput, 128)
 
 
-def test_exponential_batches_take_as_long_as_drawn_ones_and_at_most_the_bound() -> None:
+def test_exponential_batch_times_agree_with_sampling_and_the_bound() -> None:
     sizes, rng = Exponential(10.0), np.random.default_rng(SEED)
     drawn = rng.exponential(10.0, 400_000)
     for bins in range(1, 6):
@@ -87,7 +85,7 @@ def test_one_exponential_bin_takes_the_harmonic_number_times_the_mean() -> None:
 
 
 @pytest.mark.parametrize("bins", [2, 3, 6])
-def test_the_printed_bound_with_its_misprint_mended_is_that_of_the_edges(bins: int) -> None:
+def test_the_corrected_printed_bound_is_that_of_the_edges(bins: int) -> None:
     steps = [0.0, harmonic(200)]  # L_m at index m
     while len(steps) < bins:
         steps.append(1.0 + log(steps[-1]))
@@ -102,7 +100,7 @@ def test_the_printed_bound_with_its_misprint_mended_is_that_of_the_edges(bins: i
     assert Exponential(1.0).throughput_bound(bins, 200) == pytest.approx(200 / total)
 
 
-def test_the_printed_exponential_edges_make_the_bound_least_and_are_nearly_best() -> None:
+def test_the_printed_exponential_edges_minimise_the_bound() -> None:
     sizes = Exponential(10.0)
     edges = sizes.edges(3, 200)
     for factor in (0.97, 1.03):

@@ -1,4 +1,4 @@
-"""Predicted service times: what each estimator knows, and what it learns."""
+"""Predicted service times of each estimator."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ TIMES = Affine(0.010, 0.001, 0.100)
 MEASURED = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
 
 
-def test_the_oracle_reads_the_profile_at_the_limit_or_at_the_prompt_where_nothing_is_generated() -> None:
+def test_the_oracle_uses_the_limit_or_the_prompt_length() -> None:
     assert Oracle(MEASURED).size(Lengths(prompt=99, limit=16)) == pytest.approx(1.3)
     assert Oracle(MEASURED).size(Lengths(prompt=18)) == pytest.approx(1.4)
 
 
-def test_an_affine_time_counts_both_lengths_and_takes_the_limit_for_generated() -> None:
+def test_an_affine_time_uses_the_prompt_length_and_the_limit() -> None:
     assert TIMES.size(Lengths(prompt=5, limit=2)) == pytest.approx(0.215)
     assert TIMES.size(Lengths(prompt=5)) == pytest.approx(0.015)
 
@@ -28,19 +28,19 @@ def test_the_fit_recovers_the_coefficients() -> None:
     assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.100))
 
 
-def test_what_did_not_vary_gets_no_coefficient() -> None:
+def test_a_constant_length_gets_no_coefficient() -> None:
     fit = fit_lengths([(8, 0), (16, 0), (32, 0)], [0.018, 0.026, 0.042])
     assert (fit.intercept, fit.per_prompt, fit.per_generated) == pytest.approx((0.010, 0.001, 0.0))
     assert fit_lengths([(8, 3)], [0.5]) == Affine(0.5)
 
 
 @pytest.mark.parametrize("make", [Online, Learned])
-def test_before_anything_was_seen_the_limit_stands_for_what_is_expected(make: Callable[[Affine], Estimator]) -> None:
+def test_the_prediction_without_observations_is_the_limit(make: Callable[[Affine], Estimator]) -> None:
     assert make(TIMES).size(Lengths(5, 30)) == pytest.approx(TIMES.at(5, 30))
 
 
 @pytest.mark.parametrize("make", [Online, Learned])
-def test_what_was_observed_is_expected_up_to_the_limit(make: Callable[[Affine], Estimator]) -> None:
+def test_the_prediction_is_the_observed_length_up_to_the_limit(make: Callable[[Affine], Estimator]) -> None:
     estimator = make(TIMES)
     for _ in range(50):
         estimator.observe(Lengths(5, 100, (1, 2, 3)), 20)
@@ -49,7 +49,7 @@ def test_what_was_observed_is_expected_up_to_the_limit(make: Callable[[Affine], 
     assert estimator.size(Lengths(5)) == pytest.approx(TIMES.at(5, 0))
 
 
-def test_online_tells_long_prompts_from_short_ones_and_expects_the_mean_of_all_of_others() -> None:
+def test_online_has_a_mean_per_prompt_length_and_one_of_all() -> None:
     estimator = Online(TIMES)
     for prompt, generated in ((5, 10), (6, 20), (40, 90)):
         estimator.observe(Lengths(prompt, 1000), generated)
@@ -57,7 +57,7 @@ def test_online_tells_long_prompts_from_short_ones_and_expects_the_mean_of_all_o
         assert estimator.size(Lengths(prompt, 1000)) == pytest.approx(TIMES.at(prompt, expected))
 
 
-def test_online_follows_what_changes() -> None:
+def test_online_follows_a_change() -> None:
     estimator = Online(TIMES)
     for generated in [10] * 5000 + [50] * 1500:
         estimator.observe(Lengths(5, 1000), generated)
@@ -65,7 +65,7 @@ def test_online_follows_what_changes() -> None:
 
 
 @pytest.mark.parametrize("prompt", [16, 100])
-def test_learned_is_no_worse_than_online_where_prompts_tell_nothing(prompt: int) -> None:
+def test_learned_is_no_worse_than_online_for_uninformative_prompts(prompt: int) -> None:
     rng = np.random.default_rng(0)
     estimators: dict[str, Estimator] = {"online": Online(TIMES), "learned": Learned(TIMES)}
     errors: dict[str, list[float]] = {name: [] for name in estimators}
@@ -80,7 +80,7 @@ def test_learned_is_no_worse_than_online_where_prompts_tell_nothing(prompt: int)
     assert late["learned"] < 1.1 * late["online"] < 3.0, "tokens"
 
 
-def test_learned_reads_from_the_prompt_what_its_length_does_not_tell() -> None:
+def test_learned_uses_the_tokens_of_the_prompt() -> None:
     rng = np.random.default_rng(3)
     estimators: dict[str, Estimator] = {"online": Online(TIMES), "learned": Learned(TIMES)}
     errors: dict[str, list[float]] = {name: [] for name in estimators}

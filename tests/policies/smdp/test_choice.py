@@ -1,4 +1,4 @@
-"""The choice of the weight: bounds are kept, met where they can be, and nothing cheaper keeps them."""
+"""The choice of the weight: bounds are kept at the least power."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -69,7 +69,7 @@ def test_a_cap_on_power_is_met_by_the_fastest_policy_that_keeps_it(load: float, 
     assert mixed.mean_response_time < vertex.mean_response_time
 
 
-def test_a_bound_that_does_not_bind_leaves_the_cheapest_or_the_fastest() -> None:
+def test_an_inactive_bound_gives_the_cheapest_or_the_fastest_policy() -> None:
     static = evaluate(at_load(0.7), [0] * 32 + [32])
     assert power(choose(at_load(0.7), MeanBound(10.0))) == pytest.approx(power(static), rel=1e-9)
     fastest = solve(at_load(0.7))
@@ -77,39 +77,39 @@ def test_a_bound_that_does_not_bind_leaves_the_cheapest_or_the_fastest() -> None
 
 
 @pytest.mark.parametrize(
-    ("bound", "complaint"),
+    ("bound", "message"),
     [
         (MeanBound(0.001), r"within 1 ms: the least at load 0.7 is 4.95\d+ ms; allow that"),
         (PowerBound(42.0), r"within 42 W: the least at load 0.7 is 42.48\d+ W; allow that"),
         (ShareBound(0.001, 0.95, lambda *_: 0.005), "0.95 within 1 ms: the least time at load 0.7 is 5 ms; allow"),
     ],
 )
-def test_a_bound_out_of_reach_is_refused_with_what_is_reachable(bound: Bound, complaint: str) -> None:
-    with pytest.raises(UnreachableError, match=complaint) as refusal:
+def test_an_unreachable_bound_is_rejected_with_the_reachable_value(bound: Bound, message: str) -> None:
+    with pytest.raises(UnreachableError, match=message) as refusal:
         choose(at_load(0.7), bound)
     assert refusal.value.nearest.batch_size
 
 
 @pytest.mark.parametrize(
-    ("bound", "complaint"),
+    ("bound", "message"),
     [
-        (MeanBound(0.0), "bound of 0 ms cannot be"),
+        (MeanBound(0.0), "bound of 0 ms is invalid"),
         (MeanBound(float("nan")), "give a positive number"),
-        (PowerBound(-1.0), "bound of -1 W cannot be"),
+        (PowerBound(-1.0), "bound of -1 W is invalid"),
         (ShareBound(0.01, 1.0, lambda *_: 1.0), "share of 1"),
     ],
 )
-def test_what_is_no_bound_is_refused(bound: Bound, complaint: str) -> None:
-    with pytest.raises(SpecError, match=complaint):
+def test_an_invalid_bound_is_rejected(bound: Bound, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         choose(at_load(0.5), bound)
 
 
-def test_without_energies_there_is_nothing_to_choose_by() -> None:
+def test_a_profile_without_energies_is_rejected() -> None:
     with pytest.raises(SpecError, match="has no energies"):
         choose(Problem(Profile("bare", (0.001, 0.0015)), 500.0), MeanBound(0.01))
 
 
-def test_a_share_is_kept_where_the_fastest_policy_does_not_keep_it() -> None:
+def test_a_share_bound_is_kept_where_the_fastest_policy_misses_it() -> None:
     # a percentile that is least in the middle of the frontier, as it is where batching shortens the tail
     middle = frontier(at_load(0.7))[8].mean_response_time
 
@@ -122,7 +122,7 @@ def test_a_share_is_kept_where_the_fastest_policy_does_not_keep_it() -> None:
     assert chosen.mean_response_time == pytest.approx(middle + 0.001, rel=1e-3)
 
 
-def test_the_frontier_is_convex_and_is_all_that_a_grid_of_weights_finds() -> None:
+def test_the_frontier_is_convex_and_has_all_vertices_of_a_grid_of_weights() -> None:
     vertices = frontier(at_load(0.7))
     weights = [breakpoint_of(a, b) for a, b in pairwise(vertices)]
     assert weights == sorted(weights)
@@ -140,7 +140,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=20, deadline=None)
 @given(problems(), st.floats(0.05, 0.95))
-def test_any_profiles_bound_between_the_extremes_is_kept_and_never_dearer_mixed(problem: Problem, at: float) -> None:
+def test_a_bound_is_kept_for_any_profile_and_a_mix_costs_no_more(problem: Problem, at: float) -> None:
     fast, cheap = choose(problem, PowerBound(1e9)), choose(problem, MeanBound(1e9))
     between = fast.mean_response_time + at * (cheap.mean_response_time - fast.mean_response_time)
     vertex, mixed = (choose(problem, MeanBound(between), mixed=m) for m in (False, True))
@@ -153,7 +153,7 @@ def test_a_percentile_is_kept_with_no_more_power_than_the_papers_vertex() -> Non
     bound = parse_bound("slo_p95_ms", "10", measured_over=200_000)
     chosen = choose(at_load(0.7), bound)
     assert power(chosen) <= 44.950  # the vertex of w2 1.4 to 1.6, p95 9.97 ms
-    # other arrivals: the choice rests on 200,000 of its own, which tell a percentile to 0.3 per cent or so
+    # other arrivals than the 200,000 of the choice, which have a standard error of the percentile of about 0.3 per cent
     found = percentile(Trial(at_load(0.7), 400_000, seed=7).run(chosen).responses, 0.95)
     assert found.value < 0.010 + 5 * found.standard_error
 
@@ -177,14 +177,14 @@ def test_a_percentile_is_a_share() -> None:
 
 
 @pytest.mark.parametrize(("key", "text"), [("slo_mean_ms", "soon"), ("slo_share", "10"), ("slo_share", "1:2:3")])
-def test_what_is_no_number_is_no_bound(key: str, text: str) -> None:
-    with pytest.raises(SpecError, match=f"{key} '{text}' is no bound; give"):
+def test_text_that_is_not_a_number_is_rejected(key: str, text: str) -> None:
+    with pytest.raises(SpecError, match=f"{key} '{text}' is not a valid bound; give"):
         parse_bound(key, text)
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e6])
 @pytest.mark.parametrize("w1", [1e-6, 1e9])
-def test_any_unit_of_cost_and_any_weight_of_time_choose_the_same_policy(scale: float, w1: float) -> None:
+def test_the_choice_does_not_depend_on_units_of_cost_and_time_weight(scale: float, w1: float) -> None:
     money = replace(P4, energies=tuple(scale * e for e in P4.energies or ()), cost_unit="EUR")
     problem = Problem(money, 0.3 * P4.capacity, w1)
     chosen, plain = choose(problem, MeanBound(0.005)), choose(at_load(0.3), MeanBound(0.005))
@@ -195,7 +195,7 @@ def test_any_unit_of_cost_and_any_weight_of_time_choose_the_same_policy(scale: f
         choose(problem, PowerBound(1e-3 * scale))
 
 
-def test_lonely_requests_are_gathered_too_if_the_bound_allows() -> None:
+def test_a_bound_is_met_at_a_load_near_zero() -> None:
     chosen = choose(at_load(1e-5), MeanBound(100.0))
     assert chosen.mean_response_time == pytest.approx(100.0, rel=1e-8)
 
@@ -205,7 +205,7 @@ def test_a_bound_is_kept_to_the_last_digit() -> None:
     assert power(choose(at_load(0.3), PowerBound(20.0))) <= 20.0
 
 
-def test_a_coarse_frontier_has_its_ends_and_no_gap() -> None:
+def test_a_coarse_frontier_has_no_gap() -> None:
     problem = Problem(P4, 0.7 * P4.capacity, service=Gamma((1.0,)))
     coarse = frontier(problem, 0.1)
     assert 10 < len(coarse) < 60

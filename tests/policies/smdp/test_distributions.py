@@ -56,7 +56,7 @@ def test_probabilities_and_moments_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("cv", [1e-9, 1e-6, 1e-4])
-def test_little_variation_goes_over_into_none_without_a_loss_of_digits(cv: float) -> None:
+def test_small_variation_converges_to_deterministic_without_a_loss_of_digits(cv: float) -> None:
     times = np.array([1.0, 40.0])
     limit = DETERMINISTIC.arrival_probabilities(RATE, times, 200)
     near = Gamma((cv,)).arrival_probabilities(RATE, times, 200)
@@ -82,7 +82,7 @@ def test_draws_have_the_moments(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
+    ("name", "message"),
     [
         ("normal", "choose one of deterministic"),
         ("gamma", "needs gamma:CV"),
@@ -92,8 +92,8 @@ def test_draws_have_the_moments(name: str) -> None:
         ("exponential:2", "unknown service distribution 'exponential:2'"),
     ],
 )
-def test_what_is_no_distribution_is_refused(name: str, complaint: str) -> None:
-    with pytest.raises(SpecError, match=complaint):
+def test_an_invalid_distribution_is_rejected(name: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         distribution(name, MEASURED)
 
 

@@ -1,4 +1,4 @@
-"""The model's arrays against the paper's formulas, and what is refused before anything is solved."""
+"""The model's arrays against the paper's formulas, and checks of problems and tables."""
 
 from math import inf, nan
 
@@ -46,7 +46,7 @@ def test_cost_of_a_launch_is_equation_11() -> None:
     assert model.charges[2, POWER] == 0.08
 
 
-def test_capacity_counts_allowed_sizes_only() -> None:
+def test_capacity_includes_allowed_sizes_only() -> None:
     falling = Profile("best alone", (0.001, 0.004, 0.005))
     assert build_model(Problem(falling, 1.0)).capacity == pytest.approx(1000.0)
     assert build_model(Problem(falling, 1.0, min_batch_size=2)).capacity == pytest.approx(600.0)
@@ -54,7 +54,7 @@ def test_capacity_counts_allowed_sizes_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "said"),
+    ("problem", "message"),
     [
         (Problem(PROFILE, 0.0), "arrival rate 0 is not positive"),
         (Problem(PROFILE, nan), "arrival rate nan"),
@@ -67,22 +67,22 @@ def test_capacity_counts_allowed_sizes_only() -> None:
         (Problem(Profile("dark", (0.001,)), RATE, w2=1.0), "no energies"),
     ],
 )
-def test_malformed_problems_are_refused_in_one_line(problem: Problem, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
+def test_malformed_problems_are_rejected_in_one_line(problem: Problem, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as rejected:
         build_model(problem)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 @pytest.mark.parametrize(
-    ("actions", "said"),
+    ("actions", "message"),
     [
         ([], "empty"),
         ([0, 2], "action 2 at queue length 1 launches more than waits"),
         ([0, -1], "action -1"),
         ([0, 0, 0, 3], "neither 0 nor a batch size 1..2"),
-        ([0, 1, 0], "would wait for ever"),
+        ([0, 1, 0], "would wait forever"),
     ],
 )
-def test_tables_that_are_no_policy_are_refused(actions: list[int], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_invalid_tables_are_rejected(actions: list[int], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         check_actions(actions, 1, 2)

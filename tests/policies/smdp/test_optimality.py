@@ -1,4 +1,4 @@
-"""Nothing does better than the solved policy: other policies, other policies at random, and plain value iteration."""
+"""Optimality of the solved policy, against other policies, random tables and plain value iteration."""
 
 from collections.abc import Iterator, Sequence
 
@@ -52,7 +52,7 @@ def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -
     for table in benchmark_tables(problem.profile.max_batch_size):
         if keeps_up(problem, table):
             assert least <= evaluate(problem, table).gain
-        else:  # an unstable policy is refused, never priced
+        else:  # an unstable policy is rejected
             with pytest.raises(SpecError, match="cannot keep up"):
                 evaluate(problem, table)
 
@@ -69,7 +69,7 @@ def test_no_table_drawn_at_random_costs_less(problem: Problem, data: st.DataObje
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
-def test_the_solved_table_is_worth_what_the_solver_says(problem: Problem) -> None:
+def test_the_value_of_the_solved_table_is_the_solvers(problem: Problem) -> None:
     solution = solve(problem)
     value = evaluate(problem, solution.batch_size)
     assert value.gain == pytest.approx(solution.gain, rel=TOLERANCE)
@@ -91,7 +91,7 @@ def test_no_benchmark_policy_of_the_paper_costs_less(load: float, w2: float) -> 
 
 
 def transitions(problem: Problem, action: int, length: int) -> Floats:
-    """Equation (7) on queue lengths 0..length; who comes to a full queue is turned away."""
+    """Equation (7) on queue lengths 0..length; arrivals to a full queue are lost."""
     matrix = np.zeros((length + 1, length + 1))
     if action == 0:
         for state in range(length + 1):
@@ -108,10 +108,10 @@ def transitions(problem: Problem, action: int, length: int) -> Floats:
 
 
 def costs(problem: Problem, action: int, length: int) -> Floats:
-    """Equation (11); infinite where fewer wait than the action launches, and for waiting at a full queue.
+    """Equation (11); infinite where the action launches more than waits, and for waiting at a full queue.
 
-    Were that allowed, turning everybody away for ever would be the best policy of the truncated queue. For the same
-    reason the weight of power must be small here: a queue that is always nearly full turns some away, and saves power.
+    Otherwise losing all arrivals would be optimal for the truncated queue. For the same reason the weight of power must
+    be small here: a queue that is nearly always full loses arrivals and saves power.
     """
     states = np.arange(length + 1)
     if action == 0:
@@ -123,7 +123,7 @@ def costs(problem: Problem, action: int, length: int) -> Floats:
 
 
 def gain_by_value_iteration(problem: Problem, length: int) -> float:
-    """The paper's own road: a truncated queue, equations (23) and (26), relative value iteration."""
+    """The paper's method: a truncated queue, equations (23) and (26), relative value iteration."""
     actions = range(problem.profile.max_batch_size + 1)
     matrix = np.array([transitions(problem, a, length) for a in actions])
     cost = np.array([costs(problem, a, length) for a in actions])

@@ -1,4 +1,4 @@
-"""The papers' scheme against the papers' tables, against the exact solver, and against a queue that needs neither."""
+"""Relative value iteration against the papers' tables, the exact solver and a queue with a closed form."""
 
 from collections.abc import Sequence
 from math import inf, nan
@@ -118,7 +118,7 @@ def test_a_minimum_batch_size_is_kept() -> None:
 
 
 def overflow_of_mm1(load: float, longest: int) -> float:
-    """What a truncated M/M/1 queue pays for S_o, equation (22) with c_o = 0, in units of l.
+    """The cost share of S_o in a truncated M/M/1 queue, equation (22) with c_o = 0, in units of l.
 
     Below s_max the chain's probabilities are those of the whole queue, load^n; s_max and S_o share load^s_max. Into
     S_o leads a geometric number of arrivals. Sums of positive numbers only.
@@ -132,7 +132,7 @@ def overflow_of_mm1(load: float, longest: int) -> float:
 
 
 @pytest.mark.parametrize("longest", [20, 100, 400])
-def test_delta_has_all_its_digits_however_small(longest: int) -> None:
+def test_delta_has_full_relative_precision(longest: int) -> None:
     load, service_time = 0.5, 0.004
     problem = Problem(Profile("single", (service_time,)), load / service_time, service=Gamma((1.0,)))
     result = relative_value_iteration(problem, Rvi(7.0, longest))
@@ -143,7 +143,7 @@ def test_delta_has_all_its_digits_however_small(longest: int) -> None:
     assert result.overflow_cost_share == pytest.approx(expected, rel=1e-11, abs=0.0)
 
 
-def test_delta_is_a_part_of_the_gain_and_the_averages_are_the_rest_but_for_the_overflow_cost() -> None:
+def test_the_overflow_cost_is_a_part_of_delta_and_delta_of_the_gain() -> None:
     problem, longest = at_load(0.9), 40
     result = relative_value_iteration(problem, Rvi(500.0, longest))
     averages = 1e3 * result.averages[RESPONSE] + result.averages[POWER]
@@ -151,7 +151,7 @@ def test_delta_is_a_part_of_the_gain_and_the_averages_are_the_rest_but_for_the_o
     assert 0.0 < priced < result.overflow_cost_share < result.gain
 
 
-def test_where_power_weighs_much_the_truncated_model_waits_for_ever() -> None:
+def test_the_truncated_model_waits_forever_for_a_large_weight_of_power() -> None:
     problem = at_load(0.7, 15.0)
     with pytest.warns(WaitsForEverWarning, match="raise overflow_cost or max_queue_length"):
         result = relative_value_iteration(problem, Rvi(100.0, 200))
@@ -165,13 +165,13 @@ def test_where_power_weighs_much_the_truncated_model_waits_for_ever() -> None:
     assert result.gain < solve(problem).gain
 
 
-def test_a_higher_overflow_cost_is_the_remedy_the_warning_names() -> None:
+def test_a_higher_overflow_cost_prevents_waiting_forever() -> None:
     problem = at_load(0.7, 15.0)
     result = relative_value_iteration(problem, Rvi(10_000.0, 200))
     assert result.gain == pytest.approx(solve(problem).gain, abs=0.01)  # epsilon
 
 
-def test_without_a_queue_length_the_shortest_doubling_is_taken_that_delta_accepts() -> None:
+def test_the_default_queue_length_is_the_shortest_doubling_with_a_small_delta() -> None:
     problem = at_load(0.9)
     assert relative_value_iteration(problem, Rvi(max_queue_length=64)).overflow_cost_share >= 1e-3
     result = relative_value_iteration(problem, Rvi())
@@ -180,7 +180,7 @@ def test_without_a_queue_length_the_shortest_doubling_is_taken_that_delta_accept
     assert result.gain == pytest.approx(solve(problem).gain, abs=0.01)  # epsilon
 
 
-def test_where_no_length_is_accepted_the_longest_comes_with_a_warning() -> None:
+def test_the_longest_queue_is_used_with_a_warning_if_delta_stays_large() -> None:
     problem = at_load(0.5, 5000.0, TINY)
     with pytest.warns(WaitsForEverWarning), pytest.warns(OverflowShareWarning, match="2048, the longest tried"):
         result = relative_value_iteration(problem, Rvi(0.0, epsilon=1.0))
@@ -188,7 +188,7 @@ def test_where_no_length_is_accepted_the_longest_comes_with_a_warning() -> None:
     assert result.overflow_cost_share >= 1e-3
 
 
-def test_shorter_queues_tried_on_the_way_warn_of_nothing() -> None:
+def test_shorter_queues_tried_give_no_warning() -> None:
     problem = at_load(0.5, 5.0, TINY)
     with pytest.warns(WaitsForEverWarning):
         relative_value_iteration(problem, Rvi(0.0, 32))
@@ -204,8 +204,8 @@ def test_a_single_iteration_still_gives_a_result_and_a_warning() -> None:
     assert set(result.batch_size) == {0}  # the least cost at once is that of no launch
 
 
-def by_the_letter(problem: Problem, cv: float, policy: Sequence[int], overflow_cost: float) -> tuple[float, float]:
-    """G^ and Delta of a policy, S_o last, from equations (18), (19), (21) and (22) as they are printed."""
+def printed_equations(problem: Problem, cv: float, policy: Sequence[int], overflow_cost: float) -> tuple[float, float]:
+    """G^ and Delta of a policy, S_o last, from equations (18), (19), (21) and (22) as printed."""
     rate, longest = problem.arrival_rate, len(policy) - 2
     chain, sojourn, cost = np.zeros((longest + 2, longest + 2)), np.zeros(longest + 2), np.zeros(longest + 2)
     for state, action in enumerate(policy):
@@ -230,14 +230,14 @@ def test_gain_and_delta_are_those_of_the_printed_equations(cv: float) -> None:
     # arrivals reach beyond what is counted one by one where the coefficient of variation is 20 or 100
     problem = Problem(TINY, 0.6 * TINY.capacity, 1.0, 0.3, service=Gamma((cv,)))
     result = relative_value_iteration(problem, Rvi(1e5, 12))
-    gain, delta = by_the_letter(problem, cv, (*result.batch_size, result.overflow_action), 1e5)
+    gain, delta = printed_equations(problem, cv, (*result.batch_size, result.overflow_action), 1e5)
     # 1e-9: Delta is at least 1e-5 of the gain here, so that the subtractions above leave it ten digits
     assert result.gain == pytest.approx(gain, rel=1e-9)
     assert result.overflow_cost_share == pytest.approx(delta, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("problem", "scheme", "said"),
+    ("problem", "scheme", "message"),
     [
         (at_load(0.5), Rvi(-1.0), "overflow_cost -1 .* 0 or more"),
         (at_load(0.5), Rvi(inf), "overflow_cost inf .* finite"),
@@ -256,7 +256,7 @@ def test_gain_and_delta_are_those_of_the_printed_equations(cv: float) -> None:
         (Problem(P4, 0.0), Rvi(), "arrival rate 0 is not positive"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused_in_one_line(problem: Problem, scheme: Rvi, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
+def test_invalid_parameters_are_rejected_in_one_line(problem: Problem, scheme: Rvi, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as rejected:
         relative_value_iteration(problem, scheme)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)

@@ -92,21 +92,21 @@ def test_the_next_weight_is_the_next_point() -> None:
     assert 1e3 * solve(at_load(0.3, 1.6)).mean_response_time == pytest.approx(5.725, abs=5.1e-4)
 
 
-def test_static_8_is_refused_where_it_cannot_keep_up() -> None:
-    with pytest.raises(SpecError, match=r"batches of 8.*\(load 0\.774\).*load 0\.900") as refused:
+def test_static_8_is_rejected_where_it_is_unstable() -> None:
+    with pytest.raises(SpecError, match=r"batches of 8.*\(load 0\.774\).*load 0\.900") as rejected:
         evaluate(at_load(0.9), static(8))
-    assert f"{8 / P4.service_time(8):.6g} requests per second" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert f"{8 / P4.service_time(8):.6g} requests per second" in str(rejected.value)
+    assert "\n" not in str(rejected.value)
 
 
 @pytest.mark.parametrize("load", [1.0, 1.3])
-def test_overload_is_refused_naming_load_and_capacity(load: float) -> None:
-    with pytest.raises(SpecError, match=f"load {load:g} is 1 or more.*capacity 2958.69") as refused:
+def test_overload_is_rejected_with_load_and_capacity(load: float) -> None:
+    with pytest.raises(SpecError, match=f"load {load:g} is 1 or more.*capacity 2958.69") as rejected:
         solve(at_load(load))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
-def test_a_weight_of_0_for_response_times_is_refused_by_the_solver_only() -> None:
+def test_w1_of_0_is_rejected_by_the_solver_only() -> None:
     with pytest.raises(SpecError, match="w1 = 0"):
         solve(at_load(0.5, 1.0, w1=0.0))
     value = evaluate(at_load(0.5, 2.0, w1=0.0), static(8))
@@ -114,13 +114,13 @@ def test_a_weight_of_0_for_response_times_is_refused_by_the_solver_only() -> Non
     assert value.gain == 2.0 * value.mean_power
 
 
-def test_averages_do_not_depend_on_the_weights_they_are_told_in() -> None:
+def test_averages_do_not_depend_on_the_weights() -> None:
     one, other = (evaluate(at_load(0.6, w2, w1=w1), static(16)) for w1, w2 in ((1.0, 0.0), (0.3, 500.0)))
     assert one.mean_response_time == other.mean_response_time
     assert one.mean_power == other.mean_power
 
 
-def test_static_batches_have_the_averages_that_need_no_solver() -> None:
+def test_static_batches_have_known_averages() -> None:
     value = evaluate(at_load(0.6, 1.0), static(16))
     joules = P4.energy(16)
     assert joules is not None
@@ -158,7 +158,7 @@ def test_the_state_space_is_long_enough(profile: Profile, load: float) -> None:
     assert solve(problem).gain == pytest.approx(long_truncation(problem, 600), rel=1e-10)
 
 
-def test_one_at_a_time_is_best_where_batches_bring_nothing() -> None:
+def test_one_at_a_time_is_optimal_for_proportional_service_times() -> None:
     load, service_time = 0.97, PROPORTIONAL.service_time(1)
     solution = solve(at_load(load, profile=PROPORTIONAL))
     # M/D/1 again, which batches only delay; 1e-10: the solver's own tolerance
@@ -208,7 +208,7 @@ def test_heavy_weights_of_power_find_the_batch_of_least_energy(w2: float) -> Non
     assert solution.mean_power == pytest.approx(48.0 * 0.5 / 3, rel=1e-9)  # batches of 3, 0.5 J each
 
 
-def test_a_size_of_less_throughput_and_much_less_energy_is_its_own_tail() -> None:
+def test_a_cheaper_size_of_lower_throughput_can_be_the_tail() -> None:
     # 3 has the largest throughput and 2 an eighth of the energy: at this weight 3 is not worth it in any queue that is
     # ever seen, while 2 alone is loaded to 0.9976
     profile = Profile("cheap pairs", (1.185e-3,) * 3, energies=(1.0, 0.125, 0.5))
@@ -217,7 +217,7 @@ def test_a_size_of_less_throughput_and_much_less_energy_is_its_own_tail() -> Non
 
 
 @pytest.mark.parametrize(("probability", "pure"), [(0.0, 4), (1.0, 8)])
-def test_a_mix_that_always_takes_one_table_is_that_table(probability: float, pure: int) -> None:
+def test_a_mix_of_probability_0_or_1_is_one_of_its_tables(probability: float, pure: int) -> None:
     four, eight = control_limit(4, 32), control_limit(8, 32)
     mixed = evaluate(at_load(0.3, 1.0), four, Mix(probability, eight))
     assert mixed.gain == pytest.approx(evaluate(at_load(0.3, 1.0), control_limit(pure, 32)).gain, rel=1e-12)
@@ -225,15 +225,15 @@ def test_a_mix_that_always_takes_one_table_is_that_table(probability: float, pur
 
 def test_a_mix_of_two_waits_is_exact() -> None:
     # one request at a time; an arrival at an idle device is launched with probability 1 - q, else waits for the next:
-    # with l so short that nobody arrives meanwhile, each pair of arrivals waits 1 / lambda with probability q, and a
-    # launched single leaves the next arrival the first again: a fraction q / (1 + q) of the requests waits
+    # with l so short that there are no arrivals during a service, a pair of arrivals waits 1 / lambda with probability
+    # q, and a launched single leaves the next arrival the first again: a fraction q / (1 + q) of the requests waits
     profile = Profile("instant", (1e-12, 1e-12))
     mixed = evaluate(Problem(profile, 1.0), [0, 1, 2], Mix(0.25, [0, 0, 2]))
     assert mixed.mean_response_time == pytest.approx(0.25 / 1.25, rel=1e-9)
     assert mixed.mean_batch_size == pytest.approx(1.25, rel=1e-9)
 
 
-def test_tables_of_different_ends_are_no_mix() -> None:
+def test_tables_with_different_last_actions_cannot_be_mixed() -> None:
     with pytest.raises(SpecError, match="end in batches of 8 and 4"):
         evaluate(at_load(0.3), static(8), Mix(0.5, static(4)))
 
@@ -254,7 +254,7 @@ def test_gains_agree_with_a_long_truncation(service: str, profile: Profile, load
     assert solve(problem).gain == pytest.approx(long_truncation(problem, 700), rel=1e-9)
 
 
-def test_the_smallest_batch_is_kept_and_costs_what_it_must() -> None:
+def test_a_minimum_batch_size_increases_the_cost() -> None:
     free, bound = solve(at_load(0.3, 1.0)), solve(replace(at_load(0.3, 1.0), min_batch_size=6))
     assert min(action for action in bound.batch_size if action) == 6
     assert bound.gain > free.gain

@@ -1,4 +1,4 @@
-"""Control limits: the closed form against the papers' grid and against the solver, and where the structure ends."""
+"""Control limits: the closed form against the papers' grid and the solver, and policies without the structure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_no_other_limit_costs_less_than_that_of_proposition_4(load: float, large
     fixed=st.floats(0.0, 10.0),
     w1=st.floats(0.01, 100.0),
 )
-def test_without_a_weight_or_a_fixed_energy_only_chi_and_the_largest_batch_count(
+def test_without_w2_or_fixed_energy_the_limit_depends_on_chi_and_the_largest_batch(
     load: float, largest: int, fixed: float, w1: float
 ) -> None:
     # Corollary 1
@@ -111,11 +111,11 @@ def test_the_limit_lies_between_1_and_the_largest_batch_and_rises_with_w2(load: 
         ([0, 0, 2, 2, 4], None),  # less than there is
         ([0, 1, 0, 3, 4], None),  # two limits
         ([0, 1, 2, 3, 4, 3, 4], None),  # less than the largest batch, later
-        ([0, 0, 0], None),  # waits for ever
+        ([0, 0, 0], None),  # waits forever
         ([], None),
     ],
 )
-def test_a_control_limit_is_told_from_what_is_none(actions: Sequence[int], limit: int | None) -> None:
+def test_control_limits_are_detected(actions: Sequence[int], limit: int | None) -> None:
     assert control_limit_of(actions, 4) == limit
     assert control_limit_of(tuple(actions), 4) == limit
 
@@ -139,7 +139,7 @@ def test_a_service_time_that_grows_with_the_batch_breaks_the_structure() -> None
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         (SizeIndependent(1000.0, 0.008, 8), "load 1 is 1 or more.*capacity 1000.*lower the rate"),
         (SizeIndependent(2000.0, 0.008, 8), "load 2 is 1 or more"),
@@ -151,7 +151,7 @@ def test_a_service_time_that_grows_with_the_batch_breaks_the_structure() -> None
         (SizeIndependent(1.0, 0.008, 8, fixed_energy=-1.0), "fixed_energy -1 is negative"),
     ],
 )
-def test_cases_that_cannot_be_used_are_refused_in_one_line(case: SizeIndependent, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
+def test_invalid_cases_are_rejected_in_one_line(case: SizeIndependent, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as rejected:
         optimal_control_limit(case)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)

@@ -1,4 +1,4 @@
-"""The policy file: what is written is read again, and what is malformed is refused in one line."""
+"""The policy file: written and read, and malformed files."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def file(*rows: dict[str, Any], **changes: Any) -> str:
     return json.dumps(content | {"max_batch_size": 2, "rows": list(rows) or [row()]} | changes)
 
 
-def test_the_live_servers_grid_has_49_loads() -> None:
+def test_the_default_grid_has_49_loads() -> None:
     loads = default_loads()
     assert len(loads) == 49
     assert (loads[0], loads[24], loads[-1]) == (0.02, 0.5, 0.98)
@@ -53,7 +53,7 @@ def test_a_saved_table_is_loaded_again(tmp_path: Path) -> None:
         assert one.mean_response_time == pytest.approx(other.mean_response_time, rel=1e-15)
 
 
-def test_a_mix_is_kept() -> None:
+def test_a_mix_is_written_and_read() -> None:
     mixed = file(row(mix={"probability": 0.25, "batch_size": [0, 0, 2]}))
     again = parse_table(to_json(parse_table(mixed, "a")), "b")
     mix = again.rows[0].mix
@@ -62,7 +62,7 @@ def test_a_mix_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "file"),
         (file(schema="batchwright.policy/2"), "schema"),
@@ -78,12 +78,12 @@ def test_a_mix_is_kept() -> None:
         (file(row(mix={"probability": 0.5, "batch_size": [0, 2]})), "action 2 at queue length 1"),
     ],
 )
-def test_malformed_files_are_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as refused:
+def test_malformed_files_are_rejected_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as rejected:
         parse_table(text, "policy.json")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
-def test_a_missing_file_is_refused() -> None:
+def test_a_missing_file_is_rejected() -> None:
     with pytest.raises(SpecError, match=r"no policy file 'nowhere\.json'"):
         load_table("nowhere.json")

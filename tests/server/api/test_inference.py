@@ -609,7 +609,7 @@ def test_checking_for_room_looks_at_no_waiting_request() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         waiting = inference.fleet.submit("m", [0.0] * 7)
         await settle()
-        inference.fleet.first._batcher.rekind(lambda _: Watched("m"))
+        inference.fleet.first._batcher.set_kinds(lambda _: Watched("m"))
         looks_before = looks
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:

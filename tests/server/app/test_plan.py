@@ -72,7 +72,7 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
         ({"device": "cpu", "models": ["m=nowhere/at-all"]}, "no 'nowhere/at-all/config.json'"),
         ({"device": "cpu", "models": ["text-generator"], "weights": "w.pt"}, "takes its weights from its folder"),
         ({"device": "cpu", "models": ["text-generator"], "stages": 2}, "leave out --stages"),
-        ({"device": "cpu", "policy": ["lazy:slo_ms=9,timesteps=5"], "stages": 4}, "timesteps are of models"),
+        ({"device": "cpu", "policy": ["lazy:slo_ms=9,timesteps=5"], "stages": 4}, "timesteps are for models"),
         ({"device": "cpu", "policy": ["joining"]}, "for models that generate tokens"),
         ({"device": "cpu", "models": ["text-generator"], "policy": ["lazy"]}, "needs lazy:slo_ms=VALUE"),
         (

@@ -14,7 +14,7 @@ def launch(size: int, waited: float = 0.25) -> Launch:
 
 
 def batch(policy: str, launch: Launch, service: float, energy: float | None) -> BatchRecord:
-    return BatchRecord("d", policy, launch, 0, True, launch.requests, 5.0, 5.0 + service, energy, "nvml")
+    return BatchRecord("d", policy, launch, 0, True, launch.requests, 0.0, service, energy, "nvml")
 
 
 def test_a_second_tells_what_happened_in_it_and_no_more() -> None:

@@ -1,4 +1,4 @@
-"""The fast simulation against the general one, launch by launch, and against what the solver says."""
+"""The fast simulation against the general one and against the solver's exact averages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.action_lookup import count_table
+from policies.action_lookup import queue_length_table
 from policies.catalog import solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
-from policies.queue.counting import CountTable, Device, run_table
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Run, estimate, percentile, run, share_within
+from policies.queue.table_simulator import QueueLengthTable, ServiceModel, simulate_table
 from policies.rules.control_limit import ControlLimit
 from policies.rules.lookup import ActionRow, lookup
 from policies.smdp.distributions import DETERMINISTIC, Gamma
@@ -33,15 +33,15 @@ M = Kind("m")
 
 @dataclass(frozen=True)
 class Case:
-    """A policy of the queue length, what serves it, and who arrives."""
+    """A policy of the queue length, a profile and arrivals."""
 
-    table: CountTable
+    table: QueueLengthTable
     profile: Profile
     instants: Instants
 
     @property
     def fast(self) -> Run:
-        return run_table(self.table, device(self.profile), self.instants)
+        return simulate_table(self.table, device(self.profile), self.instants)
 
     def general(self, policy: Policy) -> Run:
         batcher = Batcher(policy, {M.model: self.profile.max_batch_size}, NoMonitor())
@@ -53,17 +53,17 @@ class Case:
         )
 
 
-def device(profile: Profile) -> Device:
-    return Device(profile.service_time, profile.max_batch_size, profile.energies)
+def device(profile: Profile) -> ServiceModel:
+    return ServiceModel(profile.service_time, profile.max_batch_size, profile.energies)
 
 
 def gaps() -> st.SearchStrategy[float]:
-    """Eighths, which add up without rounding: arrivals meet each other and the ends of services to the bit."""
+    """Eighths, whose sums are exact, so that arrivals coincide with each other and with completions."""
     return st.sampled_from([0.0, 0.0, 0.125, 0.25, 0.5, 1.0, 3.0]) | st.floats(0.0, 2.0)
 
 
 def tables(largest: int) -> st.SearchStrategy[list[int]]:
-    """Any actions whatever: more than wait, up and down, a last one that waits for ever."""
+    """Any actions: above the queue length, not monotone, or with a last one that waits forever."""
     return st.lists(st.integers(0, largest), min_size=1, max_size=2 * largest + 2)
 
 
@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
     largest = draw(st.integers(1, 5))
     mix = draw(st.none() | st.builds(Mix, st.floats(0.0, 1.0), tables(largest)))
     most = draw(st.integers(1, largest))
-    table = CountTable(draw(tables(largest)), most, mix, draw(st.integers(0, 9)))
+    table = QueueLengthTable(draw(tables(largest)), most, mix, draw(st.integers(0, 9)))
     instants = np.cumsum(draw(st.lists(gaps(), min_size=1, max_size=60)))
     return Case(table, draw(profiles(largest)), instants)
 
@@ -96,7 +96,7 @@ def assert_same(a: Run, b: Run) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(cases())
-def test_the_fast_run_is_the_general_one_to_the_bit(case: Case) -> None:
+def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> None:
     table = case.table
     policy = lookup([ActionRow(1.0, table.batch_size, table.mix)], table.max_batch_size, table.seed)
     assert_same(case.fast, case.general(policy))
@@ -104,46 +104,48 @@ def test_the_fast_run_is_the_general_one_to_the_bit(case: Case) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(1, 8))
-def test_so_it_is_for_every_control_limit(case: Case, limit: int) -> None:
+def test_control_limits_equal_the_general_simulation_to_the_bit(case: Case, limit: int) -> None:
     policy = ControlLimit(limit, case.table.max_batch_size)
     sizes = [0 if n < limit else n for n in range(max(limit, policy.max_batch_size) + 1)]
-    case = Case(CountTable(sizes, policy.max_batch_size), case.profile, case.instants)
+    case = Case(QueueLengthTable(sizes, policy.max_batch_size), case.profile, case.instants)
     assert_same(case.fast, case.general(policy))
 
 
 @pytest.mark.parametrize(
     ("sizes", "instants", "expected"),
     [
-        ((0, 0, 0, 3), [0.0, 0.0, 1.0, 9.0], [3, 1]),  # nobody comes to the last one: drained
+        ((0, 0, 0, 3), [0.0, 0.0, 1.0, 9.0], [3, 1]),  # no arrival after the last one: drained
         ((0, 0, 0, 3), [0.0, 0.0], [2]),
-        ((0, 1), [0.0, 1.0, 1.0], [1, 1, 1]),  # who comes at the end of a service is there at the decision
-        ((0, 0, 2, 0, 0, 3), [0.0, 0.0, 0.0, 0.5, 0.75], [3, 2]),  # three at once step over the two that would go
+        ((0, 1), [0.0, 1.0, 1.0], [1, 1, 1]),  # an arrival at a completion is part of the decision
+        ((0, 0, 2, 0, 0, 3), [0.0, 0.0, 0.0, 0.5, 0.75], [3, 2]),  # three simultaneous arrivals skip queue length 2
         ((0, 0), [0.0, 1.0, 2.0, 3.0, 4.0], [4, 1]),  # a table that never launches
-        ((0, 4), [0.0, 0.5, 0.5], [1, 2]),  # no more than wait
+        ((0, 4), [0.0, 0.5, 0.5], [1, 2]),  # at most the queue length
     ],
 )
 def test_batches_of_literal_arrivals(sizes: Sequence[int], instants: list[float], expected: list[int]) -> None:
-    done = Case(CountTable(sizes, 4), Profile("second", (1.0,) * 4), np.array(instants)).fast
+    done = Case(QueueLengthTable(sizes, 4), Profile("second", (1.0,) * 4), np.array(instants)).fast
     assert done.batch_sizes.tolist() == expected
 
 
 @pytest.mark.parametrize(("probability", "other"), [(0.0, False), (1.0, True)])
-def test_a_mix_is_one_table_at_0_and_the_other_at_1(probability: float, other: bool) -> None:
+def test_a_mix_of_probability_0_or_1_is_one_of_its_tables(probability: float, other: bool) -> None:
     one, two = (0, 0, 2), (0, 1, 1)
     profile, instants = Profile("half", (0.5, 0.5)), np.cumsum(np.random.default_rng(3).exponential(1.0, 200))
-    mixed = Case(CountTable(one, 2, Mix(probability, two)), profile, instants)
-    assert_same(mixed.fast, Case(CountTable(two if other else one, 2), profile, instants).fast)
+    mixed = Case(QueueLengthTable(one, 2, Mix(probability, two)), profile, instants)
+    assert_same(mixed.fast, Case(QueueLengthTable(two if other else one, 2), profile, instants).fast)
 
 
 def test_service_times_are_drawn_once_a_batch_in_order_of_launch() -> None:
-    asked: list[int] = []
+    drawn: list[int] = []
 
     def service_time(batch_size: int) -> float:
-        asked.append(batch_size)
-        return 0.25 * len(asked)
+        drawn.append(batch_size)
+        return 0.25 * len(drawn)
 
-    done = run_table(CountTable((0, 1, 2), 2), Device(service_time, 2), np.array([0.0, 0.125, 0.125, 5.0]))
-    assert asked == done.batch_sizes.tolist() == [1, 2, 1]
+    done = simulate_table(
+        QueueLengthTable((0, 1, 2), 2), ServiceModel(service_time, 2), np.array([0.0, 0.125, 0.125, 5.0])
+    )
+    assert drawn == done.batch_sizes.tolist() == [1, 2, 1]
     assert done.responses.tolist() == [0.25, 0.625, 0.625, 0.75]
     assert done.waits.tolist() == [0.0, 0.125, 0.125, 0.0]
     assert done.elapsed == 5.75
@@ -168,7 +170,9 @@ def test_exact_averages_are_within_five_standard_errors(table: tuple[int, ...] |
     problem = Problem(P4, load * P4.capacity, w2=1.6, service=Gamma((cv,)) if cv else DETERMINISTIC)
     exact = solve(problem) if table is None else evaluate(problem, table)
     sampler = problem.service.sampler(np.array(P4.service_times), np.random.default_rng(8))
-    done = run_table(CountTable(exact.batch_size, 32), Device(sampler, 32, P4.energies), arrivals(load, 300_000, 7))
+    done = simulate_table(
+        QueueLengthTable(exact.batch_size, 32), ServiceModel(sampler, 32, P4.energies), arrivals(load, 300_000, 7)
+    )
     assert done.energies is not None
     mean = estimate(done.responses, lambda block: float(block.mean()))
     shares = np.repeat(done.energies / done.batch_sizes, done.batch_sizes)
@@ -189,11 +193,11 @@ def test_exact_averages_are_within_five_standard_errors(table: tuple[int, ...] |
     ],
 )
 def test_table_i_of_the_journal_paper(w2: float | None, power: float, milliseconds: tuple[float, ...]) -> None:
-    """At load 0.7, with as many requests as there: power; mean, 50, 90 and 95 per cent of the response times."""
+    """Power, and mean, 50th, 90th and 95th percentile of the response times, at load 0.7 with the paper's requests."""
     table = STATIC_8 if w2 is None else solve(Problem(P4, 0.7 * P4.capacity, w2=w2)).batch_size
-    counted = count_table(solved(table, P4))
+    counted = queue_length_table(solved(table, P4))
     assert counted is not None
-    done = run_table(counted, device(P4), arrivals(0.7, 1_660_000, 1))
+    done = simulate_table(counted, device(P4), arrivals(0.7, 1_660_000, 1))
     found = [float(done.responses.mean()), *(percentile(done.responses, share).value for share in (0.5, 0.9, 0.95))]
     # the paper's figures are a simulation's as well: its means and powers are up to 0.04 per cent from the exact ones;
     # here the standard error of the 95 per cent is up to 0.9 per cent (static), of all others 0.6
@@ -201,7 +205,7 @@ def test_table_i_of_the_journal_paper(w2: float | None, power: float, millisecon
     assert [1e3 * second for second in found] == pytest.approx(milliseconds, rel=0.02)
 
 
-def test_the_standard_error_of_independent_values_is_the_textbooks() -> None:
+def test_the_standard_error_of_independent_values() -> None:
     values = np.random.default_rng(4).random(200_000)
     # sqrt(p (1 - p) / n) for a share, and the same over the density, 1, for a percentile; 20 blocks tell it to 16 per
     # cent (standard deviation): three of them
@@ -211,13 +215,13 @@ def test_the_standard_error_of_independent_values_is_the_textbooks() -> None:
         assert found.standard_error == pytest.approx(textbook, rel=0.5)
 
 
-def test_the_standard_error_of_dependent_values_is_larger_than_their_spread_says() -> None:
+def test_the_standard_error_of_correlated_values_is_larger_than_the_naive_one() -> None:
     values = np.repeat(np.random.default_rng(4).random(2000), 100)
     naive = float(values.std()) / len(values) ** 0.5
     assert estimate(values, lambda block: float(block.mean())).standard_error > 5 * naive  # ten, to 16 per cent
 
 
-def test_figures_of_a_short_run_have_no_known_error() -> None:
+def test_the_standard_error_of_a_short_run_is_infinite() -> None:
     assert percentile(np.array([1.0, 2.0, 3.0]), 0.5) == (2.0, inf)
     assert share_within(np.array([1.0, 2.0, 3.0, 4.0]), 3.0) == (0.75, inf)
 
@@ -226,8 +230,8 @@ def test_figures_of_a_short_run_have_no_known_error() -> None:
 def test_successive_draws_of_a_mix_are_independent(seed: int) -> None:
     # constant arrivals, one meanwhile: each decision with one waiting launches it with probability 1/4, else the pair
     # goes; 8000 arrivals make some 4600 such decisions, of which 0.25 is missed by 0.026 with four standard errors
-    table = CountTable((0, 0, 2), 2, Mix(0.25, (0, 1, 2)), seed)
-    run = run_table(table, Device(lambda _: 0.5, 2), np.arange(8000.0))
+    table = QueueLengthTable((0, 0, 2), 2, Mix(0.25, (0, 1, 2)), seed)
+    run = simulate_table(table, ServiceModel(lambda _: 0.5, 2), np.arange(8000.0))
     assert np.mean(run.batch_sizes == 1) == pytest.approx(0.25, abs=0.026)
 
 

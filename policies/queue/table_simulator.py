@@ -1,8 +1,7 @@
-"""A policy of the queue length alone, in front of one device, on a virtual clock: about one step a batch.
+"""Fast simulation of a policy that depends on the queue length only, on one device: about one step per batch.
 
-The same runs as simulator.py gives, number by number, without a Request or a State for anybody: between two batches
-only the queue length matters, so that a wait jumps to the arrival that may end it, and who left with which batch
-follows from the batch sizes afterwards, because the oldest go first.
+The results equal those of simulator.py to the last bit, without Request and State objects. A wait is skipped up to the
+arrival that may end it. Service is first come, first served, so the batch sizes determine the batch of each request.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +17,14 @@ from policies.types import Mix
 
 
 @dataclass(frozen=True)
-class CountTable:
+class QueueLengthTable:
     """Actions by queue length, or a mix of two such tables.
 
     Attributes:
         batch_size: action for queue length 0, 1, 2, ...; 0 waits; the last one repeats.
-        max_batch_size: the largest batch that is launched before the rest is drained.
-        mix: the other table, if the policy is randomised.
-        seed: of the draws.
+        max_batch_size: the largest batch launched before the final drain.
+        mix: the second table, if the policy is randomised.
+        seed: seed of the draws.
     """
 
     batch_size: Sequence[int]
@@ -35,13 +34,14 @@ class CountTable:
 
 
 @dataclass(frozen=True)
-class Device:
-    """What serves the batches.
+class ServiceModel:
+    """Service time and energy of the device.
 
     Attributes:
-        service_time: of a batch of b, s; asked once a batch, in order of launch, so that it may draw.
-        max_batch_size: the largest batch it takes, at least the table's.
-        energies: of a batch of 1, 2, ..., J; None where unknown.
+        service_time: returns the service time of a batch of b, s; called once per batch in order of launch, so it may
+            be random.
+        max_batch_size: the largest batch of the device, at least the table's.
+        energies: energy of a batch of 1, 2, ..., J; None where unknown.
     """
 
     service_time: Callable[[int], float]
@@ -49,10 +49,10 @@ class Device:
     energies: Sequence[float] | None = None
 
 
-def run_table(table: CountTable, device: Device, instants: Instants) -> Run:
-    """Serve one request for each instant of arrival (s, sorted, at least one), and drain the rest greedily.
+def simulate_table(table: QueueLengthTable, device: ServiceModel, instants: Instants) -> Run:
+    """Serve one request for each instant of arrival (s, sorted, at least one), and drain the queue greedily at the end.
 
-    A request's id, on which the draws of a mix depend, is its place among the arrivals.
+    A request's id, on which the draws of a mix depend, is its index among the arrivals.
     """
     starts, finishes, sizes = _serve(_actions(table, device.max_batch_size), device, instants.tolist())
     batch_sizes = np.array(sizes, dtype=np.int64)
@@ -70,13 +70,13 @@ def run_table(table: CountTable, device: Device, instants: Instants) -> Run:
 
 @dataclass(frozen=True)
 class _Actions:
-    """By queue length up to the one from which nothing changes: what is launched, and how long to wait if nothing is.
+    """Actions by queue length, up to the length from which they are constant.
 
     Attributes:
-        first: the table's action.
-        second: the other table's, taken with `probability`; where they agree nothing is drawn.
-        drain: the action once nobody else comes.
-        steps: arrivals until either table launches; None: it never will.
+        first: the action of the table.
+        second: the action of the second table, taken with `probability`; no draw where both are equal.
+        drain: the action after the last arrival.
+        steps: number of arrivals until either table launches; None: neither ever does.
     """
 
     first: Sequence[int]
@@ -87,7 +87,7 @@ class _Actions:
     seed: int
 
 
-def _actions(table: CountTable, largest: int) -> _Actions:
+def _actions(table: QueueLengthTable, largest: int) -> _Actions:
     mix = table.mix or Mix(0.0, table.batch_size)
     lengths = range(max(len(table.batch_size), len(mix.batch_size), largest + 1))
     first, second = (
@@ -99,7 +99,7 @@ def _actions(table: CountTable, largest: int) -> _Actions:
 
 
 def _steps(sizes: Sequence[int]) -> list[int | None]:
-    """Arrivals from each queue length to the next that launches; beyond the last length all are like it."""
+    """Count the arrivals from each queue length to the next that launches; the last entry repeats."""
     steps: list[int | None] = [1 if sizes[-1] else None]
     for size in reversed(sizes[1:]):
         after = steps[-1]
@@ -107,33 +107,35 @@ def _steps(sizes: Sequence[int]) -> list[int | None]:
     return steps[::-1]
 
 
-def _serve(actions: _Actions, device: Device, arrivals: list[float]) -> tuple[list[float], list[float], list[int]]:
-    """Start and finish, s, and size of each batch."""
+def _serve(
+    actions: _Actions, device: ServiceModel, arrivals: list[float]
+) -> tuple[list[float], list[float], list[int]]:
+    """Return start and finish, s, and size of each batch."""
     first, second, top, service_time = actions.first, actions.second, len(actions.first) - 1, device.service_time
     starts: list[float] = []
     finishes: list[float] = []
     sizes: list[int] = []
-    now, gone, come, total = 0.0, 0, 0, len(arrivals)  # requests `gone`..`come` - 1 wait
+    now, served, arrived, total = 0.0, 0, 0, len(arrivals)  # requests served..arrived - 1 are waiting
     arrivals = [*arrivals, inf]
-    while gone < total:
-        while arrivals[come] <= now:  # a bisection takes longer, for there are few between two batches
-            come += 1
-        length = come - gone
+    while served < total:
+        while arrivals[arrived] <= now:  # faster than bisection, because few arrive between two batches
+            arrived += 1
+        length = arrived - served
         if length > top:  # min() makes a run of small batches a third slower
             length = top
         size = first[length]
-        if size != second[length] and draw(actions.seed, gone, come - 1) < actions.probability:
+        if size != second[length] and draw(actions.seed, served, arrived - 1) < actions.probability:
             size = second[length]
         if size == 0:
             step = actions.steps[length]
-            if step is None or come + step > total:  # whoever still comes changes nothing
-                step, first, second = total - come, actions.drain, actions.drain
-            come += step
-            now = max(now, arrivals[come - 1])
+            if step is None or arrived + step > total:  # the remaining arrivals cause no launch: drain after the last
+                step, first, second = total - arrived, actions.drain, actions.drain
+            arrived += step
+            now = max(now, arrivals[arrived - 1])
             continue
         starts.append(now)
         now += service_time(size)
         finishes.append(now)
         sizes.append(size)
-        gone += size
+        served += size
     return starts, finishes, sizes
