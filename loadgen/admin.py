@@ -1,4 +1,4 @@
-"""The server's policy, borrowed for a comparison: each run under another one, and at the end the first one again."""
+"""The server's policy, restored_policy for a comparison: each run under another one, and at the end the first one again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _PATIENCE = 300.0  # s; a policy is solved before the server answers
 
 
 @dataclass(frozen=True)
-class Desk:
+class PolicyAdminClient:
     """Where a model's policy is read and swapped.
 
     Attributes:
@@ -62,7 +62,7 @@ class Desk:
         return document
 
 
-def find_desk(url: str, model: str | None, key: str | None) -> Desk:
+def find_policy_admin(url: str, model: str | None, key: str | None) -> PolicyAdminClient:
     """The place for the model that requests go to.
 
     Raises:
@@ -76,42 +76,42 @@ def find_desk(url: str, model: str | None, key: str | None) -> Desk:
     name = asyncio.run(find())
     if name is None:
         raise SpecError(f"{url} does not list its models; name one with --model")
-    return Desk(url, f"{url}/admin/models/{quote(name, safe='')}/policy", key)
+    return PolicyAdminClient(url, f"{url}/admin/models/{quote(name, safe='')}/policy", key)
 
 
 @contextmanager
-def borrowed(desk: Desk) -> Iterator[Callable[[str], None]]:
+def restored_policy(client: PolicyAdminClient) -> Iterator[Callable[[str], None]]:
     """Swap policies as often as you like: at the end, whatever happened, the first one decides again.
 
     Yields:
-        What swaps; see Desk.swap.
+        What swaps; see PolicyAdminClient.swap.
 
     Raises:
         SpecError: the policy cannot be read, or the first one cannot be put back.
     """
-    first = str(desk.read()["spec"])
+    first = str(client.read()["spec"])
     try:
-        yield desk.swap
+        yield client.swap
     finally:
         try:
-            desk.swap(first)
+            client.swap(first)
         except SpecError as error:
-            raise SpecError(f"policy {first!r} is not back: {error}; PUT it to {desk.path}") from None
+            raise SpecError(f"policy {first!r} is not back: {error}; PUT it to {client.path}") from None
 
 
-def describe(url: str, model: str | None, key: str | None) -> dict[str, str]:
+def describe_policy(url: str, model: str | None, key: str | None) -> dict[str, str]:
     """Policy and profile by which the server decides, in words; empty where it does not tell."""
     try:
-        told = find_desk(url, model, key).read()
+        told = find_policy_admin(url, model, key).read()
     except SpecError:
         return {}
     return {"policy": str(told["spec"]), "profile": str(told.get("profile"))}
 
 
-async def _ask(desk: Desk, method: str, body: dict[str, str] | None) -> tuple[int, bytes]:
+async def _ask(client: PolicyAdminClient, method: str, body: dict[str, str] | None) -> tuple[int, bytes]:
     async with (
-        open_session(_PATIENCE, desk.key) as session,
-        session.request(method, desk.path, json=body) as response,
+        open_session(_PATIENCE, client.key) as session,
+        session.request(method, client.path, json=body) as response,
     ):
         return response.status, await response.read()
 

@@ -13,18 +13,18 @@ import typer
 from rich.console import Console
 
 from loadgen import client, history, live, processes
-from loadgen.admin import borrowed, describe, find_desk
-from loadgen.history import Result
-from loadgen.live import Target
-from loadgen.page import page
+from loadgen.admin import describe_policy, find_policy_admin, restored_policy
+from loadgen.history import RunResult
+from loadgen.live import LoadTarget
+from loadgen.page import render_page
 from loadgen.plots import plot_runs
 from loadgen.progress import Progress
-from loadgen.report import Objective, Record, from_records, from_run, report
-from loadgen.schedule import PROCESSES, Schedule, schedule
-from loadgen.settings import hide_password, settings
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.schedule import PROCESSES, Schedule, make_schedule
+from loadgen.settings import hide_password, run_settings
 from loadgen.simulated import Simulation
-from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
-from loadgen.tables import comparison, table
+from loadgen.sizes import LONGEST_REQUEST, WORDS, RequestSizes, draw_lengths, simulated_profile, whole_tokens
+from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
 from policies.cpus import available_cpus
@@ -51,7 +51,7 @@ class _Job:
     """What both kinds of run share, and what the page tells of it."""
 
     schedule: Schedule
-    objective: Objective
+    objective: RunObjective
     files: _Files
     specs: Sequence[str]
     compare: bool
@@ -156,20 +156,24 @@ def generate_load(
         "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
         "bin error": f"{bin_error:g}" if bin_error else None,
     }
-    objective = Objective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
-    job = _Job(schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, told)
-    drawn = None if sizes is None else size_scale * draw(sizes, arrivals, len(job.schedule.instants), seed)
+    objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
+    job = _Job(make_schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, told)
+    drawn = None if sizes is None else size_scale * draw_lengths(sizes, arrivals, len(job.schedule.instants), seed)
     if url is not None:
-        lengths = None if drawn is None else [int(length) for length in whole(drawn)]
-        target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
+        lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
+        target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
         if report_ is not None and not compare:
-            job = replace(job, told=told | describe(target.url, model, target.key))
-        _live(job, target, processes.how_many(processes_, job.schedule, available_cpus()))
+            job = replace(job, told=told | describe_policy(target.url, model, target.key))
+        _live(job, target, processes.process_count(processes_, job.schedule, available_cpus()))
     elif simulate is not None:
-        known = None if drawn is None else Sizes(drawn if simulate == LONGEST else whole(drawn), bin_error, seed)
+        known = (
+            None
+            if drawn is None
+            else RequestSizes(drawn if simulate == LONGEST_REQUEST else whole_tokens(drawn), bin_error, seed)
+        )
         first, *others = simulate.split(",")
         fleet = tuple(load_profile(name) for name in others)
-        _simulated(job, Simulation(device(first, known, specs), "", model or "", stages, known, fleet))
+        _simulated(job, Simulation(simulated_profile(first, known, specs), "", model or "", stages, known, fleet))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:
@@ -207,13 +211,13 @@ def _check(files: _Files) -> None:
 def _simulated(job: _Job, device: Simulation) -> None:
     instants = job.schedule.instants
     runs = {spec: replace(device, spec=spec, model=device.model or device.profile.model) for spec in job.specs}
-    results: list[Result] = []
+    results: list[RunResult] = []
     quiet = job.json or not sys.stderr.isatty()
     for spec, simulation in runs.items():
         with Console(stderr=True, quiet=quiet).status(f"simulating {spec}", refresh_per_second=1):
             done = simulation.run(instants)
-        figures = report(from_run(done), job.schedule.duration, job.objective)
-        results.append(Result(spec, figures, history.from_run(done, instants)))
+        figures = make_report(outcome_from_run(done), job.schedule.duration, job.objective)
+        results.append(RunResult(spec, figures, history.history_from_run(done, instants)))
     if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
         over = in_stages("lazy", device.profile, device.stages).stage_overhead
         print(f"stage by stage: {over[0]:.3f} times l(1), {over[-1]:.3f} times l({len(over)})", file=sys.stderr)
@@ -222,8 +226,8 @@ def _simulated(job: _Job, device: Simulation) -> None:
     _tell(job, results)
 
 
-def _live(job: _Job, target: Target, count: int) -> None:
-    results: list[Result] = []
+def _live(job: _Job, target: LoadTarget, count: int) -> None:
+    results: list[RunResult] = []
     try:
         interrupted = _run_each(job, target, count, results)
     finally:
@@ -235,27 +239,27 @@ def _live(job: _Job, target: Target, count: int) -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_each(job: _Job, target: Target, count: int, results: list[Result]) -> bool:
+def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult]) -> bool:
     """A run under each policy; whether Ctrl-C ended them."""
     with closing(_policies(job, target)) as specs:
         for spec in specs:
-            log, progress = client.Log(), Progress(job.schedule, spec, job.json)
+            log, progress = client.RunLog(), Progress(job.schedule, spec, job.json)
             if count == 1:
-                interrupted = live.load(target, job.schedule, progress, log)
+                interrupted = live.run_load(target, job.schedule, progress, log)
             else:
-                interrupted = processes.load(target, job.schedule, progress, log, count)
+                interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
             results.append(_result(job, spec, log.records, interrupted))
             if interrupted:
                 return True
     return False
 
 
-def _policies(job: _Job, target: Target) -> Generator[str, None, None]:
+def _policies(job: _Job, target: LoadTarget) -> Generator[str, None, None]:
     """One after the other, each deciding while it is yielded; the server's own, by no name, where none is named."""
     if not job.compare:
         yield ""
         return
-    with borrowed(find_desk(target.url, target.model, target.key)) as swap:
+    with restored_policy(find_policy_admin(target.url, target.model, target.key)) as swap:
         for spec in job.specs:  # a policy that is refused after an hour of runs would waste them
             swap(spec)
         for spec in job.specs:
@@ -263,18 +267,18 @@ def _policies(job: _Job, target: Target) -> Generator[str, None, None]:
             yield spec
 
 
-def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> Result:
+def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> RunResult:
     duration = job.schedule.duration
     if interrupted:
         duration = min(duration, max((r.finished for r in records), default=0.0))
     records = sorted(records, key=lambda record: record.scheduled)
     if job.files.output is not None:
         _write(job.files.output, records)
-    figures = report(from_records(records), duration, job.objective)
-    return Result(spec, figures, history.from_records(records))
+    figures = make_report(outcome_from_records(records), duration, job.objective)
+    return RunResult(spec, figures, history.history_from_records(records))
 
 
-def lateness(results: Iterable[Result]) -> str:
+def lateness(results: Iterable[RunResult]) -> str:
     """What to say where the generator itself was late; nothing where it was not."""
     lag = max((result.report["send_lag_p99_ms"] or 0.0 for result in results), default=0.0)
     late = f"one request in a hundred left {lag:,.0f} ms late or more, and that counts in the response times"
@@ -286,7 +290,7 @@ def _write(path: Path, records: Iterable[Record]) -> None:
         lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
 
 
-def _tell(job: _Job, results: Sequence[Result]) -> None:
+def _tell(job: _Job, results: Sequence[RunResult]) -> None:
     """Print the report, draw the picture, write the page."""
     reports = {result.policy: result.report for result in results}
     if job.json:
@@ -295,14 +299,14 @@ def _tell(job: _Job, results: Sequence[Result]) -> None:
             {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2} if job.compare else results[0].report
         )
     else:
-        Console().print(comparison(reports, job.objective) if job.compare else table(results[0].report))
+        Console().print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
     if job.files.plot is not None:
         plot_runs(shown, job.objective, title, job.files.plot)
     if job.files.report is not None:
-        words = settings(["generate-load", *sys.argv[1:]], job.told)
-        job.files.report.write_text(page(shown, job.objective, title, words), encoding="utf-8")
+        words = run_settings(["generate-load", *sys.argv[1:]], job.told)
+        job.files.report.write_text(render_page(shown, job.objective, title, words), encoding="utf-8")
 
 
 def _title(job: _Job) -> str:

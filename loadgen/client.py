@@ -28,7 +28,7 @@ REFUSED = {401: "asks for a key", 403: "does not take this key"}
 _TICK = 1e-3  # the shortest sleep that uvloop does not round down to none at all: shorter ones would be a busy wait
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What came back: the HTTP code, and what the answer says of how it was served (None: nothing)."""
 
     status: Status
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 class Sender(Protocol):
     """Sends one request and waits for its answer."""
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         """One exchange.
 
         Raises:
@@ -52,7 +52,7 @@ class Sender(Protocol):
 
 
 @dataclass
-class Log:
+class RunLog:
     """What has happened so far; it holds what there is even when a run is cut off.
 
     Attributes:
@@ -74,7 +74,7 @@ class Log:
 async def offer(
     sender: Sender,
     instants: Iterable[float],
-    log: Log,
+    log: RunLog,
     clock: Callable[[], float] = time.monotonic,
     start: float | None = None,
 ) -> None:
@@ -105,14 +105,14 @@ async def _until(instant: float, elapsed: Callable[[], float]) -> None:
         await asyncio.sleep(max(ahead, _TICK))  # uvloop's timers also fire early, so look at the clock again
 
 
-async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], log: Log) -> None:
-    sent, answer = elapsed(), Answer("interrupted")
+async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], log: RunLog) -> None:
+    sent, answer = elapsed(), Response("interrupted")
     try:
         answer = await sender.send()
     except TimeoutError:
-        answer = Answer("timeout")
+        answer = Response("timeout")
     except (aiohttp.ClientError, OSError):
-        answer = Answer("connection")
+        answer = Response("connection")
     finally:
         log.add(Record(scheduled, sent, elapsed(), *answer))
 
@@ -152,24 +152,24 @@ class Post:
 
 
 @dataclass(frozen=True)
-class Photograph:
+class ImageSender:
     """Sends an encoded picture to /predict."""
 
     post: Post
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         """One exchange; see Sender."""
         status, body = await self.post.send()
         return to_answer(status, read_object(body))
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelSender:
     """Sends raw pixels by the Open Inference Protocol, as a binary tensor."""
 
     post: Post
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         """One exchange; see Sender."""
         status, body = await self.post.send()
         return to_answer(status, read_object(body).get("parameters"))
@@ -184,12 +184,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {}
 
 
-def to_answer(status: int, facts: Any) -> Answer:
+def to_answer(status: int, facts: Any) -> Response:
     """The answer to a code and what was said beside it; facts may be missing: other servers answer too."""
     if status != OK or not isinstance(facts, dict):
-        return Answer(status)
+        return Response(status)
     size = _number(facts, "batch_size")
-    return Answer(
+    return Response(
         status,
         batch_size=int(size) if size and size >= 1 else None,
         waiting=_number(facts, "waiting_ms", 1e3),
@@ -203,7 +203,7 @@ def _number(facts: dict[str, Any], key: str, divisor: float = 1.0) -> float | No
     return value / divisor if isinstance(value, int | float) else None
 
 
-async def photograph(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> Photograph:
+async def image_sender(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> ImageSender:
     """Prepare to send a picture to the server at `url`; None: matplotlib's sample photograph.
 
     Raises:
@@ -217,10 +217,10 @@ async def photograph(session: aiohttp.ClientSession, url: str, model: str | None
     name = await find_model(session, url, model)
     target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
     content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    return Photograph(Post(session, target, body, {"Content-Type": content_type}))
+    return ImageSender(Post(session, target, body, {"Content-Type": content_type}))
 
 
-async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) -> Pixels:
+async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | None) -> PixelSender:
     """Prepare to send pixels of the size that the model's metadata ask for.
 
     Raises:
@@ -230,12 +230,12 @@ async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) ->
     if name is None:
         raise SpecError(f"{url} does not list its models; name one with --model")
     path = f"{url}/v2/models/{quote(name, safe='')}"
-    status, body = await ask(session, "GET", url, path)
+    status, body = await fetch(session, "GET", url, path)
     if status != OK:
         raise SpecError(f"{path} answers {status} instead of the model's metadata; check the URL and --model")
     document, tensor = _pixel_request(_read_metadata(body, path))
     headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
-    return Pixels(Post(session, f"{path}/infer", document + tensor, headers))
+    return PixelSender(Post(session, f"{path}/infer", document + tensor, headers))
 
 
 def sample_photograph() -> Path:
@@ -289,7 +289,7 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
     Raises:
         SpecError: no server, no such model, several to choose from, or a key that is missing or wrong.
     """
-    status, body = await ask(session, "POST", url, f"{url}/v2/repository/index")
+    status, body = await fetch(session, "POST", url, f"{url}/v2/repository/index")
     if status in REFUSED:
         raise SpecError(f"{url} {REFUSED[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
     try:
@@ -306,7 +306,7 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
     raise SpecError(f"{url} {wanted} (ready: {names}); choose one with --model, or wait for it")
 
 
-async def ask(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
+async def fetch(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
     """Ask the server at `url` before the load starts: the HTTP code and the body.
 
     Raises:

@@ -33,7 +33,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Device:
+class DriftingDevice:
     """A device whose profile changes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class PolicySwap:
     """A new policy: when it was called for, when it decided first (s), and why; no drifts where it knew beforehand."""
 
     noticed: float
@@ -67,15 +67,15 @@ class Swap:
     chosen: Chosen
 
 
-class Pilot(Protocol):
+class PolicyController(Protocol):
     """Sees each batch, and now and then wants another policy."""
 
-    def after(self, service: Service, energy: float) -> Swap | None:
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
         """A batch ended; its energy in J. What is to decide from some later instant on, if anything is."""
         ...
 
 
-class Learning:
+class LearningController:
     """Goes by what it observes."""
 
     def __init__(self, spec: str, profile: Profile) -> None:
@@ -85,7 +85,7 @@ class Learning:
         self._joules = 0.0
         self._evidence.reading(0.0, 0.0)
 
-    def after(self, service: Service, energy: float) -> Swap | None:
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
         """Hand the batch to the rules; solve again where they say so."""
         self._joules += energy
         self._evidence.batch(len(service.launch.requests), service.finish - service.start)
@@ -94,23 +94,23 @@ class Learning:
         if refit is None:
             return None
         again = choose(self._spec, refit.profile)
-        return Swap(service.finish, service.finish + SOLVING, refit.drifts, again)
+        return PolicySwap(service.finish, service.finish + SOLVING, refit.drifts, again)
 
 
-class Knowing:
+class OracleController:
     """Has the policy solved for the truth from the very instant of each change: what learning is measured against."""
 
-    def __init__(self, spec: str, device: Device) -> None:
+    def __init__(self, spec: str, device: DriftingDevice) -> None:
         """Solves for all phases but the first beforehand."""
-        self._to_come = [Swap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
+        self._to_come = [PolicySwap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
 
-    def after(self, service: Service, energy: float) -> Swap | None:
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
         """The policy for a phase that has begun."""
         return self._to_come.pop(0) if self._to_come and self._to_come[0].swapped <= service.finish else None
 
 
 @dataclass(frozen=True)
-class ClosedRun:
+class ClosedLoopRun:
     """What a run did.
 
     Attributes:
@@ -125,7 +125,7 @@ class ClosedRun:
     responses: NDArray[np.float64]
     starts: NDArray[np.float64]
     energies: NDArray[np.float64]
-    swaps: tuple[Swap, ...]
+    swaps: tuple[PolicySwap, ...]
 
     def cost(self, w2: float, begin: float, end: float) -> float:
         """Mean response time in ms, of those who arrive, plus w2 x mean power in W, from `begin` to `end`, s."""
@@ -140,11 +140,13 @@ class _Log:
     responses: list[float] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     energies: list[float] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)
+    swaps: list[PolicySwap] = field(default_factory=list)
 
 
-def closed_loop(chosen: Chosen, device: Device, instants: Instants, pilot: Pilot) -> ClosedRun:
-    """Serve one request for each instant of arrival, by the policy at first chosen and by those that the pilot wants.
+def closed_loop(
+    chosen: Chosen, device: DriftingDevice, instants: Instants, controller: PolicyController
+) -> ClosedLoopRun:
+    """Serve one request for each instant of arrival, by the policy at first chosen and by those that the controller wants.
 
     What the monitor has seen of the arrivals is kept through a swap.
 
@@ -152,26 +154,26 @@ def closed_loop(chosen: Chosen, device: Device, instants: Instants, pilot: Pilot
         chosen: newly; its monitor remembers.
         device: what truly serves.
         instants: of arrival, s, sorted.
-        pilot: newly made.
+        controller: newly made.
     """
     requests = [Request(i, at, Kind()) for i, at in enumerate(instants.tolist())]
     batcher = Batcher(chosen.policy, {"": chosen.profile.max_batch_size}, chosen.monitor)
     log = _Log()
-    solving: Swap | None = None
+    solving: PolicySwap | None = None
     for service, energy in _served(batcher, device, requests, log):
-        wanted = pilot.after(service, energy)
+        wanted = controller.after(service, energy)
         if wanted is not None:
             log.swaps.append(wanted)
             solving = wanted
         if solving is not None and solving.swapped <= service.finish:
             batcher.policy, solving = solving.chosen.policy, None
-    return ClosedRun(
+    return ClosedLoopRun(
         np.array(log.arrivals), np.array(log.responses), np.array(log.starts), np.array(log.energies), tuple(log.swaps)
     )
 
 
 def _served(
-    batcher: Batcher, device: Device, requests: Sequence[Request], log: _Log
+    batcher: Batcher, device: DriftingDevice, requests: Sequence[Request], log: _Log
 ) -> Iterator[tuple[Service, float]]:
     for service in simulate(batcher, requests, device.service_time):
         energy = device.energy(service)
@@ -184,26 +186,26 @@ def _served(
 
 
 @dataclass(frozen=True)
-class Trial:
+class DriftTrial:
     """One change of a device under load, and how the loop took it.
 
     Attributes:
         swaps: all of them.
         noticed: from the change to the first call for a new policy, s; inf where it was not noticed.
         settled: from the change until the last new policy decided, s.
-        cost: before the change; and from the last swap on, learning, knowing, and never swapping.
+        cost: before the change; and from the last swap on, learning, oracle, and never swapping.
     """
 
-    swaps: tuple[Swap, ...]
+    swaps: tuple[PolicySwap, ...]
     noticed: float
     settled: float
     before: float
     learning: float
-    knowing: float
+    oracle: float
     unchanged: float
 
 
-def trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> Trial:
+def run_drift_trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> DriftTrial:
     """A device that is `profile` until it becomes `truth`, served by smdp with this weight.
 
     Args:
@@ -212,18 +214,20 @@ def trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> Tria
         w2: weight of the power, per W.
         instants: of arrival, s.
     """
-    spec, device, end = f"smdp:w2={w2:g}", Device([Phase(0.0, profile), truth]), float(instants[-1])
-    learning = closed_loop(choose(spec, profile), device, instants, Learning(spec, profile))
-    knowing = closed_loop(choose(spec, profile), device, instants, Knowing(spec, device))
-    unchanged = closed_loop(choose(spec, profile), device, instants, Knowing(spec, Device(device.phases[:1])))
+    spec, device, end = f"smdp:w2={w2:g}", DriftingDevice([Phase(0.0, profile), truth]), float(instants[-1])
+    learning = closed_loop(choose(spec, profile), device, instants, LearningController(spec, profile))
+    oracle = closed_loop(choose(spec, profile), device, instants, OracleController(spec, device))
+    unchanged = closed_loop(
+        choose(spec, profile), device, instants, OracleController(spec, DriftingDevice(device.phases[:1]))
+    )
     after = [swap for swap in learning.swaps if swap.noticed >= truth.start]
     begin = after[-1].swapped if after else truth.start
-    return Trial(
+    return DriftTrial(
         swaps=learning.swaps,
         noticed=after[0].noticed - truth.start if after else inf,
         settled=begin - truth.start if after else inf,
         before=learning.cost(w2, 0.0, truth.start),
         learning=learning.cost(w2, begin, end),
-        knowing=knowing.cost(w2, begin, end),
+        oracle=oracle.cost(w2, begin, end),
         unchanged=unchanged.cost(w2, begin, end),
     )

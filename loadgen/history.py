@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """What a run did over time; instants are s after its start.
 
     Attributes:
@@ -45,15 +45,15 @@ class History:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """A run as it is shown: under which policy ("": the server's own), its figures, and how it went."""
 
     policy: str
     report: Report
-    history: History
+    history: RunHistory
 
 
-def from_records(records: Sequence[Record]) -> History:
+def history_from_records(records: Sequence[Record]) -> RunHistory:
     """How a live run went.
 
     A batch of b appears in b answers, so that each answer counts as 1 / b of a batch and brings its share of energy.
@@ -64,7 +64,7 @@ def from_records(records: Sequence[Record]) -> History:
         batches[size] += 1 / size
     energies = [r.energy for r in answered if r.energy is not None]
     told = len(answered) > 0 and all(r.batch_size for r in answered)
-    return History(
+    return RunHistory(
         offered=np.array([r.scheduled for r in records]),
         arrivals=np.array([r.scheduled for r in answered]),
         responses=np.array([r.finished - r.scheduled for r in answered]),
@@ -74,10 +74,10 @@ def from_records(records: Sequence[Record]) -> History:
     )
 
 
-def from_run(run: Run, offered: Values) -> History:
+def history_from_run(run: Run, offered: Values) -> RunHistory:
     """How a simulated run went, whose requests arrived at the instants `offered`, s."""
     sizes, counts = np.unique(run.batch_sizes, return_counts=True)
-    return History(
+    return RunHistory(
         offered=offered,
         arrivals=run.arrivals,
         responses=run.responses,
@@ -87,7 +87,7 @@ def from_run(run: Run, offered: Values) -> History:
     )
 
 
-def windows(histories: Sequence[History]) -> Values:
+def windows(histories: Sequence[RunHistory]) -> Values:
     """Edges of windows of equal length, s, the same for all runs, with enough requests in each for percentiles."""
     fewest = min((len(h.responses) for h in histories if len(h.responses)), default=0)
     end = max((h.end for h in histories), default=0.0)
@@ -100,7 +100,7 @@ def centres(edges: Values) -> Values:
     return middles
 
 
-def percentiles(history: History, edges: Values, shares: Sequence[float]) -> list[Values]:
+def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> list[Values]:
     """Response times, s, of those who arrive in each window: a row a share (0 to 1); nan where nobody arrives."""
     order = np.argsort(history.arrivals, kind="stable")
     cuts = np.searchsorted(history.arrivals[order], edges[1:-1])
@@ -108,7 +108,7 @@ def percentiles(history: History, edges: Values, shares: Sequence[float]) -> lis
     return [np.array([np.quantile(part, share) if len(part) else np.nan for part in parts]) for share in shares]
 
 
-def power(history: History, edges: Values) -> Values | None:
+def power(history: RunHistory, edges: Values) -> Values | None:
     """Mean power in each window, W; None where the energies are unknown."""
     if history.energies is None:
         return None
@@ -123,21 +123,21 @@ def rate(instants: Values, edges: Values) -> Values:
     return per_second
 
 
-def distribution(history: History) -> tuple[Values, Values]:
+def response_distribution(history: RunHistory) -> tuple[Values, Values]:
     """Response times, s, and the shares of the requests answered within them; finer towards the end."""
     if not len(history.responses):
         return np.empty(0), np.empty(0)
     return np.quantile(history.responses, _SHARES, method="inverted_cdf"), _SHARES
 
 
-def points(history: History) -> tuple[Values, Values]:
+def points(history: RunHistory) -> tuple[Values, Values]:
     """Arrival and response time, s, of some requests, evenly taken out of all."""
     step = -(-len(history.responses) // _POINTS) or 1
     order = np.argsort(history.arrivals, kind="stable")[::step]
     return history.arrivals[order], history.responses[order]
 
 
-def batch_shares(history: History) -> tuple[Values, Values]:
+def batch_shares(history: RunHistory) -> tuple[Values, Values]:
     """Batch sizes from 1 to the largest, and the share of the batches that have them; empty where unknown."""
     counts = history.batches or {}
     sizes = np.arange(1, max(counts, default=0) + 1)

@@ -10,15 +10,15 @@ from pathlib import Path
 from aiohttp import ClientSession
 
 from loadgen import client
-from loadgen.client import Log
+from loadgen.client import RunLog
 from loadgen.progress import EVERY, Progress
 from loadgen.schedule import Schedule
-from loadgen.texts import texts
+from loadgen.texts import text_sender
 from policies.types import SpecError
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """What is sent where.
 
     Attributes:
@@ -40,24 +40,24 @@ class Target:
     lengths: Sequence[int] | None = None
 
     async def sender(self, session: ClientSession) -> client.Sender:
-        """What sends one request after another; see client.photograph, client.pixels and texts.texts.
+        """What sends one request after another; see client.photograph, client.pixels and text_sender.
 
         Raises:
             SpecError: there is no server, or it has no model that takes what is to be sent.
         """
         if self.pixels:
-            return await client.pixels(session, self.url, self.model)
-        found = None if self.image else await texts(session, self.url, self.model, self.lengths)
+            return await client.pixel_sender(session, self.url, self.model)
+        found = None if self.image else await text_sender(session, self.url, self.model, self.lengths)
         if found is None and self.lengths is not None:
             raise SpecError(f"the model at {self.url} takes no texts, and only texts have sizes; leave out --sizes")
-        return found or await client.photograph(session, self.url, self.model, self.image)
+        return found or await client.image_sender(session, self.url, self.model, self.image)
 
-    def share(self, first: int, step: int) -> "Target":
+    def share(self, first: int, step: int) -> "LoadTarget":
         """The same for those who send only every `step`-th request."""
         return self if self.lengths is None else replace(self, lengths=self.lengths[first::step])
 
 
-def load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> bool:
+def run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> bool:
     """Send all requests and wait for their answers; whether Ctrl-C cut that short.
 
     Args:
@@ -72,13 +72,13 @@ def load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> bo
     allow_many_connections()
     try:
         with progress, asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_load(target, schedule, progress, log))
+            runner.run(_run_load(target, schedule, progress, log))
     except KeyboardInterrupt:
         return True
     return False
 
 
-async def _load(target: Target, schedule: Schedule, progress: Progress, log: Log) -> None:
+async def _run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> None:
     async with client.open_session(target.give_up_after, target.key) as session:
         sender = await target.sender(session)
         ticker = asyncio.create_task(_tick(progress, log))
@@ -89,7 +89,7 @@ async def _load(target: Target, schedule: Schedule, progress: Progress, log: Log
             await asyncio.wait([ticker])
 
 
-async def _tick(progress: Progress, log: Log) -> None:
+async def _tick(progress: Progress, log: RunLog) -> None:
     start = time.monotonic()
     while not progress.quiet:
         progress.show(time.monotonic() - start, log)

@@ -13,18 +13,18 @@ from string import Template
 from typing import Any
 
 from loadgen.history import (
-    Result,
+    RunResult,
     Values,
     batch_shares,
     centres,
-    distribution,
     percentiles,
     points,
     power,
     rate,
+    response_distribution,
     windows,
 )
-from loadgen.report import Objective
+from loadgen.report import RunObjective
 from loadgen.tables import ROWS, explain_cost, figure
 
 _SHARES = (0.5, 0.95, 0.99)
@@ -34,7 +34,7 @@ _LESS_IS_BETTER = {
 }
 
 
-def page(results: Sequence[Result], objective: Objective, title: str, run: Mapping[str, str]) -> str:
+def render_page(results: Sequence[RunResult], objective: RunObjective, title: str, run: Mapping[str, str]) -> str:
     """The page, whole.
 
     Args:
@@ -55,7 +55,7 @@ def page(results: Sequence[Result], objective: Objective, title: str, run: Mappi
     )
 
 
-def _table(results: Sequence[Result]) -> str:
+def _table(results: Sequence[RunResult]) -> str:
     """A row a figure, a column a run; figures that nobody has are left out, the best of several are marked."""
     head = "".join(f"<th scope=col>{escape(result.policy or 'value')}</th>" for result in results)
     counts = _row("requests", [result.report["scheduled"] for result in results], False)
@@ -79,7 +79,7 @@ def _row(words: str, values: Sequence[float | None], less_is_better: bool) -> st
     return f"<tr><th scope=row>{escape(words)}</th>{''.join(cells)}</tr>"
 
 
-def _charts(results: Sequence[Result], objective: Objective) -> Iterator[dict[str, Any]]:
+def _charts(results: Sequence[RunResult], objective: RunObjective) -> Iterator[dict[str, Any]]:
     """What the page's script draws: titles of the axes, lines, and where to mark the SLO (ms)."""
     edges, slo = windows([result.history for result in results]), None
     if isfinite(objective.slo):
@@ -110,7 +110,7 @@ def _line(color: int | None, name: str, x: Values, y: Values, mode: str = "lines
     return {"name": name, "color": color, "x": places, "y": values, "mode": mode}
 
 
-def _percentile_lines(result: Result, edges: Values) -> list[dict[str, Any]]:
+def _percentile_lines(result: RunResult, edges: Values) -> list[dict[str, Any]]:
     if not len(result.history.responses):
         return []
     arrivals, responses = points(result.history)
@@ -120,16 +120,16 @@ def _percentile_lines(result: Result, edges: Values) -> list[dict[str, Any]]:
     return lines
 
 
-def _tail(color: int, result: Result, edges: Values) -> dict[str, Any]:
+def _tail(color: int, result: RunResult, edges: Values) -> dict[str, Any]:
     return _line(color, result.policy, centres(edges), 1e3 * percentiles(result.history, edges, (0.95,))[0])
 
 
-def _ecdf(color: int, result: Result) -> dict[str, Any]:
-    responses, shares = distribution(result.history)
+def _ecdf(color: int, result: RunResult) -> dict[str, Any]:
+    responses, shares = response_distribution(result.history)
     return _line(color, result.policy, 1e3 * responses, shares, "lines")
 
 
-def _rates(results: Sequence[Result], edges: Values) -> list[dict[str, Any]]:
+def _rates(results: Sequence[RunResult], edges: Values) -> list[dict[str, Any]]:
     """Who arrives, once, for it is the same for all; and who is answered, by the instant of the answer."""
     alone = len(results) == 1
     lines = [_line(None, "arrivals", centres(edges), rate(results[0].history.offered, edges), "lines")]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.history import (
-    History,
-    Result,
+    RunHistory,
+    RunResult,
     Values,
     batch_shares,
     centres,
@@ -18,7 +18,7 @@ from loadgen.history import (
     power,
     windows,
 )
-from loadgen.report import Objective
+from loadgen.report import RunObjective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SHARES = (0.5, 0.95, 0.99)
 
 
-def plot_runs(results: Sequence[Result], objective: Objective, title: str, path: Path) -> None:
+def plot_runs(results: Sequence[RunResult], objective: RunObjective, title: str, path: Path) -> None:
     """Response time over time and its distribution, batch sizes, and power over time.
 
     Args:
@@ -55,7 +55,7 @@ def plot_runs(results: Sequence[Result], objective: Objective, title: str, path:
     figure.savefig(path, dpi=130)
 
 
-def _draw_times(axes: "Axes", results: Sequence[Result], edges: Values, limit: float | None) -> None:
+def _draw_times(axes: "Axes", results: Sequence[RunResult], edges: Values, limit: float | None) -> None:
     """One run: requests and percentiles. Several: the 95th percentile of each."""
     if len(results) == 1:
         _draw_one(axes, results[0].history, edges)
@@ -74,7 +74,7 @@ def _draw_times(axes: "Axes", results: Sequence[Result], edges: Values, limit: f
         axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the legend
 
 
-def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
+def _draw_one(axes: "Axes", history: RunHistory, edges: Values) -> None:
     from policies.charts.averages import BLUE, ORANGE, VERMILLION
 
     if not len(history.responses):
@@ -87,7 +87,7 @@ def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
         axes.plot(centres(edges), 1e3 * values, ".-", ms=4, lw=1.5, color=color, label=f"p{100 * share:g}")
 
 
-def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | None) -> None:
+def _draw_distribution(axes: "Axes", results: Sequence[RunResult], limit: float | None) -> None:
     from policies.charts.averages import PALETTE, distribution_chart
 
     shown = [i for i, result in enumerate(results) if len(result.history.responses)]
@@ -97,7 +97,7 @@ def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | N
     _finish(axes, "response time, ms", bool(runs))
 
 
-def _draw_batches(axes: "Axes", results: Sequence[Result]) -> None:
+def _draw_batches(axes: "Axes", results: Sequence[RunResult]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     from policies.charts.averages import BLUE
@@ -115,7 +115,7 @@ def _draw_batches(axes: "Axes", results: Sequence[Result]) -> None:
         axes.set_xlim(0.3, max(8.0, *(float(sizes.max()) for _, sizes, _ in known)) + 0.7)
 
 
-def _draw_power(axes: "Axes", results: Sequence[Result], edges: Values) -> None:
+def _draw_power(axes: "Axes", results: Sequence[RunResult], edges: Values) -> None:
     known = False
     for i, result in enumerate(results):
         watts = power(result.history, edges)

@@ -17,14 +17,14 @@ from multiprocessing.context import SpawnProcess
 
 import numpy as np
 
-from loadgen.client import Log, offer, open_session
-from loadgen.live import Target, allow_many_connections, loop_factory
+from loadgen.client import RunLog, offer, open_session
+from loadgen.live import LoadTarget, allow_many_connections, loop_factory
 from loadgen.progress import EVERY, Progress
 from loadgen.report import Record
 from loadgen.schedule import Schedule
 from policies.types import SpecError
 
-MOST = 64
+MAX_PROCESSES = 64
 _COMFORTABLE = 1000.0  # requests per second that one process sends on time, on most machines
 _HEADSTART = 0.1  # s, for the word of the start to reach everybody
 _HAND_OVER = 0.2  # s, from one hand-over of records to the next
@@ -37,7 +37,7 @@ class _Worker:
     pipe: Connection
 
 
-def how_many(words: str, schedule: Schedule, cores: int) -> int:
+def process_count(words: str, schedule: Schedule, cores: int) -> int:
     """The number of processes that --processes asks for.
 
     Args:
@@ -50,13 +50,13 @@ def how_many(words: str, schedule: Schedule, cores: int) -> int:
     """
     if words == "auto":
         busiest = int(np.bincount((schedule.instants / _PEAK).astype(np.int64)).max())
-        return min(ceil(busiest / _PEAK / _COMFORTABLE), cores, MOST)
-    if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MOST:
-        raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MOST}, or auto")
+        return min(ceil(busiest / _PEAK / _COMFORTABLE), cores, MAX_PROCESSES)
+    if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MAX_PROCESSES:
+        raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MAX_PROCESSES}, or auto")
     return int(words)
 
 
-def load(target: Target, schedule: Schedule, progress: Progress, log: Log, count: int) -> bool:
+def run_load_in_processes(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog, count: int) -> bool:
     """Send all requests from `count` processes and gather their records; whether Ctrl-C cut that short.
 
     Raises:
@@ -76,7 +76,7 @@ def load(target: Target, schedule: Schedule, progress: Progress, log: Log, count
 
 
 @contextmanager
-def _started(target: Target, schedule: Schedule, count: int) -> Iterator[list[_Worker]]:
+def _started(target: LoadTarget, schedule: Schedule, count: int) -> Iterator[list[_Worker]]:
     """Workers that are ready to send; none of them is left at the end."""
     workers: list[_Worker] = []
     try:
@@ -96,7 +96,7 @@ def _started(target: Target, schedule: Schedule, count: int) -> Iterator[list[_W
             worker.process.close()
 
 
-def _start(target: Target, instants: list[float]) -> _Worker:
+def _start(target: LoadTarget, instants: list[float]) -> _Worker:
     context = get_context("spawn")  # a fork would copy locks of threads that it does not copy
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs, target, instants), daemon=True)
@@ -105,7 +105,7 @@ def _start(target: Target, instants: list[float]) -> _Worker:
     return _Worker(process, ours)
 
 
-def _gather(workers: Sequence[_Worker], log: Log, show: Callable[[], None]) -> bool:
+def _gather(workers: Sequence[_Worker], log: RunLog, show: Callable[[], None]) -> bool:
     """Until each has closed its pipe; whether Ctrl-C came in between."""
     open_pipes, interrupted = [worker.pipe for worker in workers], False
     while open_pipes:
@@ -125,7 +125,7 @@ def _gather(workers: Sequence[_Worker], log: Log, show: Callable[[], None]) -> b
     return interrupted
 
 
-def _take(pipe: Connection, log: Log) -> bool:
+def _take(pipe: Connection, log: RunLog) -> bool:
     try:
         sent, records = pipe.recv()
     except (EOFError, OSError):
@@ -136,7 +136,7 @@ def _take(pipe: Connection, log: Log) -> bool:
     return True
 
 
-def work(pipe: Connection, target: Target, instants: Sequence[float]) -> None:
+def work(pipe: Connection, target: LoadTarget, instants: Sequence[float]) -> None:
     """What each process does: send at these instants (s after the common start), and hand over what happened."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us
     allow_many_connections()
@@ -145,7 +145,7 @@ def work(pipe: Connection, target: Target, instants: Sequence[float]) -> None:
     pipe.close()
 
 
-async def _work(pipe: Connection, target: Target, instants: Sequence[float]) -> None:
+async def _work(pipe: Connection, target: LoadTarget, instants: Sequence[float]) -> None:
     async with open_session(target.give_up_after, target.key) as session:
         try:
             sender = await target.sender(session)
@@ -153,7 +153,7 @@ async def _work(pipe: Connection, target: Target, instants: Sequence[float]) -> 
             pipe.send(str(error))
             return
         pipe.send(None)
-        start, log = await asyncio.to_thread(pipe.recv), Log()
+        start, log = await asyncio.to_thread(pipe.recv), RunLog()
         sending = asyncio.create_task(offer(sender, instants, log, start=start))
         _cancel_at_a_word(sending, pipe)
         handed = (0, 0)
@@ -175,7 +175,7 @@ def _cancel_at_a_word(sending: asyncio.Task[None], pipe: Connection) -> None:
     loop.add_reader(pipe.fileno(), stop)
 
 
-async def _hand_over(pipe: Connection, log: Log, handed: tuple[int, int]) -> tuple[int, int]:
+async def _hand_over(pipe: Connection, log: RunLog, handed: tuple[int, int]) -> tuple[int, int]:
     """Pass on what is new since so many were sent and over; how many now."""
     sent, over = log.sent, len(log.records)
     rows = [

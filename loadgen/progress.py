@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from loadgen.client import Log
+from loadgen.client import RunLog
 from loadgen.report import OK
 from loadgen.schedule import Schedule
 
@@ -36,18 +36,18 @@ class Progress:
         if not self.quiet:
             self._live.stop()
 
-    def show(self, elapsed: float, log: Log) -> None:
+    def show(self, elapsed: float, log: RunLog) -> None:
         """What has happened `elapsed` s after the start; asked more often than people can read, it does nothing."""
         then, sent = self._before
         if self.quiet or elapsed - then < EVERY:
             return
         rate = (log.sent - sent) / (elapsed - then)
         self._before = elapsed, log.sent
-        line = Text(describe(self._schedule, elapsed, rate, log), no_wrap=True, overflow="ellipsis")
+        line = Text(progress_line(self._schedule, elapsed, rate, log), no_wrap=True, overflow="ellipsis")
         self._live.update(Text(f"{self._name}  ") + line if self._name else line, refresh=True)
 
 
-def describe(schedule: Schedule, elapsed: float, rate: float, log: Log) -> str:
+def progress_line(schedule: Schedule, elapsed: float, rate: float, log: RunLog) -> str:
     """The line: time (s), what was sent and how fast (1/s), what came back, and how soon of late.
 
     Args:

@@ -61,7 +61,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class RunObjective:
     """By what a run is judged: a promise, and the papers' weighted cost.
 
     Attributes:
@@ -81,7 +81,7 @@ class Objective:
         return self.w1 * mean_ms + self.w2 * (power or 0.0)
 
 
-PLAIN = Objective()
+PLAIN = RunObjective()
 
 
 class Report(TypedDict):
@@ -108,7 +108,7 @@ class Report(TypedDict):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a report is made of, in SI units.
 
     Attributes:
@@ -130,7 +130,7 @@ class Outcome:
     send_lags: NDArray[np.float64] | None = None
 
 
-def from_records(records: Sequence[Record]) -> Outcome:
+def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
     """What a live run came to.
 
     A batch of b appears in b answers, so that batches are counted by summing 1 / b over the answers.
@@ -139,7 +139,7 @@ def from_records(records: Sequence[Record]) -> Outcome:
     sizes = [r.batch_size for r in answered if r.batch_size]
     energies = [r.energy for r in answered if r.energy is not None]
     first = min((r.scheduled for r in records), default=0.0)
-    return Outcome(
+    return RunOutcome(
         scheduled=len(records),
         responses=np.array([r.finished - r.scheduled for r in answered]),
         errors=Counter(str(r.status) for r in records if r.status != OK),
@@ -150,9 +150,9 @@ def from_records(records: Sequence[Record]) -> Outcome:
     )
 
 
-def from_run(run: Run) -> Outcome:
+def outcome_from_run(run: Run) -> RunOutcome:
     """What a simulated run came to."""
-    return Outcome(
+    return RunOutcome(
         scheduled=run.scheduled,
         responses=run.responses,
         errors={},
@@ -162,7 +162,7 @@ def from_run(run: Run) -> Outcome:
     )
 
 
-def report(outcome: Outcome, duration: float, objective: Objective = PLAIN) -> Report:
+def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = PLAIN) -> Report:
     """The report of a run.
 
     Args:

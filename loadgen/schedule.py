@@ -10,7 +10,7 @@ from policies.queue import arrivals
 from policies.queue.arrivals import Instants
 from policies.types import SpecError
 
-MOST = 10_000_000
+MAX_REQUESTS = 10_000_000
 PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
 
 
@@ -29,7 +29,7 @@ class _Demand:
     rng: np.random.Generator
 
 
-def schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
+def make_schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
     """The arrivals that the flags ask for.
 
     Args:
@@ -81,7 +81,7 @@ def _mmpp(rest: str, demand: _Demand) -> Instants:
     if len(numbers) != 4:
         raise SpecError(f"mmpp takes four numbers, not {len(numbers)}: {usage}")
     _check_relative(numbers[:2], numbers[2:], demand, usage)
-    if demand.duration > MOST * min(numbers[2:]):
+    if demand.duration > MAX_REQUESTS * min(numbers[2:]):
         raise SpecError(f"phases of {min(numbers[2:]):g} s are too short for {demand.duration:g} s; lengthen them")
     rates = [demand.rate * number for number in numbers[:2]]
     return arrivals.mmpp(rates, numbers[2:], demand.duration, demand.rng)
@@ -144,5 +144,7 @@ def _check_relative(relative: Sequence[float], lengths: Sequence[float], demand:
 
 def _check_number(rate: float, demand: _Demand) -> None:
     # Asked before anything is drawn: a slip of a few zeros would take all memory.
-    if rate * demand.duration > MOST:
-        raise SpecError(f"{rate:g}/s for {demand.duration:g} s is over {MOST:,} requests; lower --rate or --duration")
+    if rate * demand.duration > MAX_REQUESTS:
+        raise SpecError(
+            f"{rate:g}/s for {demand.duration:g} s is over {MAX_REQUESTS:,} requests; lower --rate or --duration"
+        )

@@ -11,7 +11,7 @@ _PACKAGES = ("batchwright", "numpy", "aiohttp", "plotly")
 _HIDDEN = "***"
 
 
-def settings(command: Sequence[str], told: Mapping[str, str | None]) -> dict[str, str]:
+def run_settings(command: Sequence[str], told: Mapping[str, str | None]) -> dict[str, str]:
     """The command as it was called, what else is known (None is left out), the time and the versions.
 
     Keys, and passwords in a URL, are hidden: pages are passed around.

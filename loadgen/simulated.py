@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from loadgen.report import OK, Record
-from loadgen.sizes import Sizes
+from loadgen.sizes import RequestSizes
 from policies.action_lookup import count_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
@@ -40,7 +40,7 @@ class Simulation:
     spec: str
     model: str = ""
     stages: int | None = None
-    sizes: Sizes | None = None
+    sizes: RequestSizes | None = None
     others: Sequence[Profile] = ()
 
     def run(self, instants: Instants) -> Run:
@@ -50,7 +50,7 @@ class Simulation:
             SpecError: the policy's spec cannot be used with this profile, or the profiles not beside each other.
         """
         if self.sizes is None and not self.others:
-            return simulate(self._chosen(self.profile), instants, self.model)
+            return simulate_policy(self._chosen(self.profile), instants, self.model)
         return run_fleet(*self._served(instants)).whole
 
     def records(self, instants: Instants) -> Iterator[Record]:
@@ -74,10 +74,10 @@ class Simulation:
 
     def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
         chosen = self._chosen_by_each()
-        devices: list[Serving] = [Device(each.profile, each.profile.service_time) for each in chosen]
+        devices: list[DeviceModel] = [SimulatedDevice(each.profile, each.profile.service_time) for each in chosen]
         requests = _requests(chosen[0], instants, self.model)
         if self.sizes is not None:
-            devices = [Generating(self.profile)]
+            devices = [SimulatedTextDevice(self.profile)]
             requests = _sized(chosen[0], instants, self.model, self.sizes)
         stations = [
             Station(_batcher(each, self.model), device.service_time, device.energy)
@@ -111,7 +111,7 @@ class Simulation:
         return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
 
 
-def simulate(
+def simulate_policy(
     chosen: Chosen, instants: Instants, model: str = "", service_time: Callable[[int], float] | None = None
 ) -> Run:
     """Serve one request for each instant (s, sorted, at least one) by a policy as it was chosen.
@@ -129,11 +129,11 @@ def simulate(
     drawn, table = service_time or profile.service_time, count_table(chosen)
     if table is not None:
         return counting.run_table(table, counting.Device(drawn, profile.max_batch_size, profile.energies), instants)
-    device, requests = Device(profile, drawn), _requests(chosen, instants, model)
+    device, requests = SimulatedDevice(profile, drawn), _requests(chosen, instants, model)
     return simulator.run(_batcher(chosen, model), requests, device.service_time, device.energy)
 
 
-class Serving(Protocol):
+class DeviceModel(Protocol):
     """A device on a virtual clock."""
 
     def service_time(self, launch: Launch) -> float:
@@ -146,7 +146,7 @@ class Serving(Protocol):
 
 
 @dataclass(frozen=True)
-class Device:
+class SimulatedDevice:
     """Serves launches of whole models and of stages.
 
     Attributes:
@@ -170,7 +170,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Generating:
+class SimulatedTextDevice:
     """Serves requests whose lengths differ, their payload: together to the longest one's end, or by iterations.
 
     Attributes:
@@ -201,7 +201,7 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
-def _sized(chosen: Chosen, instants: Instants, model: str, sizes: Sizes) -> list[Request]:
+def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
     """Each with its length, as long as which it takes in iterations, and its kind by the time that alone it takes."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []

@@ -12,13 +12,13 @@ from policies.queue import arrivals
 from policies.sizing.size_distributions import parse_sizes
 from policies.types import SpecError
 
-LONGEST = "longest"
+LONGEST_REQUEST = "longest"
 _LARGEST = 128  # batch, where no spec names one: the paper's
 WORDS = "uniform:LO:HI, exponential:MEAN or, of an --arrivals trace, trace:COLUMN"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RequestSizes:
     """What requests differ in.
 
     Attributes:
@@ -32,7 +32,7 @@ class Sizes:
     seed: int = 0
 
 
-def draw(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
+def draw_lengths(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
     """A length for each of so many arrivals; the same words and seed, the same lengths.
 
     Args:
@@ -51,23 +51,23 @@ def draw(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.
     return parse_sizes(words)(number, np.random.default_rng([seed, 2]))
 
 
-def whole(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+def whole_tokens(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     """In tokens, rounded up."""
     return np.maximum(np.ceil(np.round(lengths, 6)), 1.0)  # a scaled length is a little off the whole number it means
 
 
-def device(name: str, sizes: Sizes | None, specs: Sequence[str]) -> Profile:
+def simulated_profile(name: str, sizes: RequestSizes | None, specs: Sequence[str]) -> Profile:
     """The profile that --simulate names; `longest` has room for the largest batch that a spec names, 128 where none.
 
     Raises:
         SpecError: there is no such profile, or `longest` has no sizes.
     """
-    if name != LONGEST:
+    if name != LONGEST_REQUEST:
         return load_profile(name)
     if sizes is None:
-        raise SpecError(f"a batch of {LONGEST} takes as long as its longest request: add --sizes {WORDS}")
+        raise SpecError(f"a batch of {LONGEST_REQUEST} takes as long as its longest request: add --sizes {WORDS}")
     asked = [_asked(spec) for spec in specs]
-    return longest(sizes.lengths, max((b for b in asked if b is not None), default=_LARGEST))
+    return longest_request_profile(sizes.lengths, max((b for b in asked if b is not None), default=_LARGEST))
 
 
 def _asked(text: str) -> int | None:
@@ -76,7 +76,7 @@ def _asked(text: str) -> int | None:
     return spec.whole(key, 1, 4096) if key == "ARG" or key in spec.parameters else None
 
 
-def longest(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
+def longest_request_profile(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
     """The server of Multi-Bin Batching: a batch takes as many seconds as its longest request is long.
 
     Its service time by batch size alone is the mean over batches of requests drawn from these lengths.
@@ -84,4 +84,4 @@ def longest(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
     steps = np.arange(len(lengths) + 1) / len(lengths)
     times = [float(np.diff(steps**b) @ np.sort(lengths)) for b in range(1, max_batch_size + 1)]
     rows = ((0.0, 1.0),) * max_batch_size
-    return Profile(LONGEST, tuple(times), lengths=(0, 1), length_service_times=rows)
+    return Profile(LONGEST_REQUEST, tuple(times), lengths=(0, 1), length_service_times=rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from loadgen.report import Objective, Report
+from loadgen.report import Report, RunObjective
 
 ROWS: Mapping[str, tuple[str, str]] = {  # words and unit of each value, in the order of the table
     "arrival_rate_hz": ("arrival rate", "1/s"),
@@ -40,7 +40,7 @@ _COLUMNS: Mapping[str, str] = {
 _NAME = 16  # columns at least for the name of a policy, if it is so long
 
 
-def table(content: Report) -> Table:
+def report_table(content: Report) -> Table:
     """The report of one run, for people; what is unknown is left out."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
@@ -57,7 +57,7 @@ def table(content: Report) -> Table:
     return grid
 
 
-def comparison(rows: Mapping[str, Report], objective: Objective) -> Table:
+def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Table:
     """One row a policy, by its spec, for people; columns that nobody fills are left out."""
     contents: dict[str, Mapping[str, Any]] = {spec: {**content} for spec, content in rows.items()}
     shown = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
@@ -70,12 +70,12 @@ def comparison(rows: Mapping[str, Report], objective: Objective) -> Table:
     return grid
 
 
-def explain_cost(objective: Objective) -> str:
+def explain_cost(objective: RunObjective) -> str:
     """What the cost is made of."""
     return f"cost = {objective.w1:g} x mean response time in ms + {objective.w2:g} x mean power in W"
 
 
-def _explain(objective: Objective) -> str:
+def _explain(objective: RunObjective) -> str:
     late = f"\nlate: not answered within {1e3 * objective.slo:g} ms" if isfinite(objective.slo) else ""
     cost = f"cost: {objective.w1:g} x mean ms + {objective.w2:g} x W"
     return f"mJ: energy per request; {cost}{late}"

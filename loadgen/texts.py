@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from loadgen.client import Answer, Post, ask, find_model, read_object, to_answer
+from loadgen.client import Post, Response, fetch, find_model, read_object, to_answer
 from policies.types import SpecError
 
 SAMPLE = "What is a batch?"
@@ -33,23 +33,23 @@ class _Metadata(BaseModel):
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextSender:
     """Sends one body after another, in the order in which it is asked to send."""
 
     session: aiohttp.ClientSession
     url: str
     bodies: Iterator[bytes]
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         """One exchange; see Sender."""
         status, body = await Post(self.session, self.url, next(self.bodies), _HEADERS).send()
         document = read_object(body)
         return to_answer(status, document.get("parameters", document))  # where either protocol puts the facts
 
 
-async def texts(
+async def text_sender(
     session: aiohttp.ClientSession, url: str, model: str | None, lengths: Sequence[int] | None
-) -> Texts | None:
+) -> TextSender | None:
     """Prepare to send texts to the server at `url`; None where the model takes something else.
 
     Args:
@@ -67,16 +67,16 @@ async def texts(
         return None
     path = quote(name, safe="")
     if lengths is None:
-        return Texts(session, f"{url}/predict/{path}", repeat(orjson.dumps({"text": SAMPLE})))
+        return TextSender(session, f"{url}/predict/{path}", repeat(orjson.dumps({"text": SAMPLE})))
     most = bounds.max_new_tokens or bounds.max_tokens
     if max(lengths) > most:
         raise SpecError(f"--sizes asks {name} for {max(lengths)} tokens, and {most} is its most; lower --size-scale")
-    return Texts(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths))
+    return TextSender(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths))
 
 
 async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bounds | None:
     """What the metadata tell of texts; None where they tell nothing."""
-    _, body = await ask(session, "GET", url, f"{url}/v2/models/{quote(name, safe='')}")
+    _, body = await fetch(session, "GET", url, f"{url}/v2/models/{quote(name, safe='')}")
     try:
         return _Metadata.model_validate_json(body).parameters
     except ValidationError:

@@ -174,7 +174,7 @@ def _answer(question: Question, one_of_many: bool) -> _Answer:
     if question.simulate:
         subject = chosen or solved(solution.batch_size if solution else (), profile, solution.mix if solution else None)
         trial = Trial(problem, question.simulate, question.seed)
-        ran = simulated.simulate(subject, trial.instants, service_time=trial.service_time())
+        ran = simulated.simulate_policy(subject, trial.instants, service_time=trial.service_time())
         said["simulated"] = _summary(ran, question.shared_bound)
     return _Answer(question, said, solution, ran)
 

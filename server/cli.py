@@ -15,7 +15,7 @@ from prometheus_client import disable_created_metrics
 
 from policies.command import run
 from policies.types import SpecError
-from profiler.first import FirstProfiles
+from profiler.first_profile import FirstProfiles
 from server.app.assembly import assemble, keys_of
 from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import Plan, make_plan

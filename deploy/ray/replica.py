@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.catalog import Chosen
 from policies.types import SpecError
-from profiler.first import FirstProfiles
+from profiler.first_profile import FirstProfiles
 from server.app.assembly import Assembled, assemble, keys_of
 from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from loadgen import history
 from loadgen.cli import lateness, main
-from loadgen.history import Result
-from loadgen.report import Record, from_records, report
+from loadgen.history import RunResult
+from loadgen.report import Record, make_report, outcome_from_records
 from tests.loadgen.test_report import KEYS
 from tests.support.stub_server import Stub, busy, serving_in_a_thread
 
@@ -193,7 +193,9 @@ def test_picture_and_page_are_written_beside_the_report(shell: Shell, tmp_path: 
 @pytest.mark.parametrize(("sent", "said"), [(0.009, False), (0.05, True)])
 def test_a_generator_that_is_late_says_so_and_what_to_do(sent: float, said: bool) -> None:
     records = [Record(0.0, sent, 0.1, 200)]
-    words = lateness([Result("", report(from_records(records), 1.0), history.from_records(records))])
+    words = lateness(
+        [RunResult("", make_report(outcome_from_records(records), 1.0), history.history_from_records(records))]
+    )
     assert ("50 ms late" in words) == ("--processes" in words) == said
     assert bool(words) == said
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadgen import client
-from loadgen.client import Answer, Log, offer, open_session
+from loadgen.client import Response, RunLog, offer, open_session
 from loadgen.report import Record
 from policies.types import SpecError
 from tests.support.stub_server import METADATA, Stub, busy, hang_up, hold, serving
@@ -23,15 +23,15 @@ PATIENCE = 30.0  # s; reached only by a client that waits for what never comes
 class Slow:
     """A sender whose answers take for ever compared with the gaps between requests."""
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         await asyncio.sleep(1000.0)
-        return Answer(200)
+        return Response(200)
 
 
 def offered(
     instants: list[float], clock_of: Callable[[asyncio.AbstractEventLoop], Callable[[], float]]
 ) -> list[Record]:
-    loop, log = virtual_loop(), Log()
+    loop, log = virtual_loop(), RunLog()
     try:
         loop.run_until_complete(offer(Slow(), instants, log, clock_of(loop)))
     finally:
@@ -50,9 +50,11 @@ def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[A
 
 def load(stub: Stub, requests: int, pixels: bool = False, patience: float = PATIENCE) -> list[Record]:
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        log = Log()
+        log = RunLog()
         sender: client.Sender = (
-            await client.pixels(session, url, None) if pixels else await client.photograph(session, url, None, None)
+            await client.pixel_sender(session, url, None)
+            if pixels
+            else await client.image_sender(session, url, None, None)
         )
         await offer(sender, np.arange(requests) * 1e-3, log)
         assert log.errors == sum(record.status != 200 for record in log.records)
@@ -92,7 +94,7 @@ def test_gaps_below_the_loops_resolution_are_waited_for_without_a_spin() -> None
 
 def test_a_request_in_flight_when_the_run_is_cancelled_counts_as_interrupted() -> None:
     async def main() -> list[Record]:
-        log = Log()
+        log = RunLog()
         task = asyncio.create_task(offer(Slow(), [0.0, 5.0, 5000.0], log, loop.time))
         await asyncio.sleep(10.0)
         task.cancel()
@@ -169,8 +171,8 @@ def test_a_hung_answer_is_given_up() -> None:
     never = asyncio.Event()
 
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        sender = await client.photograph(session, url, None, None)
-        log = Log()
+        sender = await client.image_sender(session, url, None, None)
+        log = RunLog()
         await offer(sender, [0.0], log)
         never.set()  # lets the server stop
         return log.records
@@ -189,7 +191,7 @@ def test_an_answer_without_facts_is_an_answer(text: str) -> None:
 
 
 def test_a_common_start_in_the_future_is_waited_for() -> None:
-    loop, log = virtual_loop(), Log()
+    loop, log = virtual_loop(), RunLog()
     loop.run_until_complete(offer(Slow(), [0.0, 1.0], log, loop.time, start=loop.time() + 3.0))
     loop.close()
     assert [(r.scheduled, r.sent) for r in log.records] == [(0.0, 0.0), (1.0, 1.0)]
@@ -208,7 +210,7 @@ def test_a_key_goes_with_every_request_and_a_server_that_misses_it_is_told_of() 
 def test_nobody_listens_is_said_with_the_url_and_a_remedy() -> None:
     async def main() -> None:
         async with open_session() as session:
-            await client.photograph(session, "http://127.0.0.1:1", None, None)
+            await client.image_sender(session, "http://127.0.0.1:1", None, None)
 
     with pytest.raises(SpecError, match=r"no server answers at http://127.0.0.1:1 .*serve-model"):
         asyncio.run(main())
@@ -219,7 +221,9 @@ def prepare(stub: Stub, model: str | None, pixels: bool = False) -> str:
 
     async def scenario(session: ClientSession, url: str) -> str:
         sender = (
-            await client.pixels(session, url, model) if pixels else await client.photograph(session, url, model, None)
+            await client.pixel_sender(session, url, model)
+            if pixels
+            else await client.image_sender(session, url, model, None)
         )
         return sender.post.url.removeprefix(url)
 
@@ -260,7 +264,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_the_load(stub: Stub, mo
 
 def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     async def scenario(session: ClientSession, url: str) -> None:
-        await client.photograph(session, url, None, tmp_path)
+        await client.image_sender(session, url, None, tmp_path)
 
     with pytest.raises(SpecError, match="cannot read the image"):
         with_server(Stub(), scenario, PATIENCE)

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from loadgen.closed_loop import Device, Learning, Phase, closed_loop, trial
+from loadgen.closed_loop import DriftingDevice, LearningController, Phase, closed_loop, run_drift_trial
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
@@ -32,33 +32,33 @@ def arrivals(load: float, duration: float) -> Instants:
 def test_a_jump_is_noticed_within_three_seconds_and_then_costs_within_three_per_cent_of_knowing(
     load: float, time: float, energy: float, w2: float
 ) -> None:
-    result = trial(P4, Phase(20.0, scaled(time, energy)), w2, arrivals(load, 120.0))
+    result = run_drift_trial(P4, Phase(20.0, scaled(time, energy)), w2, arrivals(load, 120.0))
     assert result.noticed < 3.0
     assert result.settled < 3.0
-    assert result.learning < 1.03 * result.knowing
+    assert result.learning < 1.03 * result.oracle
 
 
 def test_a_new_policy_is_worth_having() -> None:
-    result = trial(P4, Phase(20.0, scaled(0.5, 0.5)), 1.0, arrivals(0.3, 120.0))
+    result = run_drift_trial(P4, Phase(20.0, scaled(0.5, 0.5)), 1.0, arrivals(0.3, 120.0))
     assert result.learning < 0.97 * result.unchanged
 
 
 def test_nothing_is_swapped_without_a_change() -> None:
     noise = np.random.default_rng(2)
-    device = Device([Phase(0.0, P4)], lambda: float(noise.normal(1.0, 0.05)))
-    run = closed_loop(choose(SPEC, P4), device, arrivals(0.7, 300.0), Learning(SPEC, P4))
+    device = DriftingDevice([Phase(0.0, P4)], lambda: float(noise.normal(1.0, 0.05)))
+    run = closed_loop(choose(SPEC, P4), device, arrivals(0.7, 300.0), LearningController(SPEC, P4))
     assert run.swaps == ()
 
 
 def test_a_change_that_never_comes_is_never_noticed() -> None:
-    result = trial(P4, Phase(5.0, P4), 1.0, arrivals(0.3, 10.0))
+    result = run_drift_trial(P4, Phase(5.0, P4), 1.0, arrivals(0.3, 10.0))
     assert result.noticed == inf
-    assert result.learning == result.knowing == result.unchanged
+    assert result.learning == result.oracle == result.unchanged
 
 
 def test_a_jump_back_is_noticed_too() -> None:
-    device = Device([Phase(0.0, P4), Phase(20.0, scaled(1.5, 1.5)), Phase(40.0, P4)])
-    run = closed_loop(choose(SPEC, P4), device, arrivals(0.3, 60.0), Learning(SPEC, P4))
+    device = DriftingDevice([Phase(0.0, P4), Phase(20.0, scaled(1.5, 1.5)), Phase(40.0, P4)])
+    run = closed_loop(choose(SPEC, P4), device, arrivals(0.3, 60.0), LearningController(SPEC, P4))
     back = [swap for swap in run.swaps if swap.noticed > 40.0]
     assert back[0].noticed < 43.0
     assert back[-1].chosen.profile.service_times == pytest.approx(P4.service_times)
@@ -67,7 +67,7 @@ def test_a_jump_back_is_noticed_too() -> None:
 
 def test_everybody_is_served_once_in_the_order_of_arrival() -> None:
     instants = arrivals(0.3, 30.0)
-    device = Device([Phase(0.0, P4), Phase(10.0, scaled(1.5, 1.5))])
-    run = closed_loop(choose(SPEC, P4), device, instants, Learning(SPEC, P4))
+    device = DriftingDevice([Phase(0.0, P4), Phase(10.0, scaled(1.5, 1.5))])
+    run = closed_loop(choose(SPEC, P4), device, instants, LearningController(SPEC, P4))
     assert np.array_equal(run.arrivals, instants)
     assert run.responses.min() >= P4.service_time(1) - 1e-9  # differences of instants are rounded

@@ -10,12 +10,11 @@ import pytest
 from aiohttp import web
 
 from loadgen import processes
-from loadgen.admin import borrowed, describe, find_desk
-from loadgen.client import Log
-from loadgen.live import Target
-from loadgen.processes import how_many
-from loadgen.progress import Progress
-from loadgen.progress import describe as describe_progress
+from loadgen.admin import describe_policy, find_policy_admin, restored_policy
+from loadgen.client import RunLog
+from loadgen.live import LoadTarget
+from loadgen.processes import process_count
+from loadgen.progress import Progress, progress_line
 from loadgen.report import Record
 from loadgen.schedule import Schedule
 from policies.types import SpecError
@@ -27,9 +26,9 @@ def quiet(schedule: Schedule) -> Progress:
 
 
 def test_the_requests_of_several_processes_are_those_of_the_schedule() -> None:
-    schedule, log, stub = Schedule(np.linspace(0.0, 0.03, 31), 0.031), Log(), Stub([None, busy])
+    schedule, log, stub = Schedule(np.linspace(0.0, 0.03, 31), 0.031), RunLog(), Stub([None, busy])
     with serving_in_a_thread(stub) as url:
-        interrupted = processes.load(Target(url, pixels=True), schedule, quiet(schedule), log, 2)
+        interrupted = processes.run_load_in_processes(LoadTarget(url, pixels=True), schedule, quiet(schedule), log, 2)
     assert not interrupted
     assert sorted(r.scheduled for r in log.records) == schedule.instants.tolist()
     assert Counter(r.status for r in log.records) == {200: 30, 503: 1}
@@ -41,30 +40,30 @@ def test_ctrl_c_stops_all_processes_and_keeps_what_there_is() -> None:
     async def interrupt(_: web.Request) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), Log()
+    schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), RunLog()
     with serving_in_a_thread(Stub([None, None, interrupt])) as url:
-        assert processes.load(Target(url, pixels=True), schedule, quiet(schedule), log, 2)
+        assert processes.run_load_in_processes(LoadTarget(url, pixels=True), schedule, quiet(schedule), log, 2)
     assert 0 < len(log.records) == log.sent < 600_000
 
 
 def test_a_refusal_in_a_process_is_said_as_if_it_were_here() -> None:
     schedule = Schedule(np.zeros(2), 1.0)
     with serving_in_a_thread(Stub()) as url, pytest.raises(SpecError, match="no model 'huge'"):
-        processes.load(Target(url, "huge"), schedule, quiet(schedule), Log(), 2)
+        processes.run_load_in_processes(LoadTarget(url, "huge"), schedule, quiet(schedule), RunLog(), 2)
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(10, 1), (2500, 3)])
 def test_auto_takes_as_many_processes_as_the_busiest_second_needs(rate: int, expected: int) -> None:
     instants = np.concatenate([np.zeros(5), 1.0 + np.arange(rate) / rate])
-    assert how_many("auto", Schedule(instants, 2.0), cores=8) == expected
-    assert how_many("auto", Schedule(instants, 2.0), cores=1) == 1
-    assert how_many("3", Schedule(instants, 2.0), cores=1) == 3
+    assert process_count("auto", Schedule(instants, 2.0), cores=8) == expected
+    assert process_count("auto", Schedule(instants, 2.0), cores=1) == 1
+    assert process_count("3", Schedule(instants, 2.0), cores=1) == 3
 
 
 @pytest.mark.parametrize("words", ["0", "65", "-1", "two", "1.5", ""])
 def test_a_number_of_processes_that_makes_no_sense_is_refused(words: str) -> None:
     with pytest.raises(SpecError, match="--processes is"):
-        how_many(words, Schedule(np.zeros(1), 1.0), cores=8)
+        process_count(words, Schedule(np.zeros(1), 1.0), cores=8)
 
 
 @pytest.mark.parametrize("failure", [None, SpecError("x"), KeyboardInterrupt()])
@@ -73,7 +72,7 @@ def test_a_borrowed_policy_comes_back_whatever_happens(failure: BaseException | 
     with (
         serving_in_a_thread(stub) as url,
         suppress(SpecError, KeyboardInterrupt),
-        borrowed(find_desk(url, None, None)) as swap,
+        restored_policy(find_policy_admin(url, None, None)) as swap,
     ):
         swap("greedy")
         if failure is not None:
@@ -85,7 +84,7 @@ def test_a_policy_that_the_server_refuses_is_named_with_its_reason() -> None:
     words = "does not take the policy 'clever': unknown policy 'clever'"
     with (
         serving_in_a_thread(Stub()) as url,
-        borrowed(find_desk(url, "tiny", None)) as swap,
+        restored_policy(find_policy_admin(url, "tiny", None)) as swap,
         pytest.raises(SpecError, match=words),
     ):
         swap("clever")
@@ -96,28 +95,28 @@ def test_a_policy_that_does_not_come_back_is_said_with_where_to_put_it() -> None
     with (
         serving_in_a_thread(Stub(policy="clever")) as url,
         pytest.raises(SpecError, match=words),
-        borrowed(find_desk(url, None, None)) as swap,
+        restored_policy(find_policy_admin(url, None, None)) as swap,
     ):
         swap("greedy")
 
 
 def test_a_server_tells_its_policy_or_nobody_minds() -> None:
     with serving_in_a_thread(Stub(key="secret")) as url:
-        assert describe(url, None, "secret") == {"policy": "greedy", "profile": "tiny on a stub"}
-        assert describe(url, None, None) == {}
+        assert describe_policy(url, None, "secret") == {"policy": "greedy", "profile": "tiny on a stub"}
+        assert describe_policy(url, None, None) == {}
 
 
 def test_the_line_tells_what_was_sent_came_back_and_is_to_come() -> None:
-    schedule, log = Schedule(np.linspace(0.0, 3.0, 4), 4.0), Log(sent=3)
+    schedule, log = Schedule(np.linspace(0.0, 3.0, 4), 4.0), RunLog(sent=3)
     log.add(Record(0.0, 0.0, 0.02, 200))
     log.add(Record(1.0, 1.0, 1.5, 503))
-    line = describe_progress(schedule, 2.5, 1.0, log)
+    line = progress_line(schedule, 2.5, 1.0, log)
     assert line == "2 s, 2 s to go · 3 of 4 sent (1/s) · 1 answered, 1 errors · p95 20 ms"
-    assert "waiting for 1 answers" in describe_progress(schedule, 5.0, 0.0, log)
+    assert "waiting for 1 answers" in progress_line(schedule, 5.0, 0.0, log)
 
 
 def test_where_nobody_looks_no_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     schedule = Schedule(np.zeros(1), 1.0)
     with quiet(schedule) as progress:
-        progress.show(10.0, Log())
+        progress.show(10.0, RunLog())
     assert capsys.readouterr() == ("", "")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.report import Objective, Outcome, Record, Report, from_records, from_run, report
-from loadgen.tables import comparison, table
+from loadgen.report import Record, Report, RunObjective, RunOutcome, make_report, outcome_from_records, outcome_from_run
+from loadgen.tables import comparison_table, report_table
 from policies.queue.simulator import Run
 
 KEYS = [
@@ -33,7 +33,7 @@ RUN = Run(
 
 
 def told(*records: Record, slo: float = inf) -> Report:
-    return report(from_records(records), 4.0, Objective(slo))
+    return make_report(outcome_from_records(records), 4.0, RunObjective(slo))
 
 
 def rendered(thing: object) -> str:
@@ -79,13 +79,13 @@ def test_attainment_is_of_all_that_were_scheduled() -> None:
 
 
 def test_the_cost_weighs_mean_response_time_in_ms_and_mean_power_in_w() -> None:
-    outcome = from_records([PAIR, SERVED, PAIR])
-    content = report(outcome, 4.0, Objective(w1=2.0, w2=10.0))
+    outcome = outcome_from_records([PAIR, SERVED, PAIR])
+    content = make_report(outcome, 4.0, RunObjective(w1=2.0, w2=10.0))
     assert content["mean_ms"] is not None
     assert content["cost"] == pytest.approx(2 * content["mean_ms"] + 10 * 0.5)
-    dark = report(replace(outcome, energy=None), 4.0, Objective(w2=10.0))
+    dark = make_report(replace(outcome, energy=None), 4.0, RunObjective(w2=10.0))
     assert dark["cost"] is None
-    assert report(replace(outcome, energy=None), 4.0)["cost"] == content["mean_ms"]
+    assert make_report(replace(outcome, energy=None), 4.0)["cost"] == content["mean_ms"]
 
 
 @pytest.mark.parametrize("records", [[], [replace(SERVED, status="connection")]])
@@ -104,28 +104,30 @@ def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
 
 
 def test_a_simulated_run_reports_the_same_and_no_lag() -> None:
-    content = report(from_run(RUN), 4.0)
+    content = make_report(outcome_from_run(RUN), 4.0)
     assert content == told(SERVED, PAIR, PAIR) | {"send_lag_p99_ms": None}
 
 
 def test_a_simulated_run_without_energies_has_none() -> None:
-    assert report(from_run(replace(RUN, energies=None)), 4.0)["mean_power_w"] is None
+    assert make_report(outcome_from_run(replace(RUN, energies=None)), 4.0)["mean_power_w"] is None
 
 
 def test_a_duration_of_zero_has_no_rate() -> None:
-    outcome = Outcome(1, np.array([0.5]), {}, 0.5, None, None)
-    assert report(outcome, 0.0)["arrival_rate_hz"] is None
+    outcome = RunOutcome(1, np.array([0.5]), {}, 0.5, None, None)
+    assert make_report(outcome, 0.0)["arrival_rate_hz"] is None
 
 
 def test_the_table_leaves_out_what_is_unknown() -> None:
-    text = rendered(table(told(SERVED, replace(SERVED, status=503, energy=None))))
+    text = rendered(report_table(told(SERVED, replace(SERVED, status=503, energy=None))))
     assert "not answered: 503" in text
     assert "500" in text
     assert "SLO" not in text
 
 
 def test_the_comparison_has_one_row_a_policy() -> None:
-    text = rendered(comparison({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}, Objective(1.0, w2=2.0)))
+    text = rendered(
+        comparison_table({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}, RunObjective(1.0, w2=2.0))
+    )
     assert [line for line in text.splitlines() if "greedy" in line]
     assert [line for line in text.splitlines() if "static:2" in line and "-" in line]
     assert "late: not answered within 1000 ms" in text
@@ -135,7 +137,7 @@ def test_the_comparison_has_one_row_a_policy() -> None:
 def test_a_comparison_of_names_and_figures_of_usual_length_fits_eighty_columns() -> None:
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(comparison({"smdp:slo_p95_ms=50": told(SERVED, PAIR, slo=1.0)}, Objective(1.0, w2=2.0)))
+        console.print(comparison_table({"smdp:slo_p95_ms=50": told(SERVED, PAIR, slo=1.0)}, RunObjective(1.0, w2=2.0)))
     assert "smdp:slo_p95_ms=" in captured.get().splitlines()[1]
     assert "…" not in captured.get()
 

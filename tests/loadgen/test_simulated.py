@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.report import Objective, Record, from_records, from_run, report
-from loadgen.schedule import schedule
-from loadgen.simulated import Simulation, simulate
-from loadgen.sizes import Sizes
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.schedule import make_schedule
+from loadgen.simulated import Simulation, simulate_policy
+from loadgen.sizes import RequestSizes
 from policies.action_lookup import count_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
@@ -27,7 +27,7 @@ DEVICE = Profile(
 
 def test_one_server_without_batching_is_the_md1_queue() -> None:
     """Pollaczek and Khinchin: l + rho l / (2 (1 - rho)) = 5 + 2.5 ms at l = 5 ms, 100/s."""
-    run = Simulation(DEVICE, "serial").run(schedule("poisson", 100.0, 1000.0, 5).instants)
+    run = Simulation(DEVICE, "serial").run(make_schedule("poisson", 100.0, 1000.0, 5).instants)
     # Responses of neighbours depend on each other; means of 50 stretches of 2,000 requests nearly do not.
     stretches = run.responses[: len(run.responses) // 50 * 50].reshape(50, -1).mean(axis=1)
     assert abs(run.responses.mean() - 0.0075) < 4 * stretches.std(ddof=1) / 50**0.5
@@ -36,7 +36,9 @@ def test_one_server_without_batching_is_the_md1_queue() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
     def responses(seed: int) -> Instants:
-        return Simulation(DEVICE, "static:4").run(schedule("mmpp:1.5,0.5,1,1", 300.0, 5.0, seed).instants).responses
+        return (
+            Simulation(DEVICE, "static:4").run(make_schedule("mmpp:1.5,0.5,1,1", 300.0, 5.0, seed).instants).responses
+        )
 
     assert np.array_equal(responses(1), responses(1))
     assert not np.array_equal(responses(1), responses(2))
@@ -52,12 +54,14 @@ def test_a_batch_takes_the_profiles_time_and_energy() -> None:
 
 @pytest.mark.parametrize("spec", ["greedy", "static:4", "timeout:10"])
 def test_records_of_a_run_come_to_the_same_report(spec: str) -> None:
-    arrivals = schedule("poisson", 400.0, 5.0, 3)
+    arrivals = make_schedule("poisson", 400.0, 5.0, 3)
     simulation = Simulation(DEVICE, spec, "net")
     from_each: dict[str, Any] = {
-        **report(from_records(list(simulation.records(arrivals.instants))), 5.0, Objective(0.02))
+        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 5.0, RunObjective(0.02))
     }
-    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 5.0, Objective(0.02))}
+    from_whole: dict[str, Any] = {
+        **make_report(outcome_from_run(simulation.run(arrivals.instants)), 5.0, RunObjective(0.02))
+    }
     assert from_each.pop("errors") == from_whole.pop("errors") == {}
     assert from_each == pytest.approx(from_whole | {"send_lag_p99_ms": 0.0})
 
@@ -68,13 +72,13 @@ def test_waiting_and_service_add_up_to_the_response_time() -> None:
         assert record.service is not None
         return record.finished - record.scheduled - record.waiting - record.service
 
-    records = Simulation(DEVICE, "static:4").records(schedule("poisson", 400.0, 1.0, 3).instants)
+    records = Simulation(DEVICE, "static:4").records(make_schedule("poisson", 400.0, 1.0, 3).instants)
     assert max(abs(left_over(record)) for record in records) < 1e-12
 
 
 def test_the_policys_own_objective_is_each_requests_deadline() -> None:
     device = Profile("exact in binary", (0.125, 0.1875, 0.25))
-    run = simulate(choose("max-under-deadline:slo_ms=500", device), np.array([0.0, 0.25]))
+    run = simulate_policy(choose("max-under-deadline:slo_ms=500", device), np.array([0.0, 0.25]))
     assert run.batch_sizes.tolist() == [2]
     assert run.responses.tolist() == [0.5, 0.25]  # launched at 0.5 - l(2)
 
@@ -101,12 +105,12 @@ def test_a_spec_that_cannot_be_used_is_refused() -> None:
     ids=["static", "greedy", "table", "mix"],
 )
 def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen, cv: float) -> None:
-    arrivals = schedule("poisson", 400.0, 5.0, 3).instants
+    arrivals = make_schedule("poisson", 400.0, 5.0, 3).instants
     # a patience without end changes no action, but hides the table
     slow = replace(chosen, policy=Patient(chosen.policy, DEVICE.max_batch_size, inf))
     assert count_table(chosen) is not None
     assert count_table(slow) is None
-    a, b = (simulate(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
+    a, b = (simulate_policy(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
     assert np.array_equal(a.batch_sizes, b.batch_sizes)
     assert np.array_equal(a.responses, b.responses)
     assert np.array_equal(a.waits, b.waits)
@@ -129,14 +133,14 @@ def test_a_policy_that_looks_at_a_clock_or_a_rate_goes_the_general_way(spec: str
 
 @pytest.mark.parametrize("spec", ["static:1,max_wait_ms=inf", "timeout:0"])
 def test_service_times_may_be_drawn_whichever_the_way(spec: str) -> None:
-    run = simulate(choose(spec, DEVICE), np.array([0.0, 1.0]), service_time=lambda b: 0.25 * b)
+    run = simulate_policy(choose(spec, DEVICE), np.array([0.0, 1.0]), service_time=lambda b: 0.25 * b)
     assert run.responses.tolist() == [0.25, 0.25]
 
 
 def test_a_rate_that_is_measured_goes_the_general_way() -> None:
     chosen = choose("smdp,max_wait_ms=inf", DEVICE)
     assert count_table(chosen) is None
-    assert simulate(chosen, np.zeros(11)).scheduled == 11
+    assert simulate_policy(chosen, np.zeros(11)).scheduled == 11
 
 
 BY_STAGES = Profile(
@@ -148,7 +152,7 @@ BY_STAGES = Profile(
 
 
 def test_by_stages_a_launch_takes_its_stages_and_costs_its_share() -> None:
-    run = simulate(choose("lazy:slo_ms=100000", BY_STAGES), np.array([0.0, 0.125]), "net")
+    run = simulate_policy(choose("lazy:slo_ms=100000", BY_STAGES), np.array([0.0, 0.125]), "net")
     assert run.batch_sizes.tolist() == [1, 1, 2]
     assert run.finishes.tolist() == [0.25, 0.5, 2.0]  # the second catches up, and they ride along together
     assert run.responses.tolist() == [2.0, 1.875], "once, when the last stage is done"
@@ -158,8 +162,8 @@ def test_by_stages_a_launch_takes_its_stages_and_costs_its_share() -> None:
 
 
 def test_a_whole_batch_takes_the_whole_batchs_time() -> None:
-    assert simulate(choose("greedy", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
-    assert simulate(choose("greedy,max_wait_ms=inf", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+    assert simulate_policy(choose("greedy", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+    assert simulate_policy(choose("greedy,max_wait_ms=inf", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
 
 
 def test_a_record_by_stages_counts_from_the_first_launch_and_sums_the_energy() -> None:
@@ -171,7 +175,7 @@ def test_a_record_by_stages_counts_from_the_first_launch_and_sums_the_energy() -
 
 
 def test_drawn_service_times_are_shared_out_over_the_stages() -> None:
-    run = simulate(choose("lazy:slo_ms=9", BY_STAGES), np.zeros(1), service_time=lambda _: 3.0)
+    run = simulate_policy(choose("lazy:slo_ms=9", BY_STAGES), np.zeros(1), service_time=lambda _: 3.0)
     assert run.finishes.tolist() == [0.75, 3.0]
 
 
@@ -185,10 +189,14 @@ SLOWER = replace(DEVICE, name="slower", service_times=tuple(2 * t for t in DEVIC
 
 @pytest.mark.parametrize("spec", ["greedy", "timeout:10", "rate-matching", "multi-bin:2", "catch-up:slo_ms=50"])
 def test_records_of_a_fleet_come_to_the_same_report(spec: str) -> None:
-    arrivals = schedule("poisson", 700.0, 3.0, 3)
+    arrivals = make_schedule("poisson", 700.0, 3.0, 3)
     simulation = Simulation(DEVICE, spec, "net", others=(SLOWER,))
-    from_each: dict[str, Any] = {**report(from_records(list(simulation.records(arrivals.instants))), 3.0, Objective())}
-    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 3.0, Objective())}
+    from_each: dict[str, Any] = {
+        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 3.0, RunObjective())
+    }
+    from_whole: dict[str, Any] = {
+        **make_report(outcome_from_run(simulation.run(arrivals.instants)), 3.0, RunObjective())
+    }
     assert from_each["ok"] == len(arrivals.instants)
     for key in ("mean_ms", "p95_ms", "max_ms", "throughput_hz", "energy_per_request_mj"):
         assert from_each[key] == pytest.approx(from_whole[key]), key
@@ -196,7 +204,7 @@ def test_records_of_a_fleet_come_to_the_same_report(spec: str) -> None:
 
 def test_a_second_device_halves_what_each_gets_and_each_measures_its_own_rate() -> None:
     """The policy launches from the size whose throughput matches the rate: half the rate, smaller batches."""
-    arrivals = schedule("poisson", 600.0, 20.0, 3).instants
+    arrivals = make_schedule("poisson", 600.0, 20.0, 3).instants
     alone = Simulation(DEVICE, "rate-matching").run(arrivals[::2])
     beside = Simulation(DEVICE, "rate-matching", others=(DEVICE,)).run(arrivals)
     whole = Simulation(DEVICE, "rate-matching").run(arrivals)
@@ -206,7 +214,7 @@ def test_a_second_device_halves_what_each_gets_and_each_measures_its_own_rate() 
 
 def test_what_does_not_go_beside_each_other_is_refused() -> None:
     with pytest.raises(SpecError, match="leave --sizes out"):
-        Simulation(DEVICE, "greedy", sizes=Sizes(np.ones(1)), others=(DEVICE,)).run(np.zeros(1))
+        Simulation(DEVICE, "greedy", sizes=RequestSizes(np.ones(1)), others=(DEVICE,)).run(np.zeros(1))
     with pytest.raises(SpecError, match="one profile has 1 stages, another 2: say with --stages"):
         Simulation(DEVICE, "greedy", others=(BY_STAGES,)).run(np.zeros(1))
     assert Simulation(DEVICE, "lazy:slo_ms=9", stages=2, others=(BY_STAGES,)).run(np.zeros(3)).scheduled == 3

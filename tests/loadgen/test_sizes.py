@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.report import from_records, from_run, report
-from loadgen.schedule import schedule
+from loadgen.report import make_report, outcome_from_records, outcome_from_run
+from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import Sizes, device, draw, longest
+from loadgen.sizes import RequestSizes, draw_lengths, longest_request_profile, simulated_profile
 from policies.profile import Profile
 from policies.types import SpecError
 from tests.loadgen.test_cli import Shell, shell
@@ -27,9 +27,9 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -> None:
-    assert draw("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
-    cut = schedule(trace, None, 5.0, 0).instants
-    assert draw("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
+    assert draw_lengths("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
+    cut = make_schedule(trace, None, 5.0, 0).instants
+    assert draw_lengths("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -
 )
 def test_words_that_give_no_lengths_are_told_in_one_line(words: str, says: str, trace: str) -> None:
     with pytest.raises(SpecError, match=says) as caught:
-        draw(words, trace, 4, 0)
+        draw_lengths(words, trace, 4, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_the_same_seed_draws_the_same_lengths_and_another_others() -> None:
-    first, again, other = (draw("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
+    first, again, other = (draw_lengths("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert first.min() >= 1.0
@@ -58,23 +58,25 @@ def test_the_same_seed_draws_the_same_lengths_and_another_others() -> None:
 
 def test_a_batch_of_longest_takes_what_its_longest_request_takes() -> None:
     lengths = np.array([3.0, 0.25, 7.0, 2.0])
-    run = Simulation(longest(lengths, 2), "greedy,max_wait_ms=inf", sizes=Sizes(lengths)).run(np.zeros(4))
+    run = Simulation(longest_request_profile(lengths, 2), "greedy,max_wait_ms=inf", sizes=RequestSizes(lengths)).run(
+        np.zeros(4)
+    )
     assert run.responses.tolist() == [3.0, 3.0, 10.0, 10.0]
     assert run.energies is None
 
 
 def test_longest_by_batch_size_is_the_mean_over_batches() -> None:
-    times = longest(np.array([1.0, 3.0]), 3).service_times
+    times = longest_request_profile(np.array([1.0, 3.0]), 3).service_times
     assert times == pytest.approx((2.0, 2.5, 2.75))  # 3 - 2 / 2^b
 
 
 def test_a_profile_with_lengths_gives_a_batch_the_time_of_its_longest() -> None:
-    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=Sizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
+    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=RequestSizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
     assert run.responses.tolist() == pytest.approx([1.55, 1.55, 3.05])
 
 
 def test_joining_takes_prompts_in_and_an_iteration_a_token() -> None:
-    run = Simulation(TEXTS, "joining", sizes=Sizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
+    run = Simulation(TEXTS, "joining", sizes=RequestSizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
     token, prompts, prompt = 0.07, 1.2 - 0.7, 1.0 - 0.5
     first = token + prompts
     assert run.responses.tolist() == pytest.approx([first, first + token + prompt, first + token + prompt])
@@ -83,7 +85,9 @@ def test_joining_takes_prompts_in_and_an_iteration_a_token() -> None:
 
 def test_lazily_who_comes_later_catches_up_token_by_token_and_each_leaves_at_its_own_end() -> None:
     token, pair, prompt = 0.05, 0.07, 0.5
-    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=Sizes(np.array([3.0, 2.0]))).run(np.array([0.0, 0.1]))
+    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=RequestSizes(np.array([3.0, 2.0]))).run(
+        np.array([0.0, 0.1])
+    )
     caught_up = 2 * (prompt + token)  # each alone; then both together, and the first once more
     assert run.responses.tolist() == pytest.approx([caught_up + pair - 0.1, caught_up + pair + token])
     assert run.batch_sizes.tolist() == [1, 1, 2, 1]
@@ -92,7 +96,7 @@ def test_lazily_who_comes_later_catches_up_token_by_token_and_each_leaves_at_its
 def test_fewer_time_steps_let_more_preempt() -> None:
     def first(steps: int) -> float:
         spec = f"lazy:slo_ms=2000,timesteps={steps}"
-        run = Simulation(TEXTS, spec, sizes=Sizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
+        run = Simulation(TEXTS, spec, sizes=RequestSizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
         return float(run.responses.max())
 
     assert first(20) == pytest.approx(2 * (0.5 + 15 * 0.05) - 0.01), "one after the other: no slack for both"
@@ -100,22 +104,29 @@ def test_fewer_time_steps_let_more_preempt() -> None:
 
 
 def test_records_of_sized_requests_come_to_the_same_report() -> None:
-    instants = schedule("poisson", 0.5, 400.0, 3).instants
-    lengths = draw("uniform:1:20", "poisson", len(instants), 3)
-    simulation = Simulation(longest(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=Sizes(lengths))
-    from_each = report(from_records(list(simulation.records(instants))), 400.0)
-    from_whole = report(from_run(simulation.run(instants)), 400.0)
+    instants = make_schedule("poisson", 0.5, 400.0, 3).instants
+    lengths = draw_lengths("uniform:1:20", "poisson", len(instants), 3)
+    simulation = Simulation(
+        longest_request_profile(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=RequestSizes(lengths)
+    )
+    from_each = make_report(outcome_from_records(list(simulation.records(instants))), 400.0)
+    from_whole = make_report(outcome_from_run(simulation.run(instants)), 400.0)
     for key in ("mean_ms", "p99_ms", "throughput_hz", "mean_batch_size"):
         assert from_each[key] == pytest.approx(from_whole[key])
 
 
 def test_errors_of_the_predictor_cost_throughput() -> None:
     instants = np.zeros(8000)
-    lengths = draw("uniform:1:20", "backlog", 8000, 1)
+    lengths = draw_lengths("uniform:1:20", "backlog", 8000, 1)
 
     def throughput(bin_error: float) -> float:
         spec = "multi-bin:4,batch_size=16,max_wait_ms=inf"
-        return 8000 / Simulation(longest(lengths, 16), spec, sizes=Sizes(lengths, bin_error)).run(instants).elapsed
+        return (
+            8000
+            / Simulation(longest_request_profile(lengths, 16), spec, sizes=RequestSizes(lengths, bin_error))
+            .run(instants)
+            .elapsed
+        )
 
     # equation 2 for 4 bins of width 4.75 and B = 16: 1.54 without errors; with p_e a bin's longest is of the next one
     assert throughput(0.0) == pytest.approx(16 / (10.5 + (20 * 16 / 17 + 1 / 17 - 10.5) / 4), rel=0.02)
@@ -140,15 +151,15 @@ def test_scaled_sizes_take_so_many_times_as_long(shell: Shell) -> None:
 
 
 def test_longest_has_room_for_what_the_specs_ask() -> None:
-    sizes = Sizes(np.array([1.0, 2.0]))
+    sizes = RequestSizes(np.array([1.0, 2.0]))
     for specs, largest in (
         (["multi-bin:2,batch_size=8"], 8),
         (["multi-bin:2,batch_size=8", "static:300,max_wait_ms=inf"], 300),
         (["joining:6", "greedy"], 6),
         (["greedy", "timeout:2000"], 128),
     ):
-        assert device("longest", sizes, specs).max_batch_size == largest
-    assert device("googlenet-tesla-p4", None, ["greedy"]).max_batch_size == 32
+        assert simulated_profile("longest", sizes, specs).max_batch_size == largest
+    assert simulated_profile("googlenet-tesla-p4", None, ["greedy"]).max_batch_size == 32
 
 
 @pytest.mark.parametrize(

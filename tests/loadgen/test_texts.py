@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from loadgen import processes
-from loadgen.client import Log
-from loadgen.live import Target
-from loadgen.schedule import Schedule, schedule
-from loadgen.sizes import draw, whole
+from loadgen.client import RunLog
+from loadgen.live import LoadTarget
+from loadgen.schedule import Schedule, make_schedule
+from loadgen.sizes import draw_lengths, whole_tokens
 from loadgen.texts import PROMPT, SAMPLE
 from tests.loadgen.test_cli import Shell, shell
 from tests.loadgen.test_live import quiet
@@ -30,8 +30,8 @@ LOAD = ["--rate", "400", "--duration", "0.1", "--seed", "7"]
 
 
 def drawn(words: str, scale: float = 1.0) -> list[int]:
-    instants = schedule("poisson", 400.0, 0.1, 7).instants
-    return [int(length) for length in whole(scale * draw(words, "poisson", len(instants), 7))]
+    instants = make_schedule("poisson", 400.0, 0.1, 7).instants
+    return [int(length) for length in whole_tokens(scale * draw_lengths(words, "poisson", len(instants), 7))]
 
 
 def bodies(stub: Stub) -> list[Any]:
@@ -43,7 +43,7 @@ def asked_for(stub: Stub) -> list[int]:
 
 
 def test_scaled_lengths_are_rounded_up_and_never_to_nothing() -> None:
-    assert whole(np.array([0.2, 1.0, 3.0000000001, 2.5, 0.06 * 50])).tolist() == [1, 1, 3, 3, 3]
+    assert whole_tokens(np.array([0.2, 1.0, 3.0000000001, 2.5, 0.06 * 50])).tolist() == [1, 1, 3, 3, 3]
 
 
 def test_a_generator_is_made_to_generate_what_the_simulation_draws(shell: Shell) -> None:
@@ -79,10 +79,10 @@ def test_without_sizes_a_text_model_gets_the_same_text_again_and_again(shell: Sh
 
 
 def test_the_lengths_of_several_processes_are_those_of_the_schedule() -> None:
-    lengths, log, stub = list(range(1, 33)), Log(), Stub(metadata=GENERATOR)
+    lengths, log, stub = list(range(1, 33)), RunLog(), Stub(metadata=GENERATOR)
     timetable = Schedule(np.linspace(0.0, 0.03, 32), 0.031)
     with serving_in_a_thread(stub) as url:
-        processes.load(Target(url, lengths=lengths), timetable, quiet(timetable), log, 3)
+        processes.run_load_in_processes(LoadTarget(url, lengths=lengths), timetable, quiet(timetable), log, 3)
     assert sorted(asked_for(stub)) == lengths
 
 
