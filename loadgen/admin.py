@@ -1,4 +1,4 @@
-"""The server's policy, restored_policy for a comparison: each run under another one, and at the end the first one again."""
+"""Client of the server's policy endpoint, which a comparison uses to swap policies and restores at the end."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,23 +8,22 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import orjson
 
-from loadgen.client import REFUSED, find_model, open_session
+from loadgen.client import KEY_ERRORS, find_model, open_session, read_object
 from loadgen.report import OK
 from policies.types import SpecError
 
-_PATIENCE = 300.0  # s; a policy is solved before the server answers
+_TIMEOUT = 300.0  # s; the server solves a policy before it responds
 
 
 @dataclass(frozen=True)
 class PolicyAdminClient:
-    """Where a model's policy is read and swapped.
+    """Reads and swaps the policy of one model.
 
     Attributes:
-        url: of the server.
-        path: of the model's policy.
-        key: of scope admin; None where the server asks for none.
+        url: URL of the server.
+        path: URL of the model's policy.
+        key: API key of scope admin; None for a server without keys.
     """
 
     url: str
@@ -32,38 +31,45 @@ class PolicyAdminClient:
     key: str | None
 
     def read(self) -> dict[str, Any]:
-        """The policy that decides; at least its "spec".
+        """Return the current policy's document, which has at least "spec".
 
         Raises:
-            SpecError: the server has no such page, or refuses.
+            SpecError: the server does not respond, or responds with an error.
         """
-        return self._exchange("GET", None)
+        return self._request("GET", None)
 
     def swap(self, spec: str) -> None:
-        """Decide by this policy from now on; returns when it does.
+        """Set the policy; return once it decides.
 
         Raises:
-            SpecError: the server refuses it.
+            SpecError: the server does not respond, or rejects the policy.
         """
-        self._exchange("PUT", {"policy": spec})
+        self._request("PUT", {"policy": spec})
 
-    def _exchange(self, method: str, body: dict[str, str] | None) -> dict[str, Any]:
-        what = "tell its policy" if body is None else f"take the policy {body['policy']!r}"
+    def _request(self, method: str, body: dict[str, str] | None) -> dict[str, Any]:
+        action = "read the policy" if body is None else f"set the policy {body['policy']!r}"
         try:
-            status, answer = asyncio.run(_ask(self, method, body))
+            status, content = asyncio.run(self._send(method, body))
         except (aiohttp.ClientError, OSError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise SpecError(f"{self.url} does not {what} ({reason}); look at the server") from None
-        document = _read(answer)
-        if status in REFUSED:
-            raise SpecError(f"{self.url} {REFUSED[status]}; --compare needs one of scope admin: give --api-key KEY")
+            raise SpecError(f"cannot {action} at {self.url} ({reason}); check the server") from None
+        document = read_object(content)
+        if status in KEY_ERRORS:
+            raise SpecError(f"{self.url} {KEY_ERRORS[status]}; --compare needs one of scope admin: give --api-key KEY")
         if status != OK or (body is None and "spec" not in document):
-            raise SpecError(f"{self.url} does not {what}: {document.get('error', f'it answers {status}')}")
+            raise SpecError(f"cannot {action} at {self.url}: {document.get('error', f'the server responds {status}')}")
         return document
+
+    async def _send(self, method: str, body: dict[str, str] | None) -> tuple[int, bytes]:
+        async with (
+            open_session(_TIMEOUT, self.key) as session,
+            session.request(method, self.path, json=body) as response,
+        ):
+            return response.status, await response.read()
 
 
 def find_policy_admin(url: str, model: str | None, key: str | None) -> PolicyAdminClient:
-    """The place for the model that requests go to.
+    """Make the client for the model that the requests go to.
 
     Raises:
         SpecError: no server, no such model, or several to choose from.
@@ -81,44 +87,28 @@ def find_policy_admin(url: str, model: str | None, key: str | None) -> PolicyAdm
 
 @contextmanager
 def restored_policy(client: PolicyAdminClient) -> Iterator[Callable[[str], None]]:
-    """Swap policies as often as you like: at the end, whatever happened, the first one decides again.
+    """Restore the current policy at the end of the context, also after an exception.
 
     Yields:
-        What swaps; see PolicyAdminClient.swap.
+        The function that swaps the policy; see PolicyAdminClient.swap.
 
     Raises:
-        SpecError: the policy cannot be read, or the first one cannot be put back.
+        SpecError: the policy cannot be read, or cannot be restored.
     """
-    first = str(client.read()["spec"])
+    original = str(client.read()["spec"])
     try:
         yield client.swap
     finally:
         try:
-            client.swap(first)
+            client.swap(original)
         except SpecError as error:
-            raise SpecError(f"policy {first!r} is not back: {error}; PUT it to {client.path}") from None
+            raise SpecError(f"the policy {original!r} is not restored: {error}; PUT it to {client.path}") from None
 
 
 def describe_policy(url: str, model: str | None, key: str | None) -> dict[str, str]:
-    """Policy and profile by which the server decides, in words; empty where it does not tell."""
+    """Return the server's policy and profile for the report; empty if they cannot be read."""
     try:
-        told = find_policy_admin(url, model, key).read()
+        document = find_policy_admin(url, model, key).read()
     except SpecError:
         return {}
-    return {"policy": str(told["spec"]), "profile": str(told.get("profile"))}
-
-
-async def _ask(client: PolicyAdminClient, method: str, body: dict[str, str] | None) -> tuple[int, bytes]:
-    async with (
-        open_session(_PATIENCE, client.key) as session,
-        session.request(method, client.path, json=body) as response,
-    ):
-        return response.status, await response.read()
-
-
-def _read(body: bytes) -> dict[str, Any]:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return {"policy": str(document["spec"]), "profile": str(document.get("profile"))}

@@ -1,4 +1,4 @@
-"""One run against a server, from this process or from several when one is too slow."""
+"""A live run against a server from one process; processes.py runs it from several."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 
 from loadgen import client
 from loadgen.client import RunLog
-from loadgen.progress import EVERY, Progress
+from loadgen.progress import INTERVAL, Progress
 from loadgen.schedule import Schedule
 from loadgen.texts import text_sender
 from policies.types import SpecError
@@ -19,16 +19,16 @@ from policies.types import SpecError
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """What is sent where.
+    """Server, model and content of the requests.
 
     Attributes:
-        url: of the server.
-        model: its name; None where only one is loaded.
-        image: the picture to send; None: matplotlib's sample photograph.
-        pixels: send raw pixels by the Open Inference Protocol instead.
-        give_up_after: longest wait for an answer, s.
-        key: what a server with keys asks for.
-        lengths: of the texts to send, in order, tokens; None: a picture or one text, as the model takes.
+        url: URL of the server.
+        model: model name; None if the server has only one.
+        image: the image file to send; None is matplotlib's sample photograph.
+        pixels: whether to send raw pixels by the Open Inference Protocol instead of an image.
+        give_up_after: time-out of a request, s.
+        key: API key; None for a server without keys.
+        lengths: lengths of the texts to send in order, tokens; None sends one image or one text, as the model takes.
     """
 
     url: str
@@ -40,34 +40,34 @@ class LoadTarget:
     lengths: Sequence[int] | None = None
 
     async def sender(self, session: ClientSession) -> client.Sender:
-        """What sends one request after another; see client.photograph, client.pixels and text_sender.
+        """Make the sender for the model's input.
 
         Raises:
-            SpecError: there is no server, or it has no model that takes what is to be sent.
+            SpecError: there is no server, or no model on it that takes this content.
         """
         if self.pixels:
             return await client.pixel_sender(session, self.url, self.model)
         found = None if self.image else await text_sender(session, self.url, self.model, self.lengths)
         if found is None and self.lengths is not None:
-            raise SpecError(f"the model at {self.url} takes no texts, and only texts have sizes; leave out --sizes")
+            raise SpecError(f"the model at {self.url} takes no text, and only texts have sizes; leave out --sizes")
         return found or await client.image_sender(session, self.url, self.model, self.image)
 
     def share(self, first: int, step: int) -> "LoadTarget":
-        """The same for those who send only every `step`-th request."""
+        """The target of a process that sends only every `step`-th request, from the `first` on."""
         return self if self.lengths is None else replace(self, lengths=self.lengths[first::step])
 
 
 def run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> bool:
-    """Send all requests and wait for their answers; whether Ctrl-C cut that short.
+    """Send all requests and wait for their responses; return whether Ctrl-C interrupted the run.
 
     Args:
-        target: what is sent where.
-        schedule: when.
-        progress: is shown how it goes.
-        log: what happened; it is whole even when cut short.
+        target: server, model and content.
+        schedule: arrival instants.
+        progress: shows the progress.
+        log: receives the records, also those of an interrupted run.
 
     Raises:
-        SpecError: nothing can be sent at all.
+        SpecError: the target cannot be used.
     """
     allow_many_connections()
     try:
@@ -93,20 +93,20 @@ async def _tick(progress: Progress, log: RunLog) -> None:
     start = time.monotonic()
     while not progress.quiet:
         progress.show(time.monotonic() - start, log)
-        await asyncio.sleep(EVERY / 2)
+        await asyncio.sleep(INTERVAL / 2)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The fastest event loop there is."""
+    """Factory of uvloop's event loop; None, for asyncio's own, where it is not installed."""
     try:
         import uvloop
-    except ImportError:  # not made for Windows
+    except ImportError:  # not available for Windows
         return None
     return uvloop.new_event_loop
 
 
 def allow_many_connections() -> None:
-    """An open loop has a connection for each request in flight: more, in overload, than shells usually allow files."""
+    """Raise the limit of open files to its maximum, since an open loop has one connection per request in flight."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

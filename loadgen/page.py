@@ -1,7 +1,7 @@
-"""One HTML page about a run, or several on the same arrivals: figures, settings, and charts that answer to the pointer.
+"""Self-contained HTML page of one run, or of several with the same arrivals: figures, settings, interactive charts.
 
-The page asks nobody for anything: plotly's JavaScript, which its Python package ships, is inside, and the page's own
-rules (its Content-Security-Policy) forbid the browser to load anything else.
+The page includes plotly's JavaScript from its Python package, and its Content-Security-Policy forbids the browser to
+load anything.
 """
 
 import json
@@ -35,13 +35,13 @@ _LESS_IS_BETTER = {
 
 
 def render_page(results: Sequence[RunResult], objective: RunObjective, title: str, run: Mapping[str, str]) -> str:
-    """The page, whole.
+    """Render the HTML page.
 
     Args:
-        results: at least one, of the same arrivals.
-        objective: what they are judged by; its SLO is marked.
-        title: above all.
-        run: how the figures came to be, in words.
+        results: results of at least one run, all with the same arrivals.
+        objective: SLO, which the charts mark, and weights of the cost.
+        title: title of the page.
+        run: settings of the run, by name.
     """
     charts = json.dumps(list(_charts(results, objective)), allow_nan=False)
     template = Template(files("loadgen").joinpath("page.html").read_text())
@@ -50,13 +50,13 @@ def render_page(results: Sequence[RunResult], objective: RunObjective, title: st
         table=_table(results),
         explanation=escape(explain_cost(objective)),
         settings="".join(f"<dt>{escape(word)}</dt><dd>{escape(value)}</dd>" for word, value in run.items()),
-        charts=charts.replace("<", "\\u003c"),  # no name may end the script
+        charts=charts.replace("<", "\\u003c"),  # a "</script>" in a name must not end the script
         plotly=files("plotly").joinpath("package_data", "plotly.min.js").read_text(),
     )
 
 
 def _table(results: Sequence[RunResult]) -> str:
-    """A row a figure, a column a run; figures that nobody has are left out, the best of several are marked."""
+    """Table with a row per figure and a column per run; unknown figures are left out, the best of several is marked."""
     head = "".join(f"<th scope=col>{escape(result.policy or 'value')}</th>" for result in results)
     counts = _row("requests", [result.report["scheduled"] for result in results], False)
     counts += _row("answered", [result.report["ok"] for result in results], False)
@@ -80,7 +80,7 @@ def _row(words: str, values: Sequence[float | None], less_is_better: bool) -> st
 
 
 def _charts(results: Sequence[RunResult], objective: RunObjective) -> Iterator[dict[str, Any]]:
-    """What the page's script draws: titles of the axes, lines, and where to mark the SLO (ms)."""
+    """Charts as the page's script draws them: titles of the axes, lines, and the mark of the SLO (ms)."""
     edges, slo = windows([result.history for result in results]), None
     if isfinite(objective.slo):
         slo = 1e3 * objective.slo
@@ -104,7 +104,7 @@ def _chart(title: str, axes: tuple[str, str], lines: Sequence[dict[str, Any]], *
 
 
 def _line(color: int | None, name: str, x: Values, y: Values, mode: str = "lines+markers") -> dict[str, Any]:
-    """A line as JSON takes it; the page chooses the colour of that number by its theme, None: in grey."""
+    """A line for the charts' JSON; `color` is an index into the page theme's palette, None is grey."""
     values = [None if not isfinite(value) else float(f"{value:.5g}") for value in y.tolist()]
     places = [float(f"{place:.6g}") for place in x.tolist()]
     return {"name": name, "color": color, "x": places, "y": values, "mode": mode}
@@ -130,7 +130,7 @@ def _ecdf(color: int, result: RunResult) -> dict[str, Any]:
 
 
 def _rates(results: Sequence[RunResult], edges: Values) -> list[dict[str, Any]]:
-    """Who arrives, once, for it is the same for all; and who is answered, by the instant of the answer."""
+    """Arrival rate, common to all runs, and response rate of each run."""
     alone = len(results) == 1
     lines = [_line(None, "arrivals", centres(edges), rate(results[0].history.offered, edges), "lines")]
     for i, result in enumerate(results):

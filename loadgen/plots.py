@@ -1,4 +1,4 @@
-"""The picture of a run, or of several on the same arrivals. matplotlib is imported inside: it takes a second."""
+"""Plot of one run, or of several with the same arrivals. Functions import matplotlib, since that takes a second."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -27,13 +27,13 @@ _SHARES = (0.5, 0.95, 0.99)
 
 
 def plot_runs(results: Sequence[RunResult], objective: RunObjective, title: str, path: Path) -> None:
-    """Response time over time and its distribution, batch sizes, and power over time.
+    """Plot response time over time and its distribution, batch sizes, and power over time.
 
     Args:
-        results: at least one, of the same arrivals.
+        results: results of at least one run, all with the same arrivals.
         objective: its SLO is marked.
-        title: above all.
-        path: the file; its suffix is its format.
+        title: title of the figure.
+        path: output file; its suffix is the format.
 
     Raises:
         OSError: the file cannot be written.
@@ -56,7 +56,7 @@ def plot_runs(results: Sequence[RunResult], objective: RunObjective, title: str,
 
 
 def _draw_times(axes: "Axes", results: Sequence[RunResult], edges: Values, limit: float | None) -> None:
-    """One run: requests and percentiles. Several: the 95th percentile of each."""
+    """Draw single requests and percentiles of one run, or the 95th percentile of each of several."""
     if len(results) == 1:
         _draw_one(axes, results[0].history, edges)
         axes.set_ylabel("response time, ms")
@@ -71,7 +71,7 @@ def _draw_times(axes: "Axes", results: Sequence[RunResult], edges: Values, limit
     axes.set_xlim(0, edges[-1])
     if len(results) == 1 and axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="upper right", fontsize="small", ncols=4)
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the legend
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # space for the legend
 
 
 def _draw_one(axes: "Axes", history: RunHistory, edges: Values) -> None:
@@ -134,7 +134,7 @@ def _style(i: int) -> dict[str, Any]:
 
 
 def _finish(axes: "Axes", xlabel: str, known: bool, otherwise: str = "nothing was answered") -> None:
-    """The house's plain style; a panel with nothing to show says so."""
+    """Set the common style of the panels; a panel without data shows the text `otherwise`."""
     axes.set_xlabel(xlabel)
     axes.set_ylim(bottom=0)
     axes.set_axisbelow(True)

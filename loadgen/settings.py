@@ -1,4 +1,4 @@
-"""How the figures of a run came to be, in words: what its page tells beside them."""
+"""Settings of a run for its report page: command, parameters, time and versions, without secrets."""
 
 import platform
 import re
@@ -11,20 +11,20 @@ _PACKAGES = ("batchwright", "numpy", "aiohttp", "plotly")
 _HIDDEN = "***"
 
 
-def run_settings(command: Sequence[str], told: Mapping[str, str | None]) -> dict[str, str]:
-    """The command as it was called, what else is known (None is left out), the time and the versions.
+def run_settings(command: Sequence[str], about: Mapping[str, str | None]) -> dict[str, str]:
+    """Collect the command line, further parameters (None is left out), the time and the package versions.
 
-    Keys, and passwords in a URL, are hidden: pages are passed around.
+    API keys and passwords in URLs are hidden, since report pages are shared.
     """
-    words = {"command": shlex.join(hide_secrets(command))}
-    words |= {word: hide_password(value) for word, value in told.items() if value is not None}
-    words["made at"] = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    words["versions"] = ", ".join((f"Python {platform.python_version()}", *filter(None, map(_version, _PACKAGES))))
-    return words
+    settings = {"command": shlex.join(hide_secrets(command))}
+    settings |= {name: hide_password(value) for name, value in about.items() if value is not None}
+    settings["made at"] = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    settings["versions"] = ", ".join((f"Python {platform.python_version()}", *filter(None, map(_version, _PACKAGES))))
+    return settings
 
 
 def hide_secrets(command: Sequence[str]) -> list[str]:
-    """The words of a command, without the key that --api-key gives."""
+    """Replace the value of --api-key, and passwords in URLs, in a command line."""
     hidden: list[str] = []
     for before, word in zip(["", *command], command, strict=False):
         if before == "--api-key":
@@ -37,7 +37,7 @@ def hide_secrets(command: Sequence[str]) -> list[str]:
 
 
 def hide_password(text: str) -> str:
-    """A URL without the name and password that it may hold."""
+    """Replace user name and password in URLs."""
     return re.sub(r"(?<=://)[^/\s]*@", f"{_HIDDEN}@", text)
 
 

@@ -1,6 +1,6 @@
-"""What is sent to a text model: one fixed text, or a text of a given length for each request.
+"""Requests to a text model: one fixed text, or a text of a given length for each request.
 
-A generator's length is the number of tokens that it is made to generate, a classifier's that of the prompt.
+The length is the number of generated tokens for a generator, and the number of prompt tokens for a classifier.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from loadgen.client import Post, Response, fetch, find_model, read_object, to_answer
+from loadgen.client import Post, Response, fetch, find_model, read_object, to_response
 from policies.types import SpecError
 
 SAMPLE = "What is a batch?"
-PROMPT = 16  # tokens of a generator's prompt, where lengths are drawn
+PROMPT = 16  # tokens of a generator's prompt when lengths are given
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -25,7 +25,7 @@ class _Bounds(BaseModel):
     max_tokens: int
     vocabulary: int
     pad_token_id: int
-    max_new_tokens: int = 0  # of a model that classifies
+    max_new_tokens: int = 0  # 0 for a classifier
 
 
 class _Metadata(BaseModel):
@@ -34,32 +34,32 @@ class _Metadata(BaseModel):
 
 @dataclass(frozen=True)
 class TextSender:
-    """Sends one body after another, in the order in which it is asked to send."""
+    """Sends the bodies one after another."""
 
     session: aiohttp.ClientSession
     url: str
     bodies: Iterator[bytes]
 
     async def send(self) -> Response:
-        """One exchange; see Sender."""
+        """Send one request; see Sender."""
         status, body = await Post(self.session, self.url, next(self.bodies), _HEADERS).send()
         document = read_object(body)
-        return to_answer(status, document.get("parameters", document))  # where either protocol puts the facts
+        return to_response(status, document.get("parameters", document))  # /predict has the facts at the top level
 
 
 async def text_sender(
     session: aiohttp.ClientSession, url: str, model: str | None, lengths: Sequence[int] | None
 ) -> TextSender | None:
-    """Prepare to send texts to the server at `url`; None where the model takes something else.
+    """Prepare to send texts to the server at `url`; return None if the model takes no text.
 
     Args:
-        session: to send with.
-        url: of the server.
-        model: its name; None where only one is loaded.
-        lengths: tokens, of each request in order; None: the fixed text, and the server's own limit.
+        session: HTTP session.
+        url: URL of the server.
+        model: model name; None if the server has only one.
+        lengths: length of each request in order, tokens; None sends the fixed text with the server's own limit.
 
     Raises:
-        SpecError: no server, no such model, or a length over its bound.
+        SpecError: no server, no such model, or a length above the model's limit.
     """
     name = await find_model(session, url, model)
     bounds = None if name is None else await _bounds(session, url, name)
@@ -68,14 +68,14 @@ async def text_sender(
     path = quote(name, safe="")
     if lengths is None:
         return TextSender(session, f"{url}/predict/{path}", repeat(orjson.dumps({"text": SAMPLE})))
-    most = bounds.max_new_tokens or bounds.max_tokens
-    if max(lengths) > most:
-        raise SpecError(f"--sizes asks {name} for {max(lengths)} tokens, and {most} is its most; lower --size-scale")
+    limit = bounds.max_new_tokens or bounds.max_tokens
+    if max(lengths) > limit:
+        raise SpecError(f"--sizes has {max(lengths)} tokens, the limit of {name} is {limit}; lower --size-scale")
     return TextSender(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths))
 
 
 async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bounds | None:
-    """What the metadata tell of texts; None where they tell nothing."""
+    """Token limits in the model's metadata; None if it takes no text."""
     _, body = await fetch(session, "GET", url, f"{url}/v2/models/{quote(name, safe='')}")
     try:
         return _Metadata.model_validate_json(body).parameters
@@ -84,12 +84,12 @@ async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bound
 
 
 def _bodies(bounds: _Bounds, lengths: Sequence[int]) -> Iterator[bytes]:
-    """By the Open Inference Protocol, as only ids are exactly so many tokens; none of them is padding."""
+    """Bodies of the Open Inference Protocol with token ids, which give exact lengths; no id is the padding id."""
     generates = bounds.max_new_tokens > 0
     ids = np.random.default_rng(0).integers(0, bounds.vocabulary - 1, PROMPT if generates else max(lengths))
     ids = np.where((ids < bounds.pad_token_id) | (bounds.pad_token_id < 0), ids, ids + 1)[: bounds.max_tokens]
     for length in lengths:
         prompt = ids.tolist() if generates else ids[:length].tolist()
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, len(prompt)], "data": prompt}
-        wishes = {"max_new_tokens": length, "ignore_eos": True} if generates else {}
-        yield orjson.dumps({"inputs": [tensor], "parameters": wishes})
+        parameters = {"max_new_tokens": length, "ignore_eos": True} if generates else {}
+        yield orjson.dumps({"inputs": [tensor], "parameters": parameters})

@@ -1,4 +1,4 @@
-"""What happened over time: live and simulated runs tell the same story, and every series adds up to its run."""
+"""Tests of the history of a run and the series of its charts."""
 
 from math import isfinite
 
@@ -20,7 +20,7 @@ TOLD = history.history_from_run(SIMULATION.run(ARRIVALS), ARRIVALS)
 NOTHING = history.history_from_records([])
 
 
-def test_records_of_a_run_tell_the_same_story() -> None:
+def test_the_records_of_a_simulated_run_give_the_same_history() -> None:
     each = history.history_from_records(list(SIMULATION.records(ARRIVALS)))
     assert each.batches == pytest.approx(TOLD.batches)
     assert each.end == pytest.approx(TOLD.end)
@@ -32,7 +32,7 @@ def test_records_of_a_run_tell_the_same_story() -> None:
         assert mine == pytest.approx(theirs)
 
 
-def test_the_windows_hold_all_requests_and_all_energy() -> None:
+def test_the_windows_contain_all_requests_and_all_energy() -> None:
     edges = history.windows([TOLD])
     widths = np.diff(edges)
     watts = history.power(TOLD, edges)
@@ -51,7 +51,7 @@ def test_a_window_without_arrivals_has_no_percentile() -> None:
 
 
 @given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
-def test_a_distribution_rises_from_the_shortest_to_the_longest(responses: list[float]) -> None:
+def test_the_distribution_increases_from_the_shortest_to_the_longest(responses: list[float]) -> None:
     told = RunHistory(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
     values, shares = history.response_distribution(told)
     assert (values[0], values[-1]) == (min(responses), max(responses))
@@ -59,20 +59,20 @@ def test_a_distribution_rises_from_the_shortest_to_the_longest(responses: list[f
     assert (np.diff(shares) > 0).all()
 
 
-def test_batch_sizes_that_never_came_have_a_share_of_zero() -> None:
+def test_batch_sizes_that_did_not_occur_have_share_0() -> None:
     told = RunHistory(np.zeros(0), np.zeros(0), np.zeros(0), {1: 3.0, 4: 1.0}, np.zeros(0), None)
     sizes, shares = history.batch_shares(told)
     assert sizes.tolist() == [1, 2, 3, 4]
     assert shares.tolist() == [0.75, 0, 0, 0.25]
 
 
-def test_few_points_stand_for_many_requests() -> None:
+def test_charts_show_at_most_2000_requests() -> None:
     arrivals, responses = history.points(TOLD)
     assert 1000 <= len(arrivals) == len(responses) <= 2000
     assert (np.diff(arrivals) >= 0).all()
 
 
-def test_of_a_run_without_answers_nothing_is_known_and_nothing_breaks() -> None:
+def test_a_run_without_responses_has_empty_series() -> None:
     edges = history.windows([NOTHING])
     assert isfinite(edges[-1])
     assert history.power(NOTHING, edges) is None
@@ -83,7 +83,7 @@ def test_of_a_run_without_answers_nothing_is_known_and_nothing_breaks() -> None:
     assert len(history.points(NOTHING)[0]) == 0
 
 
-def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
+def test_a_value_missing_in_one_response_is_unknown_for_the_run() -> None:
     told = history.history_from_records([Record(0.0, 0.0, 1.0, 200, 1, energy=0.5), Record(0.0, 0.0, 1.0, 200)])
     assert told.batches is None
     assert told.energies is None

@@ -1,4 +1,4 @@
-"""The picture and the page: they are made of any run, and the page holds all it needs and nothing it should not."""
+"""Tests of the plot and the HTML page of a run: every kind of run, self-contained, without secrets."""
 
 import json
 import re
@@ -40,7 +40,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("objective", [OBJECTIVE, RunObjective()])
-def test_every_run_has_its_picture(name: str, objective: RunObjective, tmp_path: Path) -> None:
+def test_every_run_can_be_plotted(name: str, objective: RunObjective, tmp_path: Path) -> None:
     path = tmp_path / "run.png"
     plot_runs(RUNS[name], objective, name, path)
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -73,7 +73,7 @@ def read(text: str) -> tuple[Tags, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_page_holds_its_script_and_asks_for_nothing(name: str) -> None:
+def test_the_page_contains_its_script_and_loads_nothing(name: str) -> None:
     tags, charts = read(render_page(RUNS[name], OBJECTIVE, name, {"seed": "0"}))
     assert tags.addresses == ["data:,"]
     assert tags.tags.count("script") == 3
@@ -84,20 +84,20 @@ def test_the_page_holds_its_script_and_asks_for_nothing(name: str) -> None:
     ]
 
 
-def test_all_policies_stand_in_the_table_and_in_the_charts() -> None:
+def test_all_policies_are_in_the_table_and_in_the_charts() -> None:
     tags, charts = read(render_page(RUNS["several"], OBJECTIVE, "several", {}))
     assert {"greedy", "timeout:5", "</script><b>", "cost"} <= set(tags.cells)
-    assert [line["name"] for line in charts[1]["lines"]] == ["greedy", "timeout:5"]  # the third has no answers
+    assert [line["name"] for line in charts[1]["lines"]] == ["greedy", "timeout:5"]  # the third has no responses
     assert charts[0]["slo_y"] == charts[1]["slo_x"] == 20.0
 
 
-def test_the_best_of_several_is_marked_where_less_is_better() -> None:
+def test_the_best_of_several_values_is_marked_if_less_is_better() -> None:
     text = render_page([result("a", FULL), result("b", [*FULL, *LOST])], OBJECTIVE, "", {})
     assert re.search(r"late: not within the SLO</th><td class=best>0</td><td>200</td>", text)
     assert not re.search(r"throughput[^/]*/s</th>[^/]*class=best", text)
 
 
-def test_a_line_of_a_chart_is_numbers_and_gaps() -> None:
+def test_the_lines_of_a_chart_have_only_finite_numbers_and_nulls() -> None:
     _, charts = read(render_page([result("", [*FULL[:100], *FULL[150:]])], OBJECTIVE, "", {}))
     median = charts[0]["lines"][1]
     assert median["name"] == "p50"
@@ -105,7 +105,7 @@ def test_a_line_of_a_chart_is_numbers_and_gaps() -> None:
     assert np.isfinite([value for value in median["y"] if value is not None]).all()
 
 
-def test_the_settings_name_versions_and_no_secrets() -> None:
+def test_the_settings_have_versions_and_no_secrets() -> None:
     words = run_settings(
         ["generate-load", "http://me:pw@host", "--api-key", "hush"], {"server": "http://me:pw@host", "x": None}
     )
