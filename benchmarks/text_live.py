@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from benchmarks import text_figures
 from benchmarks.serving import RECORDS, Server, command_line, load, run_json, save, serving
 from loadgen.sizes import whole_tokens
-from loadgen.texts import PROMPT
+from loadgen.text_requests import PROMPT
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import trace_column
 

@@ -12,18 +12,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadgen import client, history, live, processes
-from loadgen.admin import describe_policy, find_policy_admin, restored_policy
+from loadgen import client, history, live_run, processes
 from loadgen.history import RunResult
-from loadgen.live import LoadTarget
-from loadgen.page import render_page
+from loadgen.live_run import LoadTarget
+from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
+from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.progress import Progress
 from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.run_settings import hide_password, run_settings
 from loadgen.schedule import PROCESSES, Schedule, make_schedule
-from loadgen.settings import hide_password, run_settings
 from loadgen.simulated import Simulation
-from loadgen.sizes import LONGEST_REQUEST, WORDS, RequestSizes, draw_lengths, simulated_profile, whole_tokens
+from loadgen.sizes import LONGEST_REQUEST, WORDS, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
 from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
@@ -193,12 +193,14 @@ def generate_load(
     }
     objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
     job = _Job(make_schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, about)
-    drawn = None if sizes is None else size_scale * draw_lengths(sizes, arrivals, len(job.schedule.instants), seed)
+    drawn = (
+        None if sizes is None else size_scale * draw_request_lengths(sizes, arrivals, len(job.schedule.instants), seed)
+    )
     if url is not None:
         lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
         target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
         if report_ is not None and not compare:
-            job = replace(job, about=about | describe_policy(target.url, model, target.key))
+            job = replace(job, about=about | read_policy_info(target.url, model, target.key))
         _run_live(job, target, processes.process_count(processes_, job.schedule, available_cpus()))
     elif simulate is not None:
         known = (
@@ -280,7 +282,7 @@ def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult
         for spec in specs:
             log, progress = client.RunLog(), Progress(job.schedule, spec, job.json)
             if count == 1:
-                interrupted = live.run_load(target, job.schedule, progress, log)
+                interrupted = live_run.run_load(target, job.schedule, progress, log)
             else:
                 interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
             results.append(_result(job, spec, log.records, interrupted))
@@ -341,7 +343,7 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
         plot_runs(shown, job.objective, title, job.files.plot)
     if job.files.report is not None:
         settings = run_settings(["generate-load", *sys.argv[1:]], job.about)
-        job.files.report.write_text(render_page(shown, job.objective, title, settings), encoding="utf-8")
+        job.files.report.write_text(render_report_page(shown, job.objective, title, settings), encoding="utf-8")
 
 
 def _title(job: _Job) -> str:

@@ -34,7 +34,9 @@ _LESS_IS_BETTER = {
 }
 
 
-def render_page(results: Sequence[RunResult], objective: RunObjective, title: str, run: Mapping[str, str]) -> str:
+def render_report_page(
+    results: Sequence[RunResult], objective: RunObjective, title: str, run: Mapping[str, str]
+) -> str:
     """Render the HTML page.
 
     Args:

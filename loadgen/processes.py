@@ -19,7 +19,7 @@ from multiprocessing.context import SpawnProcess
 import numpy as np
 
 from loadgen.client import RunLog, offer, open_session
-from loadgen.live import LoadTarget, allow_many_connections, loop_factory
+from loadgen.live_run import LoadTarget, allow_many_connections, loop_factory
 from loadgen.progress import INTERVAL, Progress
 from loadgen.report import Record
 from loadgen.schedule import Schedule
@@ -82,7 +82,7 @@ def _started(target: LoadTarget, schedule: Schedule, count: int) -> Iterator[lis
     workers: list[_Worker] = []
     try:
         for first in range(count):
-            workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (kept when it breaks)
+            workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (the list must be complete if this raises)
         for worker in workers:
             if (error := worker.pipe.recv()) is not None:
                 raise SpecError(error)
@@ -99,11 +99,11 @@ def _started(target: LoadTarget, schedule: Schedule, count: int) -> Iterator[lis
 
 def _start(target: LoadTarget, instants: list[float]) -> _Worker:
     context = get_context("spawn")  # a forked child could inherit locks held by threads that it does not have
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, target, instants), daemon=True)
+    parent_end, worker_end = context.Pipe()
+    process = context.Process(target=work, args=(worker_end, target, instants), daemon=True)
     process.start()
-    theirs.close()
-    return _Worker(process, ours)
+    worker_end.close()
+    return _Worker(process, parent_end)
 
 
 def _gather(workers: Sequence[_Worker], log: RunLog, show: Callable[[], None]) -> bool:

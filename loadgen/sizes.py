@@ -32,7 +32,7 @@ class RequestSizes:
     seed: int = 0
 
 
-def draw_lengths(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
+def draw_request_lengths(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
     """Draw a length for each arrival, reproducible by the seed.
 
     Args:

@@ -21,7 +21,7 @@ from benchmarks.text_live import (
 )
 from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, draw_lengths
+from loadgen.sizes import RequestSizes, draw_request_lengths
 from policies.profile import Profile
 
 LENGTHS = np.tile(np.array([10.0, 20.0, 40.0, 80.0]), 80)
@@ -42,7 +42,7 @@ def test_what_is_written_is_what_generate_load_reads(work: Workload) -> None:
     words = dict(zip(work.arguments[::2], work.arguments[1::2], strict=True))
     instants = make_schedule(words["--arrivals"], None, None, 0).instants
     assert np.array_equal(instants, work.instants)
-    drawn = float(words["--size-scale"]) * draw_lengths(words["--sizes"], words["--arrivals"], len(instants), 0)
+    drawn = float(words["--size-scale"]) * draw_request_lengths(words["--sizes"], words["--arrivals"], len(instants), 0)
     assert np.array_equal(drawn, 0.1 * LENGTHS)
     assert work.tokens[:4].tolist() == [1.0, 2.0, 4.0, 8.0]
 

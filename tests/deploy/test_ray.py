@@ -36,7 +36,7 @@ def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> Non
     asyncio.run(whole())
 
 
-async def ask(replica: Replica, method: str, path: str, prefix: str = "") -> tuple[int, str]:
+async def call(replica: Replica, method: str, path: str, prefix: str = "") -> tuple[int, str]:
     """A call as Ray's proxy forwards it: with the application's route prefix, and without state in its scope."""
     path = prefix + path
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": prefix}
@@ -63,16 +63,16 @@ def test_user_config_swaps_the_policies_and_overrides_args() -> None:
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
         await replica.reconfigure({"policy": ["cat=smdp", "dog=static:4"], "slo_p95_ms": 300})
         assert specs(replica) == {"cat": "smdp", "dog": "static:4"}
-        assert '"slo_p95_ms":"300.0"' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert '"slo_p95_ms":"300.0"' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
         await replica.reconfigure({"policy": ["cat=smdp", "dog=greedy"], "w2": 2})
-        assert '"max_wait_ms":"1000","w2":"2.0"}' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert '"max_wait_ms":"1000","w2":"2.0"}' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
         assert 'model="dog",policy="greedy"' in await replica.render_metrics()
 
     play(scenario)
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         ({"policy": ["cat=greedy", "dog=clever"]}, "unknown policy 'clever'"),
         ({"policy": ["cat=greedy", "dog=lazy:slo_ms=50"]}, "--stages"),
@@ -82,16 +82,16 @@ def test_user_config_swaps_the_policies_and_overrides_args() -> None:
     ],
 )
 def test_an_invalid_user_config_fails_the_start_and_is_only_logged_later(
-    config: Mapping[str, Any], says: str, caplog: pytest.LogCaptureFixture
+    config: Mapping[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(replica: Replica) -> None:
-        with pytest.raises(SpecError, match=says):
+        with pytest.raises(SpecError, match=message):
             await replica.reconfigure(config)
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
         replica.check_health()
         with caplog.at_level(logging.ERROR):
             await replica.reconfigure(config)
-        assert says in caplog.text
+        assert message in caplog.text
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
 
     play(scenario)
@@ -109,7 +109,7 @@ async def _nothing(_: Replica) -> None:
 def test_a_policy_change_of_a_single_replica_is_rejected() -> None:
     async def scenario(replica: Replica) -> None:
         for method, path in (("PUT", "/admin/models/cat/policy"), ("POST", "/admin/models/cat/solve")):
-            status, body = await ask(replica, method, path)
+            status, body = await call(replica, method, path)
             assert status == 405
             assert "user_config" in body
 
@@ -119,10 +119,10 @@ def test_a_policy_change_of_a_single_replica_is_rejected() -> None:
 def test_routes_work_with_a_route_prefix() -> None:
     async def scenario(replica: Replica) -> None:
         for prefix in ("", "/svc", "/admin", "/v2/health"):
-            assert (await ask(replica, "PUT", "/admin/models/cat/policy", prefix))[0] == 405
-            assert (await ask(replica, "GET", "/admin/models/cat/policy", prefix))[0] == 200
-            assert (await ask(replica, "GET", "/v2/models/cat", prefix))[0] == 200
-            status, text = await ask(replica, "GET", "/metrics", prefix)
+            assert (await call(replica, "PUT", "/admin/models/cat/policy", prefix))[0] == 405
+            assert (await call(replica, "GET", "/admin/models/cat/policy", prefix))[0] == 200
+            assert (await call(replica, "GET", "/v2/models/cat", prefix))[0] == 200
+            status, text = await call(replica, "GET", "/metrics", prefix)
             assert (status, 'replica=""' in text) == (200, True)
 
     play(scenario)
@@ -130,8 +130,8 @@ def test_routes_work_with_a_route_prefix() -> None:
 
 def test_a_call_without_state_is_answered() -> None:
     async def scenario(replica: Replica) -> None:
-        assert (await ask(replica, "GET", "/v2/health/ready"))[0] == 200
-        assert (await ask(replica, "GET", "/nowhere"))[0] == 404
+        assert (await call(replica, "GET", "/v2/health/ready"))[0] == 200
+        assert (await call(replica, "GET", "/nowhere"))[0] == 404
 
     play(scenario)
 
@@ -154,8 +154,8 @@ def test_a_replica_reports_backlog_and_load() -> None:
         stats = replica.record_autoscaling_stats()
         assert stats["backlog_s"] == pytest.approx(2 * profile.service_time(32))
         assert stats["load"] > 0
-        for call in calls:
-            call.cancel()
+        for submitted in calls:
+            submitted.cancel()
 
     play(scenario)
 
@@ -203,8 +203,8 @@ def test_the_metrics_of_all_replicas_are_merged() -> None:
         assert counted == {"a": 3.0, "b": 6.0}
         assert families.keys() == {f.name for f in text_string_to_metric_families(texts["a"])}
         assert {s.labels["replica"] for f in families.values() for s in f.samples} == {"a", "b"}
-        assert 'replica=""' in (await ask(replica, "GET", "/metrics"))[1]
-        assert (await ask(replica, "POST", "/metrics"))[0] == 405
+        assert 'replica=""' in (await call(replica, "GET", "/metrics"))[1]
+        assert (await call(replica, "POST", "/metrics"))[0] == 405
 
     play(scenario)
 

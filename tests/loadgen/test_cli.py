@@ -186,10 +186,10 @@ def test_the_api_key_can_come_from_the_environment(shell: Shell, monkeypatch: py
 
 
 def test_plot_and_page_are_written(shell: Shell, tmp_path: Path) -> None:
-    picture, text = tmp_path / "run.png", tmp_path / "run.html"
-    shell.report(*GREEDY, *LOAD, "--plot", str(picture), "--report", str(text), "--slo-ms", "5")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "--slo-ms 5" in text.read_text()
+    plot, page = tmp_path / "run.png", tmp_path / "run.html"
+    shell.report(*GREEDY, *LOAD, "--plot", str(plot), "--report", str(page), "--slo-ms", "5")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "--slo-ms 5" in page.read_text()
 
 
 @pytest.mark.parametrize(("sent", "warned"), [(0.009, False), (0.05, True)])

@@ -12,10 +12,10 @@ import pytest
 
 from loadgen import history
 from loadgen.history import RunResult
-from loadgen.page import render_page
+from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
 from loadgen.report import Record, RunObjective, make_report, outcome_from_records
-from loadgen.settings import hide_secrets, run_settings
+from loadgen.run_settings import hide_secrets, run_settings
 
 OBJECTIVE = RunObjective(0.02, w2=1.0)
 PLAIN = [Record(0.1 * i, 0.1 * i, 0.1 * i + 0.01 + 0.001 * (i % 7), 200) for i in range(200)]
@@ -74,7 +74,7 @@ def read(text: str) -> tuple[Tags, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_page_contains_its_script_and_loads_nothing(name: str) -> None:
-    tags, charts = read(render_page(RUNS[name], OBJECTIVE, name, {"seed": "0"}))
+    tags, charts = read(render_report_page(RUNS[name], OBJECTIVE, name, {"seed": "0"}))
     assert tags.addresses == ["data:,"]
     assert tags.tags.count("script") == 3
     assert "b" not in tags.tags
@@ -85,20 +85,20 @@ def test_the_page_contains_its_script_and_loads_nothing(name: str) -> None:
 
 
 def test_all_policies_are_in_the_table_and_in_the_charts() -> None:
-    tags, charts = read(render_page(RUNS["several"], OBJECTIVE, "several", {}))
+    tags, charts = read(render_report_page(RUNS["several"], OBJECTIVE, "several", {}))
     assert {"greedy", "timeout:5", "</script><b>", "cost"} <= set(tags.cells)
     assert [line["name"] for line in charts[1]["lines"]] == ["greedy", "timeout:5"]  # the third has no responses
     assert charts[0]["slo_y"] == charts[1]["slo_x"] == 20.0
 
 
 def test_the_best_of_several_values_is_marked_if_less_is_better() -> None:
-    text = render_page([result("a", FULL), result("b", [*FULL, *LOST])], OBJECTIVE, "", {})
+    text = render_report_page([result("a", FULL), result("b", [*FULL, *LOST])], OBJECTIVE, "", {})
     assert re.search(r"late: not within the SLO</th><td class=best>0</td><td>200</td>", text)
     assert not re.search(r"throughput[^/]*/s</th>[^/]*class=best", text)
 
 
 def test_the_lines_of_a_chart_have_only_finite_numbers_and_nulls() -> None:
-    _, charts = read(render_page([result("", [*FULL[:100], *FULL[150:]])], OBJECTIVE, "", {}))
+    _, charts = read(render_report_page([result("", [*FULL[:100], *FULL[150:]])], OBJECTIVE, "", {}))
     median = charts[0]["lines"][1]
     assert median["name"] == "p50"
     assert None in median["y"] or len(median["y"]) < 6

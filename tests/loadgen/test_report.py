@@ -32,7 +32,7 @@ RUN = Run(
 )
 
 
-def told(*records: Record, slo: float = inf) -> Report:
+def report_of(*records: Record, slo: float = inf) -> Report:
     return make_report(outcome_from_records(records), 4.0, RunObjective(slo))
 
 
@@ -44,20 +44,20 @@ def rendered(thing: object) -> str:
 
 
 def test_the_keys_and_their_order_are_those_of_the_contract() -> None:
-    assert list(told(SERVED)) == KEYS
+    assert list(report_of(SERVED)) == KEYS
 
 
 def test_response_time_counts_from_the_scheduled_instant() -> None:
-    assert told(PAIR)["mean_ms"] == 1000.0
-    assert told(PAIR)["send_lag_p99_ms"] == 250.0
+    assert report_of(PAIR)["mean_ms"] == 1000.0
+    assert report_of(PAIR)["send_lag_p99_ms"] == 250.0
 
 
 def test_each_batch_counts_once_in_the_mean_batch_size() -> None:
-    assert told(SERVED, PAIR, PAIR)["mean_batch_size"] == 1.5
+    assert report_of(SERVED, PAIR, PAIR)["mean_batch_size"] == 1.5
 
 
 def test_throughput_and_power_are_from_first_arrival_to_last_response() -> None:
-    content = told(PAIR, SERVED, PAIR)
+    content = report_of(PAIR, SERVED, PAIR)
     assert content["throughput_hz"] == 3 / 2.0
     assert content["mean_power_w"] == 1.0 / 2.0
     assert content["energy_per_request_mj"] == pytest.approx(1000 / 3)
@@ -66,16 +66,16 @@ def test_throughput_and_power_are_from_first_arrival_to_last_response() -> None:
 
 def test_errors_are_counted_by_status_and_excluded_from_response_times() -> None:
     lost = [replace(SERVED, status=503, finished=9.0), replace(SERVED, status="timeout"), replace(SERVED, status=503)]
-    content = told(SERVED, *lost)
+    content = report_of(SERVED, *lost)
     assert (content["scheduled"], content["ok"], content["errors"]) == (4, 1, {"503": 2, "timeout": 1})
     assert content["max_ms"] == 500.0
 
 
 def test_slo_attainment_is_a_share_of_all_scheduled_requests() -> None:
     refused = replace(SERVED, status=503)
-    assert told(SERVED, PAIR, refused, refused, slo=0.5)["slo_attainment"] == 0.25
-    assert told(SERVED, PAIR, refused, refused, slo=0.5)["slo_violations"] == 3
-    assert told(SERVED)["slo_attainment"] is told(SERVED)["slo_violations"] is None
+    assert report_of(SERVED, PAIR, refused, refused, slo=0.5)["slo_attainment"] == 0.25
+    assert report_of(SERVED, PAIR, refused, refused, slo=0.5)["slo_violations"] == 3
+    assert report_of(SERVED)["slo_attainment"] is report_of(SERVED)["slo_violations"] is None
 
 
 def test_the_cost_is_the_weighted_sum_of_mean_response_time_in_ms_and_mean_power_in_w() -> None:
@@ -90,14 +90,14 @@ def test_the_cost_is_the_weighted_sum_of_mean_response_time_in_ms_and_mean_power
 
 @pytest.mark.parametrize("records", [[], [replace(SERVED, status="connection")]])
 def test_without_responses_the_values_are_null_and_never_nan(records: list[Record]) -> None:
-    content = told(*records)
+    content = report_of(*records)
     assert json.dumps(content, allow_nan=False)
     assert [key for key in KEYS[4:14] if content[key] is not None] == []  # type: ignore[literal-required]
     assert content["ok"] == 0
 
 
 def test_a_value_missing_in_one_response_is_null_for_the_run() -> None:
-    content = told(SERVED, replace(SERVED, batch_size=None, energy=None))
+    content = report_of(SERVED, replace(SERVED, batch_size=None, energy=None))
     assert content["mean_batch_size"] is None
     assert content["energy_per_request_mj"] is None
     assert content["mean_power_w"] is None
@@ -105,7 +105,7 @@ def test_a_value_missing_in_one_response_is_null_for_the_run() -> None:
 
 def test_a_simulated_run_has_the_same_report_without_send_lag() -> None:
     content = make_report(outcome_from_run(RUN), 4.0)
-    assert content == told(SERVED, PAIR, PAIR) | {"send_lag_p99_ms": None}
+    assert content == report_of(SERVED, PAIR, PAIR) | {"send_lag_p99_ms": None}
 
 
 def test_a_simulated_run_without_energies_has_no_power() -> None:
@@ -118,7 +118,7 @@ def test_a_duration_of_zero_has_no_rate() -> None:
 
 
 def test_the_table_leaves_out_unknown_values() -> None:
-    text = rendered(report_table(told(SERVED, replace(SERVED, status=503, energy=None))))
+    text = rendered(report_table(report_of(SERVED, replace(SERVED, status=503, energy=None))))
     assert "not answered: 503" in text
     assert "500" in text
     assert "SLO" not in text
@@ -126,7 +126,9 @@ def test_the_table_leaves_out_unknown_values() -> None:
 
 def test_the_comparison_has_one_row_per_policy() -> None:
     text = rendered(
-        comparison_table({"greedy": told(SERVED, slo=1.0), "static:2": told(slo=1.0)}, RunObjective(1.0, w2=2.0))
+        comparison_table(
+            {"greedy": report_of(SERVED, slo=1.0), "static:2": report_of(slo=1.0)}, RunObjective(1.0, w2=2.0)
+        )
     )
     assert [line for line in text.splitlines() if "greedy" in line]
     assert [line for line in text.splitlines() if "static:2" in line and "-" in line]
@@ -137,7 +139,9 @@ def test_the_comparison_has_one_row_per_policy() -> None:
 def test_a_comparison_fits_eighty_columns() -> None:
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(comparison_table({"smdp:slo_p95_ms=50": told(SERVED, PAIR, slo=1.0)}, RunObjective(1.0, w2=2.0)))
+        console.print(
+            comparison_table({"smdp:slo_p95_ms=50": report_of(SERVED, PAIR, slo=1.0)}, RunObjective(1.0, w2=2.0))
+        )
     assert "smdp:slo_p95_ms=" in captured.get().splitlines()[1]
     assert "…" not in captured.get()
 

@@ -9,7 +9,7 @@ import pytest
 from loadgen.report import make_report, outcome_from_records, outcome_from_run
 from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, draw_lengths, longest_request_profile, simulated_profile
+from loadgen.sizes import RequestSizes, draw_request_lengths, longest_request_profile, simulated_profile
 from policies.profile import Profile
 from policies.types import SpecError
 from tests.loadgen.test_cli import Shell, shell
@@ -27,13 +27,13 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_the_lengths_of_a_trace_are_in_order_of_arrival(trace: str) -> None:
-    assert draw_lengths("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
+    assert draw_request_lengths("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
     cut = make_schedule(trace, None, 5.0, 0).instants
-    assert draw_lengths("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
+    assert draw_request_lengths("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("trace:Length", "no column 'Length': name one of TIMESTAMP, Tokens, Word"),
         ("trace:Word", "holds no numbers"),
@@ -42,14 +42,14 @@ def test_the_lengths_of_a_trace_are_in_order_of_arrival(trace: str) -> None:
         ("uniform:5:1", "above"),
     ],
 )
-def test_an_invalid_distribution_is_an_error_of_one_line(words: str, says: str, trace: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
-        draw_lengths(words, trace, 4, 0)
+def test_an_invalid_distribution_is_an_error_of_one_line(words: str, message: str, trace: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        draw_request_lengths(words, trace, 4, 0)
     assert "\n" not in str(caught.value)
 
 
 def test_the_same_seed_draws_the_same_lengths() -> None:
-    first, again, other = (draw_lengths("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
+    first, again, other = (draw_request_lengths("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert first.min() >= 1.0
@@ -105,7 +105,7 @@ def test_fewer_predicted_time_steps_allow_more_preemption() -> None:
 
 def test_the_records_of_requests_with_sizes_give_the_same_report() -> None:
     instants = make_schedule("poisson", 0.5, 400.0, 3).instants
-    lengths = draw_lengths("uniform:1:20", "poisson", len(instants), 3)
+    lengths = draw_request_lengths("uniform:1:20", "poisson", len(instants), 3)
     simulation = Simulation(
         longest_request_profile(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=RequestSizes(lengths)
     )
@@ -117,7 +117,7 @@ def test_the_records_of_requests_with_sizes_give_the_same_report() -> None:
 
 def test_errors_of_the_size_prediction_lower_throughput() -> None:
     instants = np.zeros(8000)
-    lengths = draw_lengths("uniform:1:20", "backlog", 8000, 1)
+    lengths = draw_request_lengths("uniform:1:20", "backlog", 8000, 1)
 
     def throughput(bin_error: float) -> float:
         spec = "multi-bin:4,batch_size=16,max_wait_ms=inf"
@@ -163,7 +163,7 @@ def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         (
@@ -184,8 +184,8 @@ def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
         ),
     ],
 )
-def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(shell: Shell, arguments: list[str], says: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(shell: Shell, arguments: list[str], message: str) -> None:
     code, out, err = shell.run(*arguments)
     assert (code, out) == (2, "")
-    assert re.search(says, err), err
+    assert re.search(message, err), err
     assert err.count("\n") == 1

@@ -85,8 +85,8 @@ def test_a_real_model_is_measured_and_cached_for_serve_model(run: Run, tmp_path:
     assert "energy_j" not in profile
     assert "weights random, torch " in profile["note"]
     assert "threads" in profile["note"]
-    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
-    assert json.loads(kept.read_text()) == profile
+    (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(cached.read_text()) == profile
 
 
 def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
     assert [len(row) for row in profile["length_service_time_s"]] == [3, 3, 3]
     assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "eight tokens, and one"
     assert "service_time_s is of texts of 4 generated tokens after a prompt of 8" in profile["note"]
-    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
-    assert json.loads(kept.read_text()) == profile
+    (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(cached.read_text()) == profile
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ((), "MODEL"),
         (("m=translator", "--device", "cpu", "--stages", "2"), "leave out --stages"),
@@ -124,12 +124,14 @@ def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
         (("net", "--device", P4, "--plot", "/"), "cannot write"),
     ],
 )
-def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
+    run: Run, arguments: tuple[str, ...], expected: str
+) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("profile-model: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err
 
 
 def test_a_write_error_after_the_measurement_is_exit_code_2(

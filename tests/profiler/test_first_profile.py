@@ -83,10 +83,10 @@ def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypat
     def after_another(device: str) -> Iterator[None]:
         assert device == KEY.device
         cache.store_profile(
-            KEY, Profile("theirs", (1.0, 1.5, 2.0, 2.5), model="net", device="Some CPU", source="measured")
+            KEY, Profile("other process", (1.0, 1.5, 2.0, 2.5), model="net", device="Some CPU", source="measured")
         )
         yield
 
     monkeypatch.setattr(cache, "device_lock", after_another)
-    assert first_profile(subject, 4, KEY, autotunes=False).name == "theirs"
+    assert first_profile(subject, 4, KEY, autotunes=False).name == "other process"
     assert executor.batches == 0

@@ -194,11 +194,11 @@ class Sensor(NoMeter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = 0
+        self.readings = 0
 
     def read(self) -> float | None:
-        self.looks += 1
-        return float(self.looks)
+        self.readings += 1
+        return float(self.readings)
 
 
 def test_a_sensor_is_not_read_for_single_batches() -> None:
@@ -207,7 +207,7 @@ def test_a_sensor_is_not_read_for_single_batches() -> None:
     measurement = asyncio.run(
         measure_service_times(subject, full_plan(3), np.random.default_rng(0), lambda share: None)
     )
-    assert sensor.looks == 0
+    assert sensor.readings == 0
     assert measurement.profile("n", "net", "here").energies is None
 
 

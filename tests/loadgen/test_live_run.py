@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from loadgen import processes
-from loadgen.admin import describe_policy, find_policy_admin, restored_policy
 from loadgen.client import RunLog
-from loadgen.live import LoadTarget
+from loadgen.live_run import LoadTarget
+from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.processes import process_count
 from loadgen.progress import Progress, progress_line
 from loadgen.report import Record
@@ -102,8 +102,8 @@ def test_a_policy_that_cannot_be_restored_is_an_error_with_the_url_to_put_it_to(
 
 def test_the_policy_is_described_if_the_server_allows_reading_it() -> None:
     with serving_in_a_thread(Stub(key="secret")) as url:
-        assert describe_policy(url, None, "secret") == {"policy": "greedy", "profile": "tiny on a stub"}
-        assert describe_policy(url, None, None) == {}
+        assert read_policy_info(url, None, "secret") == {"policy": "greedy", "profile": "tiny on a stub"}
+        assert read_policy_info(url, None, None) == {}
 
 
 def test_the_progress_line_has_requests_sent_responses_and_remaining_time() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from loadgen import processes
 from loadgen.client import RunLog
-from loadgen.live import LoadTarget
+from loadgen.live_run import LoadTarget
 from loadgen.schedule import Schedule, make_schedule
-from loadgen.sizes import draw_lengths, whole_tokens
-from loadgen.texts import PROMPT, SAMPLE
+from loadgen.sizes import draw_request_lengths, whole_tokens
+from loadgen.text_requests import PROMPT, SAMPLE
 from tests.loadgen.test_cli import Shell, shell
-from tests.loadgen.test_live import quiet
+from tests.loadgen.test_live_run import quiet
 from tests.support.stub_server import METADATA, Stub, busy, serving_in_a_thread
 
 __all__ = ["shell"]
@@ -31,7 +31,7 @@ LOAD = ["--rate", "400", "--duration", "0.1", "--seed", "7"]
 
 def drawn(words: str, scale: float = 1.0) -> list[int]:
     instants = make_schedule("poisson", 400.0, 0.1, 7).instants
-    return [int(length) for length in whole_tokens(scale * draw_lengths(words, "poisson", len(instants), 7))]
+    return [int(length) for length in whole_tokens(scale * draw_request_lengths(words, "poisson", len(instants), 7))]
 
 
 def bodies(stub: Stub) -> list[Any]:
@@ -103,7 +103,7 @@ def test_the_rows_of_a_trace_keep_their_lengths(shell: Shell, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("metadata", "arguments", "says"),
+    ("metadata", "arguments", "message"),
     [
         (METADATA, ["--sizes", "uniform:1:2"], "takes no text, .*leave out --sizes"),
         (GENERATOR, ["--sizes", "uniform:40:50"], r"has \d\d tokens, the limit of tiny is 32; lower --size-scale"),
@@ -117,12 +117,12 @@ def test_the_rows_of_a_trace_keep_their_lengths(shell: Shell, tmp_path: Path) ->
     ],
 )
 def test_a_usage_error_is_one_line_on_stderr_and_no_request_is_sent(
-    shell: Shell, metadata: Any, arguments: list[str], says: str
+    shell: Shell, metadata: Any, arguments: list[str], message: str
 ) -> None:
     with serving_in_a_thread(stub := Stub(metadata=metadata)) as url:
         code, out, err = shell.run(url, *LOAD, *arguments)
     assert (code, out, stub.calls) == (2, "", [])
-    assert re.search(says, err), err
+    assert re.search(message, err), err
     assert err.count("\n") == 1
 
 

@@ -13,7 +13,7 @@ from loadgen import client
 from loadgen.client import RunLog
 from loadgen.progress import INTERVAL, Progress
 from loadgen.schedule import Schedule
-from loadgen.texts import text_sender
+from loadgen.text_requests import text_sender
 from policies.types import SpecError
 
 

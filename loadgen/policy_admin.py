@@ -105,7 +105,7 @@ def restored_policy(client: PolicyAdminClient) -> Iterator[Callable[[str], None]
             raise SpecError(f"the policy {original!r} is not restored: {error}; PUT it to {client.path}") from None
 
 
-def describe_policy(url: str, model: str | None, key: str | None) -> dict[str, str]:
+def read_policy_info(url: str, model: str | None, key: str | None) -> dict[str, str]:
     """Return the server's policy and profile for the report; empty if they cannot be read."""
     try:
         document = find_policy_admin(url, model, key).read()
