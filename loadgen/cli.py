@@ -81,7 +81,7 @@ def generate_load(
         int | None,
         typer.Option(
             help="With --simulate: number of equal stages "
-            "[default: the profile's, else 10 for a policy that decides by stage]."
+            "(default: the profile's, else 10 for a policy that decides by stage)."
         ),
     ] = None,
     sizes: Annotated[
@@ -110,7 +110,7 @@ def generate_load(
     ] = "poisson",
     seed: Annotated[int, typer.Option(help="Seed of random arrivals and sizes.")] = 0,
     image: Annotated[
-        Path | None, typer.Option(help="Image file to send to /predict [default: a sample photograph].")
+        Path | None, typer.Option(help="Image file to send to /predict (default: a sample photograph).")
     ] = None,
     pixels: Annotated[
         bool, typer.Option("--pixels", help="Send raw UINT8 pixels by the Open Inference Protocol instead of an image.")

@@ -87,7 +87,7 @@ def profile_model(
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=4096, help="Largest batch size to measure [default: 32, or the emulated profile's largest]."
+            min=1, max=4096, help="Largest batch size to measure (default: 32, or the emulated profile's largest)."
         ),
     ] = None,
     weights: Annotated[
@@ -104,7 +104,7 @@ def profile_model(
     energy_time: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Time for measuring energy on a device with a sensor, s; 0 skips it [default: about 300]."
+            min=0, help="Time for measuring energy on a device with a sensor, s; 0 skips it (default: about 300)."
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the profile as JSON to this file.")] = None,
