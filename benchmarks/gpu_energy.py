@@ -21,11 +21,11 @@ from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.types import SpecError
 from profiler import cache
-from profiler.energy import Instruments, Load, Progress, Steady, UnmeasuredError, Windows, steady_power
+from profiler.energy import Instruments, LoadProgress, RunningLoad, Steady, UnmeasuredError, Windows, steady_power
 from profiler.energy_plan import EnergyPlan, full_energy_plan
-from profiler.measure import Subject, full_plan, measure
+from profiler.energy_sweep import EnergySweep, make_rig, with_energy
+from profiler.measure import Subject, full_plan, measure_service_times
 from profiler.preflight import preflight
-from profiler.sweep import Sweep, rig_of, with_energy
 from server.backends.executor import Executor, ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
@@ -44,7 +44,7 @@ JOULES = 75.0  # s that all cells take, about
 _WINDOWS = Windows(settle=1.0, length=4.0, repeats=1, min_batches=20)
 _CAPACITY = 4096  # requests that may wait
 
-Watch = Callable[[Load], Awaitable[Steady]]  # measures while requests are served; "batches" are requests here
+Watch = Callable[[RunningLoad], Awaitable[Steady]]  # measures while requests are served; "batches" are requests here
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Tally:
 
     responses: list[float]
     batch_sizes: list[int]
-    progress: Progress
+    progress: LoadProgress
     refused: int = 0
 
     def answered(self, clock: Callable[[], float], due: float, future: "asyncio.Future[list[Answer]]") -> None:
@@ -82,7 +82,7 @@ class _Tally:
         now = clock()
         self.responses.append(now - due)
         self.batch_sizes.append(future.result()[0].batch_size)
-        self.progress = Progress(self.progress.batches + 1, now)
+        self.progress = LoadProgress(self.progress.batches + 1, now)
 
 
 async def joules(served: Served, spec: str, rate: float, seed: int = 1) -> dict[str, Any]:
@@ -101,7 +101,7 @@ async def joules(served: Served, spec: str, rate: float, seed: int = 1) -> dict[
     chosen = await asyncio.to_thread(choose, spec, profile)
     metrics = Metrics()
     dispatcher = Dispatcher(served.executor, {profile.model: chosen}, metrics, served.clock, Limits(_CAPACITY))
-    tally = _Tally([], [], Progress(0, served.clock()))
+    tally = _Tally([], [], LoadProgress(0, served.clock()))
     loop, offer = (
         asyncio.create_task(dispatcher.run()),
         asyncio.create_task(_offer(served, dispatcher, rate, seed, tally)),
@@ -180,10 +180,10 @@ def _saved(cell: dict[str, Any], greedy: dict[str, Any], slo: float) -> dict[str
     return {"kept": cell["p95_ms"] <= slo, "marginal_over_greedy": cell["marginal_mj"] / greedy["marginal_mj"]}
 
 
-def sensor(sweep: Sweep, profile: Profile, meter: EnergyMeter) -> dict[str, Any]:
+def sensor(sweep: EnergySweep, profile: Profile, meter: EnergyMeter) -> dict[str, Any]:
     """What the sensor shows: its step, idle power with the context open, and whether power is linear in the load."""
     checks = sweep.checks(profile.service_times)
-    busy = {r.batch_size: r.power.value for r in sweep.readings(profile.service_times)}[sweep.plan.checked]
+    busy = {r.batch_size: r.power.value for r in sweep.batch_energies(profile.service_times)}[sweep.plan.checked]
     by_load = [(0.0, sweep.idle.value), *((load, check.measured) for load, check in checks), (1.0, busy)]
     return {
         "meter": meter.about,
@@ -203,7 +203,7 @@ def linearity(points: Sequence[tuple[float, float]]) -> float:
     return float(np.max(np.abs(powers / line - 1.0)))
 
 
-def readings(sweep: Sweep, profile: Profile) -> list[dict[str, Any]]:
+def readings(sweep: EnergySweep, profile: Profile) -> list[dict[str, Any]]:
     """The sizes whose energy was measured: W and mJ, with standard errors."""
     return [
         {
@@ -214,7 +214,7 @@ def readings(sweep: Sweep, profile: Profile) -> list[dict[str, Any]]:
             "marginal_mj": 1e3 * r.marginal.value,
             "marginal_error_mj": 1e3 * r.marginal.standard_error,
         }
-        for r in sweep.readings(profile.service_times)
+        for r in sweep.batch_energies(profile.service_times)
     ]
 
 
@@ -245,7 +245,7 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
     try:
         samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
         subject = Subject(executor, what.model, samples, meter_for(what.device))
-        versions = ", ".join(f"{name} {number}" for name, number in cache.versions().items())
+        versions = ", ".join(f"{name} {number}" for name, number in cache.package_versions().items())
         about = f"{settings(place)}, weights random, {versions}; {found.note}"
         profile, sweep = profiled(subject, what, device_name, about)
         save("profile", profile.to_json())
@@ -265,25 +265,25 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
         executor.close()
 
 
-def profiled(subject: Subject, what: Study, device: str, about: str) -> tuple[Profile, Sweep | None]:
+def profiled(subject: Subject, what: Study, device: str, about: str) -> tuple[Profile, EnergySweep | None]:
     """A full profile, its energies in the time that joules per request leave."""
     rng, least, most = np.random.default_rng(0), *ENERGIES
     plan = replace(full_plan(what.max_batch_size), max_time=TIMES)
-    measurement = asyncio.run(measure(subject, plan, rng, lambda share: None))
+    measurement = asyncio.run(measure_service_times(subject, plan, rng, lambda share: None))
     profile = measurement.profile(f"{subject.model}-{cache.slug(device)}", subject.model, device, about)
 
     def planned(service_times: Sequence[float]) -> EnergyPlan:
         left = what.until - time.monotonic() - JOULES
         return full_energy_plan(service_times).within(min(most, max(least, left)))
 
-    return with_energy(profile, rig_of(subject, rng), planned, lambda share: None)
+    return with_energy(profile, make_rig(subject, rng), planned, lambda share: None)
 
 
 def watching(meter: EnergyMeter) -> Watch:
     """Measure in a thread, while the event loop serves."""
     instruments = Instruments(meter, time.monotonic, time.sleep)
 
-    async def watch(load: Load) -> Steady:
+    async def watch(load: RunningLoad) -> Steady:
         return await asyncio.to_thread(steady_power, instruments, load, _WINDOWS)
 
     return watch

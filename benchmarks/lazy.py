@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.serving import load, save
-from loadgen.simulated import Device, simulate
+from loadgen.simulated import SimulatedDevice, simulate_policy
 from policies.catalog import choose, rate_time_constant
 from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from policies.profile import Profile
@@ -77,7 +77,9 @@ def arrivals(rate: float, requests: int, seed: int) -> Instants:
 def runner(spec: str, profile: Profile) -> _Runner:
     """Serves arrivals by a policy; solved once, each run with a monitor of its own."""
     chosen = choose(spec, profile)
-    return lambda instants: simulate(replace(chosen, monitor=ForgettingMonitor(rate_time_constant(profile))), instants)
+    return lambda instants: simulate_policy(
+        replace(chosen, monitor=ForgettingMonitor(rate_time_constant(profile))), instants
+    )
 
 
 # (a), (b): the paper's setting
@@ -264,7 +266,7 @@ def _translate(policy: LazyBatching, rate: float, slo: float, seed: int) -> simu
     requests = [
         Request(i, t, kind, t + slo, stages=1 + n) for i, (t, n) in enumerate(zip(instants, words, strict=True))
     ]
-    device = Device(policy.profile, policy.profile.service_time)
+    device = SimulatedDevice(policy.profile, policy.profile.service_time)
     return simulator.run(Batcher(policy, {"": LARGEST}, NoMonitor()), requests, device.service_time, device.energy)
 
 
@@ -292,7 +294,7 @@ def decision() -> dict[str, list[float]]:
     for name in ("lazy", "lazy, remaining", "lazy, Oracle", "catch-up"):
         chosen = choose(POLICIES[name][0].format(slo=100), resnet())
         timed = Timed(chosen.policy, [])
-        simulate(replace(chosen, policy=timed), arrivals(RATES[-1], REQUESTS, 0))
+        simulate_policy(replace(chosen, policy=timed), arrivals(RATES[-1], REQUESTS, 0))
         found[name] = [round(1e6 * float(x), 1) for x in np.quantile(timed.times, (0.5, 0.99))]
     print(found)
     return found

@@ -41,7 +41,7 @@ def serving_staged(*models: str, profiles: tuple[Path, ...], policies: tuple[str
 
 def boundary_ms(server: Server) -> float | None:
     """Median of what lies between two launches, ms."""
-    median = median_of_histogram(server.metric("batchwright_idle_gap_seconds_bucket"))
+    median = median_of_histogram(server.samples("batchwright_idle_gap_seconds_bucket"))
     return None if median is None else round(1e3 * median, 3)
 
 

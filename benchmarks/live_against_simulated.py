@@ -31,7 +31,7 @@ def measure(policy: str, load_: float, duration: float) -> dict[str, Any]:
         cpu = server.cpu_seconds()
         live = run_json("generate-load", *pixels, *arguments)
         cpu = server.cpu_seconds() - cpu
-        buckets = {} if policy == BARE else server.metric("batchwright_idle_gap_seconds_bucket")
+        buckets = [] if policy == BARE else server.samples("batchwright_idle_gap_seconds_bucket")
     gap = median_of_histogram(buckets)
     simulated = run_json(
         "generate-load", "--simulate", PROFILE, "--policy", "greedy" if policy == BARE else policy, *arguments

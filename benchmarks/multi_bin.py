@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks import multi_bin_figures
 from benchmarks.serving import load, save
 from loadgen.simulated import Simulation
-from loadgen.sizes import Sizes, longest
+from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
@@ -69,8 +69,8 @@ def binned(edges: Sequence[float], sizes: _Floats) -> NDArray[np.int64]:
 
 def batcher(spec: str, sizes: _Floats, instants: _Floats) -> float:
     """Throughput of the server's own queue under a policy, 1/s."""
-    profile = longest(sizes, LARGE if "=128" in spec else SMALL)
-    run = Simulation(profile, spec, sizes=Sizes(sizes)).run(instants)
+    profile = longest_request_profile(sizes, LARGE if "=128" in spec else SMALL)
+    run = Simulation(profile, spec, sizes=RequestSizes(sizes)).run(instants)
     return len(run.responses) / run.elapsed
 
 
@@ -196,7 +196,7 @@ def _backlog(tokens: _Floats, bins: NDArray[np.int64]) -> float:
 
 def _learned(bins: int, tokens: _Floats) -> NDArray[np.int64]:
     """Bins by edges that are learned from those who came before."""
-    chosen = choose(f"multi-bin:{bins},batch_size={SMALL}", longest(tokens, SMALL))
+    chosen = choose(f"multi-bin:{bins},batch_size={SMALL}", longest_request_profile(tokens, SMALL))
     return np.array([chosen.arriving("", size).bin for size in tokens.tolist()])
 
 
@@ -236,7 +236,7 @@ def _by_served_rate(tokens: _Floats, bins: int) -> list[dict[str, Any]]:
 def compared() -> dict[str, Any]:
     """Mean response time, tokens, by policy and arrival rate (requests a token)."""
     tokens = _tokens()
-    device = longest(tokens, SMALL)
+    device = longest_request_profile(tokens, SMALL)
     cells: dict[str, list[list[float]]] = {spec: [] for spec in COMPARED}
     for rate in COMPARED_RATES:
         for spec in COMPARED:
@@ -245,7 +245,7 @@ def compared() -> dict[str, Any]:
                 rng = np.random.default_rng([seed, 7])
                 order = rng.permutation(tokens)[:COMPARED_REQUESTS]
                 instants = arrivals(rate, len(order), rng)
-                means.append(float(Simulation(device, spec, sizes=Sizes(order)).run(instants).responses.mean()))
+                means.append(float(Simulation(device, spec, sizes=RequestSizes(order)).run(instants).responses.mean()))
             cells[spec].append(spread(means, 1))
             print(rate, spec, cells[spec][-1], flush=True)
     return {"rates": COMPARED_RATES, "seeds": COMPARED_SEEDS, "requests": COMPARED_REQUESTS, "mean_tokens": cells}

@@ -4,7 +4,6 @@ For each step: the percentile that clients saw and the energy of a request, unde
 """
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +23,7 @@ SETTLING = 10.0  # s of each step that do not count: the objective looks for its
 
 def moves(server: Server) -> dict[str, float]:
     """How often the server swapped the policy itself, by reason, and the level at which its objective ended."""
-    found = server.metric("batchwright_policy_changes_total")
-    by_reason = {re.findall('reason="([^"]+)"', labels)[0]: value for labels, value in found.items()}
+    by_reason = {s.labels["reason"]: s.value for s in server.samples("batchwright_policy_changes_total")}
     return by_reason | {"level": sum(server.metric("batchwright_objective_level").values())}
 
 

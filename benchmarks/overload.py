@@ -30,7 +30,7 @@ from PIL import Image
 
 from benchmarks.processes import Watch, held
 from benchmarks.serving import RECORDS, free_port, load, save, serving
-from loadgen.client import Answer, Log, offer, open_session
+from loadgen.client import Response, RunLog, offer, open_session
 from policies.profile import load_profile
 from policies.queue import arrivals
 
@@ -60,11 +60,11 @@ class Poster:
     body: bytes
     headers: dict[str, str]
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         """One exchange."""
         async with self.session.post(self.url, data=self.body, headers=self.headers) as response:
             await response.read()
-            return Answer(response.status)
+            return Response(response.status)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def _await_answer(target: Target, process: "subprocess.Popen[bytes]") -> None:
     raise RuntimeError(f"{target.url} did not become ready")
 
 
-async def _offer(target: Target, rate: float, duration: float) -> Log:
-    log = Log()
+async def _offer(target: Target, rate: float, duration: float) -> RunLog:
+    log = RunLog()
     instants = arrivals.poisson(rate, duration, np.random.default_rng(1))
     async with open_session(_PATIENCE) as session:
         await offer(Poster(session, target.url, target.body, target.headers), instants, log)

@@ -9,7 +9,6 @@ import argparse
 import copy
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.overload import picture
 from benchmarks.serving import RECORDS, free_port, load, run_json, save
@@ -89,7 +89,8 @@ class Cluster:
         """How many requests were answered 200, by the sum of what /metrics says of the replicas."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
-        return sum(map(float, re.findall(r'^batchwright_requests_total{.*outcome="ok"} (.*)$', text, re.MULTILINE)))
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return sum(s.value for s in samples if s.name == "batchwright_requests_total" and s.labels["outcome"] == "ok")
 
     def predictions(self) -> int:
         """How many different predictions 50 calls with one picture get; 1 where every answer is right."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -13,11 +12,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 RECORDS = Path(__file__).parent / "records"
 _MODULES = {
@@ -35,11 +37,15 @@ class Server:
     url: str
     process: "subprocess.Popen[bytes]"
 
-    def metric(self, name: str) -> dict[str, float]:
-        """The samples of one metric: labels -> value."""
+    def samples(self, name: str) -> list[Sample]:
+        """Read the samples of one metric."""
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
-        found = re.findall(rf"^{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return {labels: float(value) for labels, value in found}
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples if sample.name == name]
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Read the values of one metric by their labels as text, such as '{model="m"}'; "" without labels."""
+        return {_label_text(sample): sample.value for sample in self.samples(name)}
 
     def cpu_seconds(self) -> float:
         """User and system time the process has used so far, s."""
@@ -128,9 +134,14 @@ def run_json(command: str, *arguments: str, within: float | None = None) -> Any:
     return json.loads(done.stdout)
 
 
-def median_of_histogram(samples: dict[str, float]) -> float | None:
+def _label_text(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+    return f"{{{labels}}}" if labels else ""
+
+
+def median_of_histogram(samples: Iterable[Sample]) -> float | None:
     """The median of a Prometheus histogram's _bucket samples, interpolated within its bucket; None when empty."""
-    buckets = sorted((float(re.findall(r'le="([^"]+)"', k)[0].replace("+Inf", "inf")), v) for k, v in samples.items())
+    buckets = sorted((float(sample.labels["le"]), sample.value) for sample in samples)
     if not buckets or not buckets[-1][1]:
         return None
     half, low, below = buckets[-1][1] / 2, 0.0, 0.0

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from benchmarks import text_figures
 from benchmarks.serving import RECORDS, Server, command_line, load, run_json, save, serving
-from loadgen.sizes import whole
-from loadgen.texts import PROMPT
+from loadgen.sizes import whole_tokens
+from loadgen.text_requests import PROMPT
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import trace_column
 
@@ -107,7 +107,7 @@ class Workload:
     @property
     def tokens(self) -> _Floats:
         """The lengths as they are sent."""
-        return whole(self.scale * self.lengths)
+        return whole_tokens(self.scale * self.lengths)
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving import save
-from loadgen.simulated import simulate
+from loadgen.simulated import simulate_policy
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, mmpp, poisson, trace
@@ -48,7 +48,7 @@ DURATION, SEED = 200.0, 1
 
 def cost(chosen: Chosen, instants: Instants) -> float:
     """Mean response time in ms plus mean power in W."""
-    run = simulate(chosen, instants)
+    run = simulate_policy(chosen, instants)
     return float(1e3 * run.responses.mean()) + (run.mean_power or 0.0)
 
 

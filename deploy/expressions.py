@@ -1,4 +1,4 @@
-"""Every PromQL expression of the rules and dashboards beside this file, for the tests and for benchmarks/scrape.py."""
+"""PromQL expressions of the rules and dashboards in this folder, for the tests and benchmarks/scrape.py."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Expression:
 
     Attributes:
         where: file, and panel or rule.
-        text: in PromQL, with Grafana's variables.
+        text: PromQL with Grafana's variables.
         kind: "record", "alert", "panel" or "annotation".
     """
 
@@ -29,26 +29,26 @@ class Expression:
 
 
 def rules() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every rule with its file's name."""
+    """Yield every rule with its file's name."""
     for path in RULES:
         for group in yaml.safe_load(path.read_text())["groups"]:
             yield from ((path.name, rule) for rule in group["rules"])
 
 
 def rule_expressions() -> Iterator[Expression]:
-    """Of recording and alert rules."""
+    """Yield the expressions of recording and alert rules."""
     for file, rule in rules():
         kind = "record" if "record" in rule else "alert"
         yield Expression(f"{file}: {rule[kind]}", rule["expr"], kind)
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """The dashboards' JSON by name."""
+    """Read the dashboards' JSON, by name."""
     return {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
 
 
 def dashboard_expressions() -> Iterator[Expression]:
-    """Of panels and annotations."""
+    """Yield the expressions of panels and annotations."""
     for name, board in dashboards().items():
         for panel in board["panels"]:
             for target in panel["targets"]:
@@ -58,5 +58,5 @@ def dashboard_expressions() -> Iterator[Expression]:
 
 
 def all_expressions() -> list[Expression]:
-    """Of both."""
+    """All expressions of rules and dashboards."""
     return [*rule_expressions(), *dashboard_expressions()]

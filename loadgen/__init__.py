@@ -1,1 +1,1 @@
-"""Loads a server, or a simulation of it, by an open loop and reports what came back."""
+"""Open-loop load generator for a server, or for a simulation of it, with a report of the run."""

@@ -1,4 +1,4 @@
-"""generate-load: load a server, or a simulation of it, and report."""
+"""The generate-load command: send load to a server, or to a simulation of it, and report response times."""
 
 import json
 import sys
@@ -12,34 +12,34 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from loadgen import client, history, live, processes
-from loadgen.admin import borrowed, describe, find_desk
-from loadgen.history import Result
-from loadgen.live import Target
-from loadgen.page import page
+from loadgen import client, history, live_run, processes
+from loadgen.history import RunResult
+from loadgen.live_run import LoadTarget
+from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
+from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.progress import Progress
-from loadgen.report import Objective, Record, from_records, from_run, report
-from loadgen.schedule import PROCESSES, Schedule, schedule
-from loadgen.settings import hide_password, settings
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.run_settings import hide_password, run_settings
+from loadgen.schedule import PROCESSES, Schedule, make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import LONGEST, WORDS, Sizes, device, draw, whole
-from loadgen.tables import comparison, table
+from loadgen.sizes import LONGEST_REQUEST, WORDS, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
+from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
 from policies.cpus import available_cpus
 from policies.profile import load_profile
 from policies.types import SpecError
 
-INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
-LATE = 10.0  # ms: a generator that sends later than this measures itself
+INTERRUPTED = 130  # the exit code of a command ended by Ctrl-C
+MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
 class _Files:
-    """What is written beside what is printed."""
+    """Files to write."""
 
     output: Path | None
     plot: Path | None
@@ -48,72 +48,105 @@ class _Files:
 
 @dataclass(frozen=True)
 class _Job:
-    """What both kinds of run share, and what the page tells of it."""
+    """Parameters of a run, live or simulated; `about` is shown on the report page."""
 
     schedule: Schedule
-    objective: Objective
+    objective: RunObjective
     files: _Files
     specs: Sequence[str]
     compare: bool
     json: bool
-    told: Mapping[str, str | None]
+    about: Mapping[str, str | None]
 
 
 @app.command()
 def generate_load(
-    url: Annotated[str | None, typer.Argument(help="Of a server, such as http://127.0.0.1:8000.")] = None,
+    url: Annotated[str | None, typer.Argument(help="URL of the server, such as http://127.0.0.1:8000.")] = None,
     simulate: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a URL: a profile, by name or file, or PROFILE,PROFILE for several devices; or longest, "
-            "where a batch takes as long as its longest."
+            help="Simulate instead of sending to a URL: a profile's name or file, PROFILE,PROFILE for several devices, "
+            "or longest, where a batch takes as long as its longest request."
         ),
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="With --simulate: the policy.")] = None,
+    policy: Annotated[str | None, typer.Option(help="With --simulate: the policy's spec.")] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(help="Repeatable: a run under each policy, with the same arrivals; a server gets its own back."),
+        typer.Option(
+            help="Repeatable: run under this policy, with the same arrivals for each. On a server the original policy "
+            "is restored at the end."
+        ),
     ] = None,
     stages: Annotated[
         int | None,
         typer.Option(
-            help="With --simulate: so many equal stages [default: the profile's, else 10 for a policy by stages]"
+            help="With --simulate: number of equal stages "
+            "(default: the profile's, else 10 for a policy that decides by stage)."
         ),
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option(help=f"Of a text model's requests, tokens (--simulate longest: s): {WORDS}."),
+        typer.Option(
+            help=f"Distribution of request sizes, in tokens for a text model, in s with --simulate longest: {WORDS}."
+        ),
     ] = None,
-    size_scale: Annotated[float, typer.Option(help="With --sizes: so many times as long, rounded up to tokens.")] = 1.0,
+    size_scale: Annotated[
+        float, typer.Option(help="With --sizes: factor on the sizes; token counts are rounded up.")
+    ] = 1.0,
     bin_error: Annotated[
-        float, typer.Option(help="With --sizes: the probability of each neighbouring bin instead of the right one.")
+        float,
+        typer.Option(
+            help="With --simulate and --sizes: probability of each of the two errors by one bin in size prediction, "
+            "0 to 0.5."
+        ),
     ] = 0.0,
-    model: Annotated[str | None, typer.Option(help="Its name; needless where one is loaded.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, 1/s.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Time for which requests arrive, s.")] = None,
-    arrivals: Annotated[str, typer.Option(help=PROCESSES)] = "poisson",
-    seed: Annotated[int, typer.Option(help="The same seed, the same arrivals.")] = 0,
-    image: Annotated[Path | None, typer.Option(help="The picture to send to /predict.")] = None,
-    pixels: Annotated[bool, typer.Option("--pixels", help="Send raw pixels by the Open Inference Protocol.")] = False,
-    give_up_after: Annotated[float, typer.Option(help="Longest wait for an answer, s.")] = client.GIVE_UP_AFTER,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; may be left out if the server has only one.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean arrival rate, requests/s.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Time in which requests arrive, s.")] = None,
+    arrivals: Annotated[
+        str, typer.Option(help=f"Arrival process: {PROCESSES}. Rates R are relative to --rate, lengths S in s.")
+    ] = "poisson",
+    seed: Annotated[int, typer.Option(help="Seed of random arrivals and sizes.")] = 0,
+    image: Annotated[
+        Path | None, typer.Option(help="Image file to send to /predict (default: a sample photograph).")
+    ] = None,
+    pixels: Annotated[
+        bool, typer.Option("--pixels", help="Send raw UINT8 pixels by the Open Inference Protocol instead of an image.")
+    ] = False,
+    give_up_after: Annotated[
+        float, typer.Option(help="Time-out for a response, counted from sending, s.")
+    ] = client.GIVE_UP_AFTER,
     api_key: Annotated[
-        str | None, typer.Option(envvar="BATCHWRIGHT_API_KEY", help="For a server with keys; better by environment.")
+        str | None,
+        typer.Option(
+            envvar="BATCHWRIGHT_API_KEY",
+            help="API key of the server; the environment variable keeps it out of the process list.",
+        ),
     ] = None,
     processes_: Annotated[
-        str, typer.Option("--processes", help="From how many to send when one is too slow: a number, or auto.")
+        str,
+        typer.Option("--processes", help="Number of sending processes, or auto: one per 1000 requests/s at the peak."),
     ] = "1",
-    slo_ms: Annotated[float | None, typer.Option(help="Report how many are answered within this time.")] = None,
-    w1: Annotated[float, typer.Option(help="In the cost: weight of the mean response time, per ms.")] = 1.0,
-    w2: Annotated[float, typer.Option(help="In the cost: weight of the mean power, per W.")] = 0.0,
-    output: Annotated[Path | None, typer.Option(help="Write one JSON line for each request.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a picture of the run: png, pdf or svg.")] = None,
-    report_: Annotated[Path | None, typer.Option("--report", help="Write one HTML page with charts.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Response time objective, ms: report the share of requests within it.")
+    ] = None,
+    w1: Annotated[float, typer.Option(help="Weight of the mean response time in the reported cost, per ms.")] = 1.0,
+    w2: Annotated[float, typer.Option(help="Weight of the mean power in the reported cost, per W.")] = 0.0,
+    output: Annotated[Path | None, typer.Option(help="Write one JSON line per request to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the run into this file (.png, .pdf or .svg).")] = None,
+    report_: Annotated[
+        Path | None, typer.Option("--report", help="Write an HTML page with figures and charts to this file.")
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the report as one JSON object and nothing else.")
+    ] = False,
 ) -> None:
-    """Send requests at their scheduled instants, whatever the answers do, and report the response times.
+    """Send requests at their scheduled instants, independently of the responses, and report response times.
 
     A line of the --output file is one request: scheduled_s, sent_s, finished_s (after the start), status (HTTP code,
-    connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj; null: not known.
+    connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj. Unknown is null.
     """
     is_live, specs = url is not None, compare or ([policy] if policy else [])
     _refuse(
@@ -133,18 +166,20 @@ def generate_load(
             "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
             "--processes is for a server; leave it out": not is_live and processes_ != "1",
-            "--output holds one run; use --policy instead of --compare": bool(compare) and output is not None,
+            "--output takes one run; use --policy instead of --compare": bool(compare) and output is not None,
             "two policies of --compare are the same; name each once": len(set(specs)) < len(specs),
             f"--slo-ms is {slo_ms}; give a number above 0": not _is_positive(slo_ms),
             f"--give-up-after is {give_up_after}; give a number above 0": not _is_positive(give_up_after),
             f"--w1 is {w1:g} and --w2 is {w2:g}; give numbers of 0 or more": not all(map(_is_weight, (w1, w2))),
-            "the API key holds blanks or signs that no header may hold": not _is_key(api_key),
+            "the API key has spaces or characters that an HTTP header cannot carry; give another key": not _is_key(
+                api_key
+            ),
             f"{url!r} is no URL; write http://HOST:PORT": is_live and not str(url).startswith(("http://", "https://")),
         }
     )
     files = _Files(output, plot, report_)
     _check(files)
-    told = {
+    about = {
         "server": url,
         "profile": simulate,
         "model": model,
@@ -156,20 +191,26 @@ def generate_load(
         "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
         "bin error": f"{bin_error:g}" if bin_error else None,
     }
-    objective = Objective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
-    job = _Job(schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, told)
-    drawn = None if sizes is None else size_scale * draw(sizes, arrivals, len(job.schedule.instants), seed)
+    objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
+    job = _Job(make_schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, about)
+    drawn = (
+        None if sizes is None else size_scale * draw_request_lengths(sizes, arrivals, len(job.schedule.instants), seed)
+    )
     if url is not None:
-        lengths = None if drawn is None else [int(length) for length in whole(drawn)]
-        target = Target(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
+        lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
+        target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
         if report_ is not None and not compare:
-            job = replace(job, told=told | describe(target.url, model, target.key))
-        _live(job, target, processes.how_many(processes_, job.schedule, available_cpus()))
+            job = replace(job, about=about | read_policy_info(target.url, model, target.key))
+        _run_live(job, target, processes.process_count(processes_, job.schedule, available_cpus()))
     elif simulate is not None:
-        known = None if drawn is None else Sizes(drawn if simulate == LONGEST else whole(drawn), bin_error, seed)
+        known = (
+            None
+            if drawn is None
+            else RequestSizes(drawn if simulate == LONGEST_REQUEST else whole_tokens(drawn), bin_error, seed)
+        )
         first, *others = simulate.split(",")
         fleet = tuple(load_profile(name) for name in others)
-        _simulated(job, Simulation(device(first, known, specs), "", model or "", stages, known, fleet))
+        _run_simulated(job, Simulation(simulated_profile(first, known, specs), "", model or "", stages, known, fleet))
 
 
 def _refuse(reasons: dict[str, bool]) -> None:
@@ -191,7 +232,7 @@ def _is_key(key: str | None) -> bool:
 
 
 def _check(files: _Files) -> None:
-    """Find out before the run, not after it, that a file cannot be written; leaves no empty ones behind."""
+    """Check before the run that the files can be written; leave no empty ones behind."""
     for flag, path in {"--output": files.output, "--plot": files.plot, "--report": files.report}.items():
         if path is not None:
             new = not path.exists()
@@ -204,81 +245,81 @@ def _check(files: _Files) -> None:
     check_files(files.output, files.plot)
 
 
-def _simulated(job: _Job, device: Simulation) -> None:
+def _run_simulated(job: _Job, device: Simulation) -> None:
     instants = job.schedule.instants
     runs = {spec: replace(device, spec=spec, model=device.model or device.profile.model) for spec in job.specs}
-    results: list[Result] = []
+    results: list[RunResult] = []
     quiet = job.json or not sys.stderr.isatty()
     for spec, simulation in runs.items():
         with Console(stderr=True, quiet=quiet).status(f"simulating {spec}", refresh_per_second=1):
             done = simulation.run(instants)
-        figures = report(from_run(done), job.schedule.duration, job.objective)
-        results.append(Result(spec, figures, history.from_run(done, instants)))
+        figures = make_report(outcome_from_run(done), job.schedule.duration, job.objective)
+        results.append(RunResult(spec, figures, history.history_from_run(done, instants)))
     if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
         over = in_stages("lazy", device.profile, device.stages).stage_overhead
         print(f"stage by stage: {over[0]:.3f} times l(1), {over[-1]:.3f} times l({len(over)})", file=sys.stderr)
     if job.files.output is not None:
         _write(job.files.output, runs[job.specs[0]].records(instants))
-    _tell(job, results)
+    _report(job, results)
 
 
-def _live(job: _Job, target: Target, count: int) -> None:
-    results: list[Result] = []
+def _run_live(job: _Job, target: LoadTarget, count: int) -> None:
+    results: list[RunResult] = []
     try:
         interrupted = _run_each(job, target, count, results)
     finally:
-        if results:  # what was measured is told even where the server is then lost
-            _tell(job, results)
-    if complaint := lateness(results):
-        print(complaint, file=sys.stderr)
+        if results:  # report finished runs even if a later one raised
+            _report(job, results)
+    if warning := lateness_warning(results):
+        print(warning, file=sys.stderr)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_each(job: _Job, target: Target, count: int, results: list[Result]) -> bool:
-    """A run under each policy; whether Ctrl-C ended them."""
+def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult]) -> bool:
+    """Run under each policy; return whether Ctrl-C interrupted it."""
     with closing(_policies(job, target)) as specs:
         for spec in specs:
-            log, progress = client.Log(), Progress(job.schedule, spec, job.json)
+            log, progress = client.RunLog(), Progress(job.schedule, spec, job.json)
             if count == 1:
-                interrupted = live.load(target, job.schedule, progress, log)
+                interrupted = live_run.run_load(target, job.schedule, progress, log)
             else:
-                interrupted = processes.load(target, job.schedule, progress, log, count)
+                interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
             results.append(_result(job, spec, log.records, interrupted))
             if interrupted:
                 return True
     return False
 
 
-def _policies(job: _Job, target: Target) -> Generator[str, None, None]:
-    """One after the other, each deciding while it is yielded; the server's own, by no name, where none is named."""
+def _policies(job: _Job, target: LoadTarget) -> Generator[str, None, None]:
+    """Yield each policy's spec while it is set on the server; without --compare yield "", the server's own policy."""
     if not job.compare:
         yield ""
         return
-    with borrowed(find_desk(target.url, target.model, target.key)) as swap:
-        for spec in job.specs:  # a policy that is refused after an hour of runs would waste them
+    with restored_policy(find_policy_admin(target.url, target.model, target.key)) as swap:
+        for spec in job.specs:  # find a rejected policy before the first run
             swap(spec)
         for spec in job.specs:
             swap(spec)
             yield spec
 
 
-def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> Result:
+def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> RunResult:
     duration = job.schedule.duration
     if interrupted:
         duration = min(duration, max((r.finished for r in records), default=0.0))
     records = sorted(records, key=lambda record: record.scheduled)
     if job.files.output is not None:
         _write(job.files.output, records)
-    figures = report(from_records(records), duration, job.objective)
-    return Result(spec, figures, history.from_records(records))
+    figures = make_report(outcome_from_records(records), duration, job.objective)
+    return RunResult(spec, figures, history.history_from_records(records))
 
 
-def lateness(results: Iterable[Result]) -> str:
-    """What to say where the generator itself was late; nothing where it was not."""
+def lateness_warning(results: Iterable[RunResult]) -> str:
+    """Warning about requests that the generator sent late; empty if it did not."""
     lag = max((result.report["send_lag_p99_ms"] or 0.0 for result in results), default=0.0)
-    late = f"one request in a hundred left {lag:,.0f} ms late or more, and that counts in the response times"
-    return f"generate-load: {late}; give more --processes, or a lower --rate" if lag > LATE else ""
+    late = f"1 % of the requests were sent {lag:,.0f} ms late or more, which is included in the response times"
+    return f"generate-load: {late}; give more --processes, or a lower --rate" if lag > MAX_SEND_LAG else ""
 
 
 def _write(path: Path, records: Iterable[Record]) -> None:
@@ -286,8 +327,8 @@ def _write(path: Path, records: Iterable[Record]) -> None:
         lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
 
 
-def _tell(job: _Job, results: Sequence[Result]) -> None:
-    """Print the report, draw the picture, write the page."""
+def _report(job: _Job, results: Sequence[RunResult]) -> None:
+    """Print the report, draw the plot, write the page."""
     reports = {result.policy: result.report for result in results}
     if job.json:
         rows = [{"policy": spec, **content} for spec, content in reports.items()]
@@ -295,21 +336,21 @@ def _tell(job: _Job, results: Sequence[Result]) -> None:
             {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2} if job.compare else results[0].report
         )
     else:
-        Console().print(comparison(reports, job.objective) if job.compare else table(results[0].report))
+        Console().print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
     if job.files.plot is not None:
         plot_runs(shown, job.objective, title, job.files.plot)
     if job.files.report is not None:
-        words = settings(["generate-load", *sys.argv[1:]], job.told)
-        job.files.report.write_text(page(shown, job.objective, title, words), encoding="utf-8")
+        settings = run_settings(["generate-load", *sys.argv[1:]], job.about)
+        job.files.report.write_text(render_report_page(shown, job.objective, title, settings), encoding="utf-8")
 
 
 def _title(job: _Job) -> str:
-    told = job.told
-    how = ("simulated", told["profile"]) if told["server"] is None else ("measured", hide_password(told["server"]))
-    which = f"{len(job.specs)} policies" if job.compare else told["policy"]
-    return " · ".join(filter(None, (*how, which, told["rate"])))
+    about = job.about
+    how = ("simulated", about["profile"]) if about["server"] is None else ("measured", hide_password(about["server"]))
+    which = f"{len(job.specs)} policies" if job.compare else about["policy"]
+    return " · ".join(filter(None, (*how, which, about["rate"])))
 
 
 def _print_json(content: Any) -> None:
@@ -317,7 +358,7 @@ def _print_json(content: Any) -> None:
 
 
 def main() -> None:
-    """The console command generate-load."""
+    """The console entry point."""
     run(app, "generate-load")
 
 

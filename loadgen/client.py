@@ -1,6 +1,6 @@
-"""The open-loop client: every request leaves at its scheduled instant, whatever became of those before it.
+"""Open-loop client: each request is sent at its scheduled instant, independently of earlier responses.
 
-Response times count from the scheduled instant, so that a client or a server that falls behind cannot hide it.
+Response times count from the scheduled instant, so that delays of the client itself are included.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from loadgen.report import OK, Record, Status
 from policies.types import SpecError
 
 GIVE_UP_AFTER = 300.0
-_INTRODUCTION = aiohttp.ClientTimeout(total=10.0)  # for the questions asked before the load starts
-REFUSED = {401: "asks for a key", 403: "does not take this key"}
-_TICK = 1e-3  # the shortest sleep that uvloop does not round down to none at all: shorter ones would be a busy wait
+_SETUP_TIMEOUT = aiohttp.ClientTimeout(total=10.0)  # for requests before the load starts
+KEY_ERRORS = {401: "requires an API key", 403: "rejects this API key"}
+_MIN_SLEEP = 1e-3  # s; uvloop rounds shorter sleeps down to 0, which would be a busy wait
 
 
-class Answer(NamedTuple):
-    """What came back: the HTTP code, and what the answer says of how it was served (None: nothing)."""
+class Response(NamedTuple):
+    """Response of the server: status, and how the request was served; None where the response does not say."""
 
     status: Status
     batch_size: int | None = None
@@ -39,26 +39,26 @@ class Answer(NamedTuple):
 
 
 class Sender(Protocol):
-    """Sends one request and waits for its answer."""
+    """Sends one request and waits for its response."""
 
-    async def send(self) -> Answer:
-        """One exchange.
+    async def send(self) -> Response:
+        """Send one request and return its response.
 
         Raises:
-            TimeoutError: no answer for so long that the client gives up.
+            TimeoutError: no response within the client's time-out.
             aiohttp.ClientError: the connection could not be made, or broke.
         """
         ...
 
 
 @dataclass
-class Log:
-    """What has happened so far; it holds what there is even when a run is cut off.
+class RunLog:
+    """Log of a run, complete up to the present even if the run is interrupted.
 
     Attributes:
-        sent: requests that have left.
-        errors: requests that are over without an answer of code 200.
-        records: one for each request that is over, in order of its end.
+        sent: number of requests sent.
+        errors: number of completed requests whose status is not 200.
+        records: records of completed requests, in order of completion.
     """
 
     sent: int = 0
@@ -66,7 +66,7 @@ class Log:
     records: list[Record] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """A request is over."""
+        """Add the record of a completed request."""
         self.records.append(record)
         self.errors += record.status != OK
 
@@ -74,18 +74,18 @@ class Log:
 async def offer(
     sender: Sender,
     instants: Iterable[float],
-    log: Log,
+    log: RunLog,
     clock: Callable[[], float] = time.monotonic,
     start: float | None = None,
 ) -> None:
-    """Send one request at each instant, and wait for all answers.
+    """Send one request at each instant and wait for all responses.
 
     Args:
-        sender: what to send.
-        instants: when, s after the start; sorted.
-        log: grows as requests leave and end; those in flight when this is cancelled are recorded as interrupted.
-        clock: s; not the loop's own, which uvloop advances in steps of a millisecond.
-        start: by that clock, s; None is now.
+        sender: sends each request.
+        instants: scheduled instants, s after the start, sorted.
+        log: log of the run; requests in flight when this coroutine is cancelled are recorded as interrupted.
+        clock: current time, s; not the loop's clock, which uvloop advances in steps of 1 ms.
+        start: start of the run by that clock, s; None is now.
     """
     origin = clock() if start is None else start
 
@@ -100,31 +100,31 @@ async def offer(
 
 
 async def _until(instant: float, elapsed: Callable[[], float]) -> None:
-    """Returns at once, without a turn of the loop, for an instant that has passed: what is due is sent together."""
-    while (ahead := instant - elapsed()) > 0:  # noqa: ASYNC110  (time passes of itself: there is no event to await)
-        await asyncio.sleep(max(ahead, _TICK))  # uvloop's timers also fire early, so look at the clock again
+    """Sleep until the instant; return without yielding if it has passed, so that due requests are sent together."""
+    while (remaining := instant - elapsed()) > 0:  # noqa: ASYNC110  (there is no event to await)
+        await asyncio.sleep(max(remaining, _MIN_SLEEP))  # in a loop because uvloop's timers may fire early
 
 
-async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], log: Log) -> None:
-    sent, answer = elapsed(), Answer("interrupted")
+async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], float], log: RunLog) -> None:
+    sent, response = elapsed(), Response("interrupted")
     try:
-        answer = await sender.send()
+        response = await sender.send()
     except TimeoutError:
-        answer = Answer("timeout")
+        response = Response("timeout")
     except (aiohttp.ClientError, OSError):
-        answer = Answer("connection")
+        response = Response("connection")
     finally:
-        log.add(Record(scheduled, sent, elapsed(), *answer))
+        log.add(Record(scheduled, sent, elapsed(), *response))
 
 
 def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -> aiohttp.ClientSession:
-    """A session with as many connections as there are requests in flight, kept alive; call it within the loop.
+    """Open a session with keep-alive and one connection per request in flight; call it within the event loop.
 
     Args:
-        give_up_after: how long a request waits for its answer, s.
-        key: what a server with keys asks for; it goes with every request.
+        give_up_after: time-out of a request, s.
+        key: API key sent with every request; None for a server without keys.
     """
-    headers = {"Accept-Encoding": "identity"}  # aiohttp would ask the server to compress every answer
+    headers = {"Accept-Encoding": "identity"}  # aiohttp's default asks for compressed responses
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     return aiohttp.ClientSession(
@@ -137,7 +137,7 @@ def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -
 
 @dataclass(frozen=True)
 class Post:
-    """One prepared POST."""
+    """A prepared POST request."""
 
     session: aiohttp.ClientSession
     url: str
@@ -145,38 +145,38 @@ class Post:
     headers: dict[str, str]
 
     async def send(self) -> tuple[int, bytes]:
-        """The HTTP code and the body of the answer."""
+        """Send the request; return the status and the body of the response."""
         post = self.session.post(self.url, data=self.body, headers=self.headers, allow_redirects=False)
         async with post as response:
             return response.status, await response.read()
 
 
 @dataclass(frozen=True)
-class Photograph:
-    """Sends an encoded picture to /predict."""
+class ImageSender:
+    """Sends an encoded image to /predict."""
 
     post: Post
 
-    async def send(self) -> Answer:
-        """One exchange; see Sender."""
+    async def send(self) -> Response:
+        """Send one request; see Sender."""
         status, body = await self.post.send()
-        return to_answer(status, read_object(body))
+        return to_response(status, read_object(body))
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelSender:
     """Sends raw pixels by the Open Inference Protocol, as a binary tensor."""
 
     post: Post
 
-    async def send(self) -> Answer:
-        """One exchange; see Sender."""
+    async def send(self) -> Response:
+        """Send one request; see Sender."""
         status, body = await self.post.send()
-        return to_answer(status, read_object(body).get("parameters"))
+        return to_response(status, read_object(body).get("parameters"))
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds; an empty one where it holds none."""
+    """Parse a body as a JSON object; return an empty one if it is none."""
     with suppress(orjson.JSONDecodeError):
         document = orjson.loads(body)
         if isinstance(document, dict):
@@ -184,12 +184,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {}
 
 
-def to_answer(status: int, facts: Any) -> Answer:
-    """The answer to a code and what was said beside it; facts may be missing: other servers answer too."""
+def to_response(status: int, facts: Any) -> Response:
+    """Make a Response of a status and the server's facts, which other servers' responses lack."""
     if status != OK or not isinstance(facts, dict):
-        return Answer(status)
+        return Response(status)
     size = _number(facts, "batch_size")
-    return Answer(
+    return Response(
         status,
         batch_size=int(size) if size and size >= 1 else None,
         waiting=_number(facts, "waiting_ms", 1e3),
@@ -203,8 +203,8 @@ def _number(facts: dict[str, Any], key: str, divisor: float = 1.0) -> float | No
     return value / divisor if isinstance(value, int | float) else None
 
 
-async def photograph(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> Photograph:
-    """Prepare to send a picture to the server at `url`; None: matplotlib's sample photograph.
+async def image_sender(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> ImageSender:
+    """Prepare to send an image to the server at `url`; None is matplotlib's sample photograph.
 
     Raises:
         SpecError: there is no such file, no server, or no such model on it.
@@ -213,15 +213,15 @@ async def photograph(session: aiohttp.ClientSession, url: str, model: str | None
     try:
         body = path.read_bytes()
     except OSError as error:
-        raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image a picture") from None
+        raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image an image file") from None
     name = await find_model(session, url, model)
     target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
     content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    return Photograph(Post(session, target, body, {"Content-Type": content_type}))
+    return ImageSender(Post(session, target, body, {"Content-Type": content_type}))
 
 
-async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) -> Pixels:
-    """Prepare to send pixels of the size that the model's metadata ask for.
+async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | None) -> PixelSender:
+    """Prepare to send pixels of the size in the model's metadata.
 
     Raises:
         SpecError: there is no server at `url`, no such model on it, or the model takes no pixels.
@@ -230,16 +230,16 @@ async def pixels(session: aiohttp.ClientSession, url: str, model: str | None) ->
     if name is None:
         raise SpecError(f"{url} does not list its models; name one with --model")
     path = f"{url}/v2/models/{quote(name, safe='')}"
-    status, body = await ask(session, "GET", url, path)
+    status, body = await fetch(session, "GET", url, path)
     if status != OK:
-        raise SpecError(f"{path} answers {status} instead of the model's metadata; check the URL and --model")
+        raise SpecError(f"{path} responds {status} instead of the model's metadata; check the URL and --model")
     document, tensor = _pixel_request(_read_metadata(body, path))
     headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
-    return Pixels(Post(session, f"{path}/infer", document + tensor, headers))
+    return PixelSender(Post(session, f"{path}/infer", document + tensor, headers))
 
 
 def sample_photograph() -> Path:
-    """The photograph that comes with matplotlib, found without the half second that importing it takes."""
+    """Path of matplotlib's sample photograph, found without importing matplotlib, which takes half a second."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or spec.origin is None:
         raise SpecError("matplotlib and its sample photograph are not installed; give --image FILE")
@@ -266,7 +266,7 @@ def _read_metadata(body: bytes, path: str) -> _Metadata:
     try:
         metadata = _Metadata.model_validate_json(body)
     except ValidationError as error:
-        raise SpecError(f"{path} answers no model metadata ({error.errors()[0]['msg']}); check the URL") from None
+        raise SpecError(f"{path} is no model metadata ({error.errors()[0]['msg']}); check the URL") from None
     tensor = metadata.inputs[0]
     if tensor.datatype != "UINT8" or len(tensor.shape) != 4 or min(tensor.shape[1:]) < 1 or tensor.shape[3] != 3:
         raise SpecError(f"{path} takes {tensor.datatype} {tensor.shape}, not UINT8 [-1, H, W, 3]; leave out --pixels")
@@ -274,7 +274,7 @@ def _read_metadata(body: bytes, path: str) -> _Metadata:
 
 
 def _pixel_request(metadata: _Metadata) -> tuple[bytes, bytes]:
-    """The JSON document and the tensor behind it; of the output only the best class, so that the answer is small."""
+    """Make the JSON document and the binary tensor; the output is limited to the best class to keep responses small."""
     tensor, output = metadata.inputs[0], metadata.outputs[0]
     shape = [1, *tensor.shape[1:]]
     values = np.random.default_rng(0).integers(0, 256, shape, np.uint8).tobytes()
@@ -284,14 +284,14 @@ def _pixel_request(metadata: _Metadata) -> tuple[bytes, bytes]:
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, model: str | None) -> str | None:
-    """The model to ask for; None where the server does not list its models (it may still serve one).
+    """Find the model to send requests to; None if the server does not list its models (it may still serve one).
 
     Raises:
-        SpecError: no server, no such model, several to choose from, or a key that is missing or wrong.
+        SpecError: no server, no such model, several to choose from, or an API key that is missing or wrong.
     """
-    status, body = await ask(session, "POST", url, f"{url}/v2/repository/index")
-    if status in REFUSED:
-        raise SpecError(f"{url} {REFUSED[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
+    status, body = await fetch(session, "POST", url, f"{url}/v2/repository/index")
+    if status in KEY_ERRORS:
+        raise SpecError(f"{url} {KEY_ERRORS[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
     try:
         listed = TypeAdapter(list[_Listed]).validate_json(body) if status == OK else None
     except ValidationError:
@@ -302,19 +302,19 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
     if model in ready or (model is None and len(ready) == 1):
         return model or ready[0]
     names = ", ".join(ready) or "none"
-    wanted = "is ready with several or no models" if model is None else f"has no model {model!r} that is ready"
-    raise SpecError(f"{url} {wanted} (ready: {names}); choose one with --model, or wait for it")
+    problem = "is ready with several or no models" if model is None else f"has no model {model!r} that is ready"
+    raise SpecError(f"{url} {problem} (ready: {names}); choose one with --model, or wait for it")
 
 
-async def ask(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
-    """Ask the server at `url` before the load starts: the HTTP code and the body.
+async def fetch(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
+    """Send one request to the server at `url` before the load starts; return status and body.
 
     Raises:
-        SpecError: nobody answers there.
+        SpecError: no server responds.
     """
     try:
-        async with session.request(method, path, timeout=_INTRODUCTION) as response:
+        async with session.request(method, path, timeout=_SETUP_TIMEOUT) as response:
             return response.status, await response.read()
     except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise SpecError(f"no server answers at {url} ({reason}); start one with serve-model, or mend the URL") from None
+        raise SpecError(f"no server responds at {url} ({reason}); start one with serve-model, or fix the URL") from None

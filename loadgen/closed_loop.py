@@ -1,7 +1,7 @@
-"""The closed loop on a virtual clock: a device changes while it serves, and the policy follows what is observed.
+"""Closed-loop simulation: a device's profile changes while it serves, and a controller swaps the policy.
 
-The rules are those of the live controller (policies/adaptation/drift.py); here they are asked after each batch, and a
-new policy decides a while after it was called for, as long as solving may take.
+The drift detection is the live controller's (policies/adaptation/drift.py), evaluated after each batch. A new policy
+takes effect SOLVE_TIME after the drift was detected.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,117 +21,123 @@ from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.types import Kind, Launch, Request
 
-SOLVING = 0.25  # s, from the call for a new policy until it decides
+SOLVE_TIME = 0.25  # s
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the device truly is from an instant on, s."""
+    """The device's true profile from the instant `start` on, s."""
 
     start: float
     profile: Profile
 
 
 @dataclass(frozen=True)
-class Device:
-    """A device whose profile changes.
+class DriftingDevice:
+    """A device whose profile changes over time.
 
     Attributes:
-        phases: ascending; the first starts at 0.
-        noise: factor on each service time, drawn once a batch.
+        phases: ascending by start; the first starts at 0.
+        noise: draws a factor on the service time of each batch.
     """
 
     phases: Sequence[Phase]
     noise: Callable[[], float] = lambda: 1.0
 
     def at(self, instant: float) -> Profile:
-        """The profile at an instant, s."""
+        """Profile at an instant, s."""
         return next(phase.profile for phase in reversed(self.phases) if phase.start <= instant)
 
     def service_time(self, launch: Launch) -> float:
-        """Of a launch, by the instant at which it starts, s."""
+        """Service time of a launch, by the profile at its start, s."""
         return self.at(launch.requests[0].started).service_time(len(launch.requests)) * self.noise()
 
     def energy(self, service: Service) -> float:
-        """Of a batch, J; 0 where the profile has none."""
+        """Energy of a batch, J; 0 if the profile has none."""
         return self.at(service.start).energy(len(service.launch.requests)) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
-    """A new policy: when it was called for, when it decided first (s), and why; no drifts where it knew beforehand."""
+class PolicySwap:
+    """A change of policy.
 
-    noticed: float
+    Attributes:
+        detected: instant of the detection, s.
+        swapped: instant from which the new policy decides, s.
+        drifts: the detected drifts; empty if the change was known in advance.
+        chosen: the new policy.
+    """
+
+    detected: float
     swapped: float
     drifts: tuple[Drift, ...]
     chosen: Chosen
 
 
-class Pilot(Protocol):
-    """Sees each batch, and now and then wants another policy."""
+class PolicyController(Protocol):
+    """Observes each batch and decides when to swap the policy."""
 
-    def after(self, service: Service, energy: float) -> Swap | None:
-        """A batch ended; its energy in J. What is to decide from some later instant on, if anything is."""
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
+        """Process a completed batch and its energy, J; return a swap, or None."""
         ...
 
 
-class Learning:
-    """Goes by what it observes."""
+class LearningController:
+    """Swaps the policy when it detects a drift of the observed service times or energies."""
 
     def __init__(self, spec: str, profile: Profile) -> None:
-        """`profile` is what is believed at first."""
+        """`profile` is the profile assumed at first."""
         self._spec = spec
         self._evidence = DriftDetector(profile)
         self._joules = 0.0
         self._evidence.observe_energy(0.0, 0.0)
 
-    def after(self, service: Service, energy: float) -> Swap | None:
-        """Hand the batch to the rules; solve again where they say so."""
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
+        """Update the drift detection; solve again with the refitted profile after a drift."""
         self._joules += energy
         self._evidence.observe_batch(len(service.launch.requests), service.finish - service.start)
         self._evidence.observe_energy(service.finish, self._joules)
         refit = self._evidence.refit()
         if refit is None:
             return None
-        again = choose(self._spec, refit.profile)
-        return Swap(service.finish, service.finish + SOLVING, refit.drifts, again)
+        return PolicySwap(service.finish, service.finish + SOLVE_TIME, refit.drifts, choose(self._spec, refit.profile))
 
 
-class Knowing:
-    """Has the policy solved for the truth from the very instant of each change: what learning is measured against."""
+class OracleController:
+    """Swaps to the policy of the true profile at each change: the reference for LearningController."""
 
-    def __init__(self, spec: str, device: Device) -> None:
-        """Solves for all phases but the first beforehand."""
-        self._to_come = [Swap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
+    def __init__(self, spec: str, device: DriftingDevice) -> None:
+        """Solve for all phases but the first."""
+        self._pending = [PolicySwap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
 
-    def after(self, service: Service, energy: float) -> Swap | None:
-        """The policy for a phase that has begun."""
-        return self._to_come.pop(0) if self._to_come and self._to_come[0].swapped <= service.finish else None
+    def after(self, service: Service, energy: float) -> PolicySwap | None:
+        """Return the policy of a phase that has begun."""
+        return self._pending.pop(0) if self._pending and self._pending[0].swapped <= service.finish else None
 
 
 @dataclass(frozen=True)
-class ClosedRun:
-    """What a run did.
+class ClosedLoopRun:
+    """Result of a closed-loop run.
 
     Attributes:
-        arrivals: of each request, s, in order of completion.
-        responses: its response time, s.
-        starts: of each batch, s.
-        energies: of each batch, J.
-        swaps: in order.
+        arrivals: arrival instant of each request, s, in order of completion.
+        responses: response time of each request, s.
+        starts: start of each batch, s.
+        energies: energy of each batch, J.
+        swaps: policy swaps in order.
     """
 
     arrivals: NDArray[np.float64]
     responses: NDArray[np.float64]
     starts: NDArray[np.float64]
     energies: NDArray[np.float64]
-    swaps: tuple[Swap, ...]
+    swaps: tuple[PolicySwap, ...]
 
     def cost(self, w2: float, begin: float, end: float) -> float:
-        """Mean response time in ms, of those who arrive, plus w2 x mean power in W, from `begin` to `end`, s."""
-        mine = (self.arrivals >= begin) & (self.arrivals < end)
+        """Mean response time (ms) of the arrivals from `begin` to `end` (s) plus w2 x mean power (W) in that time."""
+        arrived = (self.arrivals >= begin) & (self.arrivals < end)
         joules = self.energies[(self.starts >= begin) & (self.starts < end)].sum()
-        return float(1e3 * self.responses[mine].mean() + w2 * joules / (end - begin))
+        return float(1e3 * self.responses[arrived].mean() + w2 * joules / (end - begin))
 
 
 @dataclass
@@ -140,38 +146,40 @@ class _Log:
     responses: list[float] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     energies: list[float] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)
+    swaps: list[PolicySwap] = field(default_factory=list)
 
 
-def closed_loop(chosen: Chosen, device: Device, instants: Instants, pilot: Pilot) -> ClosedRun:
-    """Serve one request for each instant of arrival, by the policy at first chosen and by those that the pilot wants.
+def closed_loop(
+    chosen: Chosen, device: DriftingDevice, instants: Instants, controller: PolicyController
+) -> ClosedLoopRun:
+    """Simulate one request per arrival instant under a policy that the controller swaps.
 
-    What the monitor has seen of the arrivals is kept through a swap.
+    The rate estimate of the arrival monitor survives a swap.
 
     Args:
-        chosen: newly; its monitor remembers.
-        device: what truly serves.
-        instants: of arrival, s, sorted.
-        pilot: newly made.
+        chosen: initial policy, with an unused monitor.
+        device: the device that serves.
+        instants: arrival instants, s, sorted.
+        controller: an unused controller.
     """
     requests = [Request(i, at, Kind()) for i, at in enumerate(instants.tolist())]
     batcher = Batcher(chosen.policy, {"": chosen.profile.max_batch_size}, chosen.monitor)
     log = _Log()
-    solving: Swap | None = None
+    solving: PolicySwap | None = None
     for service, energy in _served(batcher, device, requests, log):
-        wanted = pilot.after(service, energy)
-        if wanted is not None:
-            log.swaps.append(wanted)
-            solving = wanted
+        swap = controller.after(service, energy)
+        if swap is not None:
+            log.swaps.append(swap)
+            solving = swap
         if solving is not None and solving.swapped <= service.finish:
             batcher.policy, solving = solving.chosen.policy, None
-    return ClosedRun(
+    return ClosedLoopRun(
         np.array(log.arrivals), np.array(log.responses), np.array(log.starts), np.array(log.energies), tuple(log.swaps)
     )
 
 
 def _served(
-    batcher: Batcher, device: Device, requests: Sequence[Request], log: _Log
+    batcher: Batcher, device: DriftingDevice, requests: Sequence[Request], log: _Log
 ) -> Iterator[tuple[Service, float]]:
     for service in simulate(batcher, requests, device.service_time):
         energy = device.energy(service)
@@ -184,46 +192,51 @@ def _served(
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One change of a device under load, and how the loop took it.
+class DriftTrial:
+    """Response of the closed loop to one change of the device.
 
     Attributes:
-        swaps: all of them.
-        noticed: from the change to the first call for a new policy, s; inf where it was not noticed.
-        settled: from the change until the last new policy decided, s.
-        cost: before the change; and from the last swap on, learning, knowing, and never swapping.
+        swaps: all swaps of the learning controller.
+        detection_time: time from the change to its first detection, s; inf if it was not detected.
+        settling_time: time from the change until the last new policy decides, s; inf if it was not detected.
+        before: cost before the change.
+        learning: cost from the last swap on with the learning controller.
+        oracle: cost in the same time with the oracle.
+        unchanged: cost in the same time without a swap.
     """
 
-    swaps: tuple[Swap, ...]
-    noticed: float
-    settled: float
+    swaps: tuple[PolicySwap, ...]
+    detection_time: float
+    settling_time: float
     before: float
     learning: float
-    knowing: float
+    oracle: float
     unchanged: float
 
 
-def trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> Trial:
-    """A device that is `profile` until it becomes `truth`, served by smdp with this weight.
+def run_drift_trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> DriftTrial:
+    """Simulate a device that changes from `profile` to `truth`, under the policy smdp.
 
     Args:
-        profile: believed, and true until the change.
-        truth: from its start on.
+        profile: the assumed profile, true until the change.
+        truth: the true profile from its start on.
         w2: weight of the power, per W.
-        instants: of arrival, s.
+        instants: arrival instants, s.
     """
-    spec, device, end = f"smdp:w2={w2:g}", Device([Phase(0.0, profile), truth]), float(instants[-1])
-    learning = closed_loop(choose(spec, profile), device, instants, Learning(spec, profile))
-    knowing = closed_loop(choose(spec, profile), device, instants, Knowing(spec, device))
-    unchanged = closed_loop(choose(spec, profile), device, instants, Knowing(spec, Device(device.phases[:1])))
-    after = [swap for swap in learning.swaps if swap.noticed >= truth.start]
+    spec, device, end = f"smdp:w2={w2:g}", DriftingDevice([Phase(0.0, profile), truth]), float(instants[-1])
+    learning = closed_loop(choose(spec, profile), device, instants, LearningController(spec, profile))
+    oracle = closed_loop(choose(spec, profile), device, instants, OracleController(spec, device))
+    unchanged = closed_loop(
+        choose(spec, profile), device, instants, OracleController(spec, DriftingDevice(device.phases[:1]))
+    )
+    after = [swap for swap in learning.swaps if swap.detected >= truth.start]
     begin = after[-1].swapped if after else truth.start
-    return Trial(
+    return DriftTrial(
         swaps=learning.swaps,
-        noticed=after[0].noticed - truth.start if after else inf,
-        settled=begin - truth.start if after else inf,
+        detection_time=after[0].detected - truth.start if after else inf,
+        settling_time=begin - truth.start if after else inf,
         before=learning.cost(w2, 0.0, truth.start),
         learning=learning.cost(w2, begin, end),
-        knowing=knowing.cost(w2, begin, end),
+        oracle=oracle.cost(w2, begin, end),
         unchanged=unchanged.cost(w2, begin, end),
     )

@@ -1,4 +1,4 @@
-"""What a run did over time, live or simulated, and the series that pictures show of it. Pure: no clock, no I/O."""
+"""History of a live or simulated run, and the time series of its charts. Pure functions without clock or I/O."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from loadgen.report import OK, Record, Report
 from policies.queue.simulator import Run
 
-_WINDOWS = 60  # at most: more cannot be told apart
-_PER_WINDOW = 30  # requests, on average: fewer have no percentiles
-_POINTS = 2000  # single requests that a picture shows
+_MAX_WINDOWS = 60
+_MIN_PER_WINDOW = 30  # requests per window on average, so that percentiles are meaningful
+_MAX_POINTS = 2000  # single requests shown in a chart
 _SHARES = np.concatenate([np.linspace(0.0, 0.98, 197), np.linspace(0.98, 1.0, 81)[1:]])
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class History:
-    """What a run did over time; instants are s after its start.
+class RunHistory:
+    """History of a run; instants are in s after its start.
 
     Attributes:
-        offered: when each request was to arrive.
-        arrivals: of each request that was answered.
-        responses: its response time, s.
-        batches: number of batches by their size; None where the answers do not tell.
-        finishes: when energy was booked: ends of batches, or answers.
-        energies: how much each time, J; None where unknown.
+        offered: scheduled arrival of each request.
+        arrivals: scheduled arrival of each answered request.
+        responses: response time of each answered request, s.
+        batches: number of batches by size; None if unknown.
+        finishes: instants at which energy is counted: completions of batches, or responses.
+        energies: energy at each of these instants, J; None if unknown.
     """
 
     offered: Values
@@ -39,45 +39,45 @@ class History:
 
     @property
     def end(self) -> float:
-        """The last answer or arrival, s."""
+        """Instant of the last response or arrival, s."""
         instants = (self.offered, self.arrivals + self.responses)
         return max((float(values.max()) for values in instants if len(values)), default=0.0)
 
 
 @dataclass(frozen=True)
-class Result:
-    """A run as it is shown: under which policy ("": the server's own), its figures, and how it went."""
+class RunResult:
+    """Result of a run: the policy's spec ("" for the server's own), the report and the history."""
 
     policy: str
     report: Report
-    history: History
+    history: RunHistory
 
 
-def from_records(records: Sequence[Record]) -> History:
-    """How a live run went.
+def history_from_records(records: Sequence[Record]) -> RunHistory:
+    """Make the history of a live run.
 
-    A batch of b appears in b answers, so that each answer counts as 1 / b of a batch and brings its share of energy.
+    A batch of b appears in b responses, so each response counts as 1 / b of a batch with its share of the energy.
     """
     answered = [r for r in records if r.status == OK]
     batches: dict[int, float] = defaultdict(float)
     for size in filter(None, (r.batch_size for r in answered)):
         batches[size] += 1 / size
     energies = [r.energy for r in answered if r.energy is not None]
-    told = len(answered) > 0 and all(r.batch_size for r in answered)
-    return History(
+    sizes_known = len(answered) > 0 and all(r.batch_size for r in answered)
+    return RunHistory(
         offered=np.array([r.scheduled for r in records]),
         arrivals=np.array([r.scheduled for r in answered]),
         responses=np.array([r.finished - r.scheduled for r in answered]),
-        batches=dict(sorted(batches.items())) if told else None,
+        batches=dict(sorted(batches.items())) if sizes_known else None,
         finishes=np.array([r.finished for r in answered]),
         energies=np.array(energies) if energies and len(energies) == len(answered) else None,
     )
 
 
-def from_run(run: Run, offered: Values) -> History:
-    """How a simulated run went, whose requests arrived at the instants `offered`, s."""
+def history_from_run(run: Run, offered: Values) -> RunHistory:
+    """Make the history of a simulated run with arrivals at the instants `offered`, s."""
     sizes, counts = np.unique(run.batch_sizes, return_counts=True)
-    return History(
+    return RunHistory(
         offered=offered,
         arrivals=run.arrivals,
         responses=run.responses,
@@ -87,29 +87,35 @@ def from_run(run: Run, offered: Values) -> History:
     )
 
 
-def windows(histories: Sequence[History]) -> Values:
-    """Edges of windows of equal length, s, the same for all runs, with enough requests in each for percentiles."""
+def windows(histories: Sequence[RunHistory]) -> Values:
+    """Edges of windows of equal length, s, common to all runs, with enough requests per window for percentiles."""
     fewest = min((len(h.responses) for h in histories if len(h.responses)), default=0)
     end = max((h.end for h in histories), default=0.0)
-    return np.linspace(0.0, end or 1.0, min(_WINDOWS, max(1, fewest // _PER_WINDOW)) + 1)
+    return np.linspace(0.0, end or 1.0, min(_MAX_WINDOWS, max(1, fewest // _MIN_PER_WINDOW)) + 1)
 
 
 def centres(edges: Values) -> Values:
-    """The middle of each window, s."""
+    """Middle of each window, s."""
     middles: Values = (edges[1:] + edges[:-1]) / 2
     return middles
 
 
-def percentiles(history: History, edges: Values, shares: Sequence[float]) -> list[Values]:
-    """Response times, s, of those who arrive in each window: a row a share (0 to 1); nan where nobody arrives."""
+def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> list[Values]:
+    """Percentiles of the response times of each window's arrivals, s: a row per share (0 to 1), nan without arrivals.
+
+    Args:
+        history: history of a run.
+        edges: edges of the windows, s.
+        shares: shares of the percentiles, such as 0.95.
+    """
     order = np.argsort(history.arrivals, kind="stable")
     cuts = np.searchsorted(history.arrivals[order], edges[1:-1])
     parts = np.split(history.responses[order], cuts)
     return [np.array([np.quantile(part, share) if len(part) else np.nan for part in parts]) for share in shares]
 
 
-def power(history: History, edges: Values) -> Values | None:
-    """Mean power in each window, W; None where the energies are unknown."""
+def power(history: RunHistory, edges: Values) -> Values | None:
+    """Mean power in each window, W; None if the energies are unknown."""
     if history.energies is None:
         return None
     joules = np.histogram(history.finishes, edges, weights=history.energies)[0]
@@ -118,27 +124,27 @@ def power(history: History, edges: Values) -> Values | None:
 
 
 def rate(instants: Values, edges: Values) -> Values:
-    """How many instants fall into each window, 1/s."""
+    """Rate of the instants in each window, 1/s."""
     per_second: Values = np.histogram(instants, edges)[0] / np.diff(edges)
     return per_second
 
 
-def distribution(history: History) -> tuple[Values, Values]:
-    """Response times, s, and the shares of the requests answered within them; finer towards the end."""
+def response_distribution(history: RunHistory) -> tuple[Values, Values]:
+    """Empirical distribution: response times, s, and the shares of requests within them, finer in the tail."""
     if not len(history.responses):
         return np.empty(0), np.empty(0)
     return np.quantile(history.responses, _SHARES, method="inverted_cdf"), _SHARES
 
 
-def points(history: History) -> tuple[Values, Values]:
-    """Arrival and response time, s, of some requests, evenly taken out of all."""
-    step = -(-len(history.responses) // _POINTS) or 1
+def points(history: RunHistory) -> tuple[Values, Values]:
+    """Arrival and response time, s, of an evenly spaced subset of the requests."""
+    step = -(-len(history.responses) // _MAX_POINTS) or 1
     order = np.argsort(history.arrivals, kind="stable")[::step]
     return history.arrivals[order], history.responses[order]
 
 
-def batch_shares(history: History) -> tuple[Values, Values]:
-    """Batch sizes from 1 to the largest, and the share of the batches that have them; empty where unknown."""
+def batch_shares(history: RunHistory) -> tuple[Values, Values]:
+    """Batch sizes from 1 to the largest and the share of batches of each size; empty if unknown."""
     counts = history.batches or {}
     sizes = np.arange(1, max(counts, default=0) + 1)
     shares = np.array([counts.get(size, 0.0) for size in sizes.tolist()]) / (sum(counts.values()) or 1.0)

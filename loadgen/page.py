@@ -1,7 +1,7 @@
-"""One HTML page about a run, or several on the same arrivals: figures, settings, and charts that answer to the pointer.
+"""Self-contained HTML page of one run, or of several with the same arrivals: figures, settings, interactive charts.
 
-The page asks nobody for anything: plotly's JavaScript, which its Python package ships, is inside, and the page's own
-rules (its Content-Security-Policy) forbid the browser to load anything else.
+The page includes plotly's JavaScript from its Python package, and its Content-Security-Policy forbids the browser to
+load anything.
 """
 
 import json
@@ -13,18 +13,18 @@ from string import Template
 from typing import Any
 
 from loadgen.history import (
-    Result,
+    RunResult,
     Values,
     batch_shares,
     centres,
-    distribution,
     percentiles,
     points,
     power,
     rate,
+    response_distribution,
     windows,
 )
-from loadgen.report import Objective
+from loadgen.report import RunObjective
 from loadgen.tables import ROWS, explain_cost, figure
 
 _SHARES = (0.5, 0.95, 0.99)
@@ -34,14 +34,16 @@ _LESS_IS_BETTER = {
 }
 
 
-def page(results: Sequence[Result], objective: Objective, title: str, run: Mapping[str, str]) -> str:
-    """The page, whole.
+def render_report_page(
+    results: Sequence[RunResult], objective: RunObjective, title: str, run: Mapping[str, str]
+) -> str:
+    """Render the HTML page.
 
     Args:
-        results: at least one, of the same arrivals.
-        objective: what they are judged by; its SLO is marked.
-        title: above all.
-        run: how the figures came to be, in words.
+        results: results of at least one run, all with the same arrivals.
+        objective: SLO, which the charts mark, and weights of the cost.
+        title: title of the page.
+        run: settings of the run, by name.
     """
     charts = json.dumps(list(_charts(results, objective)), allow_nan=False)
     template = Template(files("loadgen").joinpath("page.html").read_text())
@@ -50,13 +52,13 @@ def page(results: Sequence[Result], objective: Objective, title: str, run: Mappi
         table=_table(results),
         explanation=escape(explain_cost(objective)),
         settings="".join(f"<dt>{escape(word)}</dt><dd>{escape(value)}</dd>" for word, value in run.items()),
-        charts=charts.replace("<", "\\u003c"),  # no name may end the script
+        charts=charts.replace("<", "\\u003c"),  # a "</script>" in a name must not end the script
         plotly=files("plotly").joinpath("package_data", "plotly.min.js").read_text(),
     )
 
 
-def _table(results: Sequence[Result]) -> str:
-    """A row a figure, a column a run; figures that nobody has are left out, the best of several are marked."""
+def _table(results: Sequence[RunResult]) -> str:
+    """Table with a row per figure and a column per run; unknown figures are left out, the best of several is marked."""
     head = "".join(f"<th scope=col>{escape(result.policy or 'value')}</th>" for result in results)
     counts = _row("requests", [result.report["scheduled"] for result in results], False)
     counts += _row("answered", [result.report["ok"] for result in results], False)
@@ -79,8 +81,8 @@ def _row(words: str, values: Sequence[float | None], less_is_better: bool) -> st
     return f"<tr><th scope=row>{escape(words)}</th>{''.join(cells)}</tr>"
 
 
-def _charts(results: Sequence[Result], objective: Objective) -> Iterator[dict[str, Any]]:
-    """What the page's script draws: titles of the axes, lines, and where to mark the SLO (ms)."""
+def _charts(results: Sequence[RunResult], objective: RunObjective) -> Iterator[dict[str, Any]]:
+    """Charts as the page's script draws them: titles of the axes, lines, and the mark of the SLO (ms)."""
     edges, slo = windows([result.history for result in results]), None
     if isfinite(objective.slo):
         slo = 1e3 * objective.slo
@@ -104,13 +106,13 @@ def _chart(title: str, axes: tuple[str, str], lines: Sequence[dict[str, Any]], *
 
 
 def _line(color: int | None, name: str, x: Values, y: Values, mode: str = "lines+markers") -> dict[str, Any]:
-    """A line as JSON takes it; the page chooses the colour of that number by its theme, None: in grey."""
+    """A line for the charts' JSON; `color` is an index into the page theme's palette, None is grey."""
     values = [None if not isfinite(value) else float(f"{value:.5g}") for value in y.tolist()]
     places = [float(f"{place:.6g}") for place in x.tolist()]
     return {"name": name, "color": color, "x": places, "y": values, "mode": mode}
 
 
-def _percentile_lines(result: Result, edges: Values) -> list[dict[str, Any]]:
+def _percentile_lines(result: RunResult, edges: Values) -> list[dict[str, Any]]:
     if not len(result.history.responses):
         return []
     arrivals, responses = points(result.history)
@@ -120,17 +122,17 @@ def _percentile_lines(result: Result, edges: Values) -> list[dict[str, Any]]:
     return lines
 
 
-def _tail(color: int, result: Result, edges: Values) -> dict[str, Any]:
+def _tail(color: int, result: RunResult, edges: Values) -> dict[str, Any]:
     return _line(color, result.policy, centres(edges), 1e3 * percentiles(result.history, edges, (0.95,))[0])
 
 
-def _ecdf(color: int, result: Result) -> dict[str, Any]:
-    responses, shares = distribution(result.history)
+def _ecdf(color: int, result: RunResult) -> dict[str, Any]:
+    responses, shares = response_distribution(result.history)
     return _line(color, result.policy, 1e3 * responses, shares, "lines")
 
 
-def _rates(results: Sequence[Result], edges: Values) -> list[dict[str, Any]]:
-    """Who arrives, once, for it is the same for all; and who is answered, by the instant of the answer."""
+def _rates(results: Sequence[RunResult], edges: Values) -> list[dict[str, Any]]:
+    """Arrival rate, common to all runs, and response rate of each run."""
     alone = len(results) == 1
     lines = [_line(None, "arrivals", centres(edges), rate(results[0].history.offered, edges), "lines")]
     for i, result in enumerate(results):

@@ -1,4 +1,4 @@
-"""The picture of a run, or of several on the same arrivals. matplotlib is imported inside: it takes a second."""
+"""Plot of one run, or of several with the same arrivals. Functions import matplotlib, since that takes a second."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.history import (
-    History,
-    Result,
+    RunHistory,
+    RunResult,
     Values,
     batch_shares,
     centres,
@@ -18,7 +18,7 @@ from loadgen.history import (
     power,
     windows,
 )
-from loadgen.report import Objective
+from loadgen.report import RunObjective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _SHARES = (0.5, 0.95, 0.99)
 
 
-def plot_runs(results: Sequence[Result], objective: Objective, title: str, path: Path) -> None:
-    """Response time over time and its distribution, batch sizes, and power over time.
+def plot_runs(results: Sequence[RunResult], objective: RunObjective, title: str, path: Path) -> None:
+    """Plot response time over time and its distribution, batch sizes, and power over time.
 
     Args:
-        results: at least one, of the same arrivals.
+        results: results of at least one run, all with the same arrivals.
         objective: its SLO is marked.
-        title: above all.
-        path: the file; its suffix is its format.
+        title: title of the figure.
+        path: output file; its suffix is the format.
 
     Raises:
         OSError: the file cannot be written.
@@ -55,8 +55,8 @@ def plot_runs(results: Sequence[Result], objective: Objective, title: str, path:
     figure.savefig(path, dpi=130)
 
 
-def _draw_times(axes: "Axes", results: Sequence[Result], edges: Values, limit: float | None) -> None:
-    """One run: requests and percentiles. Several: the 95th percentile of each."""
+def _draw_times(axes: "Axes", results: Sequence[RunResult], edges: Values, limit: float | None) -> None:
+    """Draw single requests and percentiles of one run, or the 95th percentile of each of several."""
     if len(results) == 1:
         _draw_one(axes, results[0].history, edges)
         axes.set_ylabel("response time, ms")
@@ -71,10 +71,10 @@ def _draw_times(axes: "Axes", results: Sequence[Result], edges: Values, limit: f
     axes.set_xlim(0, edges[-1])
     if len(results) == 1 and axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="upper right", fontsize="small", ncols=4)
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the legend
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # space for the legend
 
 
-def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
+def _draw_one(axes: "Axes", history: RunHistory, edges: Values) -> None:
     from policies.charts.averages import BLUE, ORANGE, VERMILLION
 
     if not len(history.responses):
@@ -87,7 +87,7 @@ def _draw_one(axes: "Axes", history: History, edges: Values) -> None:
         axes.plot(centres(edges), 1e3 * values, ".-", ms=4, lw=1.5, color=color, label=f"p{100 * share:g}")
 
 
-def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | None) -> None:
+def _draw_distribution(axes: "Axes", results: Sequence[RunResult], limit: float | None) -> None:
     from policies.charts.averages import PALETTE, distribution_chart
 
     shown = [i for i, result in enumerate(results) if len(result.history.responses)]
@@ -97,7 +97,7 @@ def _draw_distribution(axes: "Axes", results: Sequence[Result], limit: float | N
     _finish(axes, "response time, ms", bool(runs))
 
 
-def _draw_batches(axes: "Axes", results: Sequence[Result]) -> None:
+def _draw_batches(axes: "Axes", results: Sequence[RunResult]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     from policies.charts.averages import BLUE
@@ -115,7 +115,7 @@ def _draw_batches(axes: "Axes", results: Sequence[Result]) -> None:
         axes.set_xlim(0.3, max(8.0, *(float(sizes.max()) for _, sizes, _ in known)) + 0.7)
 
 
-def _draw_power(axes: "Axes", results: Sequence[Result], edges: Values) -> None:
+def _draw_power(axes: "Axes", results: Sequence[RunResult], edges: Values) -> None:
     known = False
     for i, result in enumerate(results):
         watts = power(result.history, edges)
@@ -134,7 +134,7 @@ def _style(i: int) -> dict[str, Any]:
 
 
 def _finish(axes: "Axes", xlabel: str, known: bool, otherwise: str = "nothing was answered") -> None:
-    """The house's plain style; a panel with nothing to show says so."""
+    """Set the common style of the panels; a panel without data shows the text `otherwise`."""
     axes.set_xlabel(xlabel)
     axes.set_ylim(bottom=0)
     axes.set_axisbelow(True)

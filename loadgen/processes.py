@@ -1,7 +1,8 @@
-"""The same load from several processes: every n-th request from each, counted from one common start.
+"""A live run from several processes: each sends every n-th request of the schedule.
 
-Each is told its instants, says when it is ready to send, is told the start by the clock that all processes of a machine
-share (time.monotonic), and hands over its records as they come. A word from the parent, or its end, stops it.
+Protocol on each worker's pipe: the worker sends None (ready) or an error message; the parent sends the common start by
+time.monotonic, which all processes of a machine share; the worker sends its records in batches. Any message from the
+parent, or the end of the parent, stops the worker.
 """
 
 import asyncio
@@ -17,18 +18,18 @@ from multiprocessing.context import SpawnProcess
 
 import numpy as np
 
-from loadgen.client import Log, offer, open_session
-from loadgen.live import Target, allow_many_connections, loop_factory
-from loadgen.progress import EVERY, Progress
+from loadgen.client import RunLog, offer, open_session
+from loadgen.live_run import LoadTarget, allow_many_connections, loop_factory
+from loadgen.progress import INTERVAL, Progress
 from loadgen.report import Record
 from loadgen.schedule import Schedule
 from policies.types import SpecError
 
-MOST = 64
-_COMFORTABLE = 1000.0  # requests per second that one process sends on time, on most machines
-_HEADSTART = 0.1  # s, for the word of the start to reach everybody
-_HAND_OVER = 0.2  # s, from one hand-over of records to the next
-_PEAK = 1.0  # s over which the highest rate counts
+MAX_PROCESSES = 64
+_RATE_PER_PROCESS = 1000.0  # requests/s that one process sends on time on most machines
+_START_DELAY = 0.1  # s, in which all workers receive the start
+_REPORT_INTERVAL = 0.2  # s between two messages with records
+_PEAK_WINDOW = 1.0  # s over which the peak rate is measured
 
 
 @dataclass(frozen=True)
@@ -37,33 +38,33 @@ class _Worker:
     pipe: Connection
 
 
-def how_many(words: str, schedule: Schedule, cores: int) -> int:
-    """The number of processes that --processes asks for.
+def process_count(words: str, schedule: Schedule, cores: int) -> int:
+    """Number of processes for a value of --processes.
 
     Args:
-        words: a whole number, or auto: enough for the busiest second, but no more than there are cores.
-        schedule: what they are to send.
-        cores: of this machine.
+        words: a whole number, or auto: enough for the peak rate, but at most one per core.
+        schedule: schedule of the run.
+        cores: number of available cores.
 
     Raises:
-        SpecError: neither.
+        SpecError: the value is neither.
     """
     if words == "auto":
-        busiest = int(np.bincount((schedule.instants / _PEAK).astype(np.int64)).max())
-        return min(ceil(busiest / _PEAK / _COMFORTABLE), cores, MOST)
-    if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MOST:
-        raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MOST}, or auto")
+        busiest = int(np.bincount((schedule.instants / _PEAK_WINDOW).astype(np.int64)).max())
+        return min(ceil(busiest / _PEAK_WINDOW / _RATE_PER_PROCESS), cores, MAX_PROCESSES)
+    if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MAX_PROCESSES:
+        raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MAX_PROCESSES}, or auto")
     return int(words)
 
 
-def load(target: Target, schedule: Schedule, progress: Progress, log: Log, count: int) -> bool:
-    """Send all requests from `count` processes and gather their records; whether Ctrl-C cut that short.
+def run_load_in_processes(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog, count: int) -> bool:
+    """Send all requests from `count` processes; return whether Ctrl-C interrupted the run.
 
     Raises:
-        SpecError: nothing can be sent at all, or a process died.
+        SpecError: the target cannot be used, or a process died.
     """
     with progress, _started(target, schedule, count) as workers:
-        start = time.monotonic() + _HEADSTART
+        start = time.monotonic() + _START_DELAY
         for worker in workers:
             worker.pipe.send(start)
         interrupted = _gather(workers, log, lambda: progress.show(max(0.0, time.monotonic() - start), log))
@@ -71,23 +72,23 @@ def load(target: Target, schedule: Schedule, progress: Progress, log: Log, count
             worker.process.join()
             if worker.process.exitcode:
                 code = worker.process.exitcode
-                raise SpecError(f"a sending process died (exit code {code}); give fewer --processes, or look at memory")
+                raise SpecError(f"a sending process died (exit code {code}); give fewer --processes, or check memory")
     return interrupted
 
 
 @contextmanager
-def _started(target: Target, schedule: Schedule, count: int) -> Iterator[list[_Worker]]:
-    """Workers that are ready to send; none of them is left at the end."""
+def _started(target: LoadTarget, schedule: Schedule, count: int) -> Iterator[list[_Worker]]:
+    """Start workers that are ready to send; end them with the context."""
     workers: list[_Worker] = []
     try:
         for first in range(count):
-            workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (kept when it breaks)
+            workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (the list must be complete if this raises)
         for worker in workers:
-            if (refusal := worker.pipe.recv()) is not None:
-                raise SpecError(refusal)
+            if (error := worker.pipe.recv()) is not None:
+                raise SpecError(error)
         yield workers
     except EOFError:
-        raise SpecError("a sending process died before it began; give fewer --processes") from None
+        raise SpecError("a sending process died before the start; give fewer --processes") from None
     finally:
         for worker in workers:
             worker.pipe.close()
@@ -96,23 +97,23 @@ def _started(target: Target, schedule: Schedule, count: int) -> Iterator[list[_W
             worker.process.close()
 
 
-def _start(target: Target, instants: list[float]) -> _Worker:
-    context = get_context("spawn")  # a fork would copy locks of threads that it does not copy
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, target, instants), daemon=True)
+def _start(target: LoadTarget, instants: list[float]) -> _Worker:
+    context = get_context("spawn")  # a forked child could inherit locks held by threads that it does not have
+    parent_end, worker_end = context.Pipe()
+    process = context.Process(target=work, args=(worker_end, target, instants), daemon=True)
     process.start()
-    theirs.close()
-    return _Worker(process, ours)
+    worker_end.close()
+    return _Worker(process, parent_end)
 
 
-def _gather(workers: Sequence[_Worker], log: Log, show: Callable[[], None]) -> bool:
-    """Until each has closed its pipe; whether Ctrl-C came in between."""
+def _gather(workers: Sequence[_Worker], log: RunLog, show: Callable[[], None]) -> bool:
+    """Collect records until each worker has closed its pipe; return whether Ctrl-C interrupted the run."""
     open_pipes, interrupted = [worker.pipe for worker in workers], False
     while open_pipes:
         try:
-            for pipe in wait(open_pipes, EVERY):
+            for pipe in wait(open_pipes, INTERVAL):
                 assert isinstance(pipe, Connection)
-                if not _take(pipe, log):
+                if not _receive(pipe, log):
                     open_pipes.remove(pipe)
             show()
         except KeyboardInterrupt:
@@ -125,7 +126,8 @@ def _gather(workers: Sequence[_Worker], log: Log, show: Callable[[], None]) -> b
     return interrupted
 
 
-def _take(pipe: Connection, log: Log) -> bool:
+def _receive(pipe: Connection, log: RunLog) -> bool:
+    """Receive a worker's records; return False once its pipe is closed."""
     try:
         sent, records = pipe.recv()
     except (EOFError, OSError):
@@ -136,16 +138,16 @@ def _take(pipe: Connection, log: Log) -> bool:
     return True
 
 
-def work(pipe: Connection, target: Target, instants: Sequence[float]) -> None:
-    """What each process does: send at these instants (s after the common start), and hand over what happened."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us
+def work(pipe: Connection, target: LoadTarget, instants: Sequence[float]) -> None:
+    """Main function of a worker: send at these instants (s after the common start) and send the records back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent stops workers
     allow_many_connections()
     with suppress(BrokenPipeError, EOFError), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_work(pipe, target, instants))
     pipe.close()
 
 
-async def _work(pipe: Connection, target: Target, instants: Sequence[float]) -> None:
+async def _work(pipe: Connection, target: LoadTarget, instants: Sequence[float]) -> None:
     async with open_session(target.give_up_after, target.key) as session:
         try:
             sender = await target.sender(session)
@@ -153,19 +155,19 @@ async def _work(pipe: Connection, target: Target, instants: Sequence[float]) -> 
             pipe.send(str(error))
             return
         pipe.send(None)
-        start, log = await asyncio.to_thread(pipe.recv), Log()
+        start, log = await asyncio.to_thread(pipe.recv), RunLog()
         sending = asyncio.create_task(offer(sender, instants, log, start=start))
-        _cancel_at_a_word(sending, pipe)
-        handed = (0, 0)
+        _cancel_on_message(sending, pipe)
+        reported = (0, 0)
         while not sending.done():
-            await asyncio.wait([sending], timeout=_HAND_OVER)
-            handed = await _hand_over(pipe, log, handed)
+            await asyncio.wait([sending], timeout=_REPORT_INTERVAL)
+            reported = await _report(pipe, log, reported)
         if not sending.cancelled():
             sending.result()
 
 
-def _cancel_at_a_word(sending: asyncio.Task[None], pipe: Connection) -> None:
-    """Whatever can be read is a word to stop, or the end of the parent."""
+def _cancel_on_message(sending: asyncio.Task[None], pipe: Connection) -> None:
+    """Cancel the task once the pipe is readable: a message to stop, or the end of the parent."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -175,12 +177,12 @@ def _cancel_at_a_word(sending: asyncio.Task[None], pipe: Connection) -> None:
     loop.add_reader(pipe.fileno(), stop)
 
 
-async def _hand_over(pipe: Connection, log: Log, handed: tuple[int, int]) -> tuple[int, int]:
-    """Pass on what is new since so many were sent and over; how many now."""
-    sent, over = log.sent, len(log.records)
+async def _report(pipe: Connection, log: RunLog, reported: tuple[int, int]) -> tuple[int, int]:
+    """Send what is new; `reported` and the result are numbers of requests sent and completed."""
+    sent, completed = log.sent, len(log.records)
     rows = [
         (r.scheduled, r.sent, r.finished, r.status, r.batch_size, r.waiting, r.service, r.energy)
-        for r in log.records[handed[1] : over]
+        for r in log.records[reported[1] : completed]
     ]
-    await asyncio.to_thread(pipe.send, (sent - handed[0], rows))
-    return sent, over
+    await asyncio.to_thread(pipe.send, (sent - reported[0], rows))
+    return sent, completed

@@ -1,4 +1,4 @@
-"""From what was recorded, live or simulated, to one report of the run. Pure: no clock, no I/O."""
+"""Report of a live or simulated run. Pure functions without clock or I/O."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ OK = 200
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request as the client saw it. Instants are s after the start of the run; None: the answer does not say.
+    """Record of one request at the client. Instants are s after the start of the run; None if the response lacks it.
 
     Attributes:
-        scheduled: when it was to be sent.
-        sent: when it was sent.
-        finished: when the whole answer was there, or when there was none to wait for any more.
-        status: the HTTP code, or why there was no answer.
-        batch_size: of the batch that served it.
-        waiting: arrival to launch as the server saw it, s.
-        service: launch to completion, s.
-        energy: its share of the batch's, J.
+        scheduled: instant at which it was scheduled.
+        sent: instant at which it was sent.
+        finished: instant at which the response was complete, or the request failed.
+        status: HTTP status, or why there was no response.
+        batch_size: size of its batch.
+        waiting: waiting time measured by the server, arrival to launch, s.
+        service: service time measured by the server, launch to completion, s.
+        energy: its share of the batch's energy, J.
     """
 
     scheduled: float
@@ -40,12 +40,12 @@ class Record:
     energy: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The record as one line of the file that --output names; what the answer does not say is null.
+        """The record as one line of the --output file; unknown values are null.
 
         Returns:
-            scheduled_s, sent_s, finished_s: instants, s after the start of the run; status: the HTTP code, or
-            "connection", "timeout" or "interrupted"; response_ms: finished minus scheduled; batch_size: of the batch
-            that served it; waiting_ms, service_ms: as the server saw them; energy_mj: its share of the batch's energy.
+            scheduled_s, sent_s, finished_s: instants, s after the start of the run; status: HTTP status, or
+            "connection", "timeout" or "interrupted"; response_ms: finished minus scheduled; batch_size: size of its
+            batch; waiting_ms, service_ms: measured by the server; energy_mj: its share of the batch's energy.
         """
         return {
             "scheduled_s": self.scheduled,
@@ -61,11 +61,11 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """By what a run is judged: a promise, and the papers' weighted cost.
+class RunObjective:
+    """Criteria of a run: a response time objective, and the papers' weighted cost.
 
     Attributes:
-        slo: promised response time, s; inf where there is none.
+        slo: response time objective, s; inf for none.
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W.
     """
@@ -75,17 +75,17 @@ class Objective:
     w2: float = 0.0
 
     def cost(self, mean_ms: float | None, power: float | None) -> float | None:
-        """w1 x mean response time in ms + w2 x mean power in W; None where a part that counts is unknown."""
+        """w1 x mean response time (ms) + w2 x mean power (W); None if a term with a positive weight is unknown."""
         if mean_ms is None or (power is None and self.w2 > 0):
             return None
         return self.w1 * mean_ms + self.w2 * (power or 0.0)
 
 
-PLAIN = Objective()
+PLAIN = RunObjective()
 
 
 class Report(TypedDict):
-    """What --json prints; null where a value is unknown or nothing was answered."""
+    """The object that --json prints; unknown values are null."""
 
     scheduled: int
     ok: int
@@ -108,17 +108,17 @@ class Report(TypedDict):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a report is made of, in SI units.
+class RunOutcome:
+    """Outcome of a run in SI units, from which the report is made.
 
     Attributes:
-        scheduled: number of requests.
-        responses: response time of each request that was answered, from its scheduled arrival, s.
-        errors: how many were not answered, by status.
-        elapsed: first arrival to last answer, s; 0 if there is none.
-        mean_batch_size: over batches.
-        energy: of all answered requests, J.
-        send_lags: sent minus scheduled, s; None where nothing was sent.
+        scheduled: number of scheduled requests.
+        responses: response time of each answered request, from its scheduled arrival, s.
+        errors: number of requests that were not answered, by status.
+        elapsed: time from the first arrival to the last response, s; 0 without a response.
+        mean_batch_size: mean over batches; None if unknown.
+        energy: energy of all answered requests, J; None if unknown.
+        send_lags: instant sent minus instant scheduled, s; None in a simulation.
     """
 
     scheduled: int
@@ -130,16 +130,16 @@ class Outcome:
     send_lags: NDArray[np.float64] | None = None
 
 
-def from_records(records: Sequence[Record]) -> Outcome:
-    """What a live run came to.
+def outcome_from_records(records: Sequence[Record]) -> RunOutcome:
+    """Make the outcome of a live run.
 
-    A batch of b appears in b answers, so that batches are counted by summing 1 / b over the answers.
+    A batch of b appears in b responses, so batches are counted by summing 1 / b over the responses.
     """
     answered = [r for r in records if r.status == OK]
     sizes = [r.batch_size for r in answered if r.batch_size]
     energies = [r.energy for r in answered if r.energy is not None]
     first = min((r.scheduled for r in records), default=0.0)
-    return Outcome(
+    return RunOutcome(
         scheduled=len(records),
         responses=np.array([r.finished - r.scheduled for r in answered]),
         errors=Counter(str(r.status) for r in records if r.status != OK),
@@ -150,9 +150,9 @@ def from_records(records: Sequence[Record]) -> Outcome:
     )
 
 
-def from_run(run: Run) -> Outcome:
-    """What a simulated run came to."""
-    return Outcome(
+def outcome_from_run(run: Run) -> RunOutcome:
+    """Make the outcome of a simulated run."""
+    return RunOutcome(
         scheduled=run.scheduled,
         responses=run.responses,
         errors={},
@@ -162,18 +162,18 @@ def from_run(run: Run) -> Outcome:
     )
 
 
-def report(outcome: Outcome, duration: float, objective: Objective = PLAIN) -> Report:
-    """The report of a run.
+def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = PLAIN) -> Report:
+    """Make the report of a run.
 
     Args:
-        outcome: what the run came to.
-        duration: the time for which arrivals were asked, s.
-        objective: what it is judged by.
+        outcome: outcome of the run.
+        duration: scheduled time of arrivals, s.
+        objective: SLO and weights of the cost.
     """
     ok, ms = len(outcome.responses), outcome.responses * 1e3
     mean_ms, energy = float(ms.mean()) if ok else None, outcome.energy
     power = None if energy is None else _ratio(energy, outcome.elapsed)
-    in_time = None if objective.slo == inf else int((outcome.responses <= objective.slo).sum())
+    within_slo = None if objective.slo == inf else int((outcome.responses <= objective.slo).sum())
     return {
         "scheduled": outcome.scheduled,
         "ok": ok,
@@ -189,9 +189,9 @@ def report(outcome: Outcome, duration: float, objective: Objective = PLAIN) -> R
         "mean_batch_size": outcome.mean_batch_size,
         "energy_per_request_mj": None if energy is None else _ratio(energy * 1e3, ok),
         "mean_power_w": power,
-        "slo_attainment": None if in_time is None else _ratio(in_time, outcome.scheduled),
+        "slo_attainment": None if within_slo is None else _ratio(within_slo, outcome.scheduled),
         "send_lag_p99_ms": None if outcome.send_lags is None else _percentile(outcome.send_lags * 1e3, 99),
-        "slo_violations": None if in_time is None else outcome.scheduled - in_time,
+        "slo_violations": None if within_slo is None else outcome.scheduled - within_slo,
         "cost": objective.cost(mean_ms, power),
     }
 

@@ -1,4 +1,4 @@
-"""When requests arrive: from the words of --arrivals to sorted instants. The same words and seed, the same instants."""
+"""Arrival schedules: from a value of --arrivals to sorted instants, reproducible by the seed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from policies.queue import arrivals
 from policies.queue.arrivals import Instants
 from policies.types import SpecError
 
-MOST = 10_000_000
+MAX_REQUESTS = 10_000_000
 PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sorted instants of arrival, s, and the time for which they were asked, s."""
+    """Sorted arrival instants, s, and the scheduled time of arrivals, s."""
 
     instants: Instants
     duration: float
@@ -24,22 +24,22 @@ class Schedule:
 
 @dataclass(frozen=True)
 class _Demand:
-    rate: float
-    duration: float
+    rate: float  # 1/s
+    duration: float  # s
     rng: np.random.Generator
 
 
-def schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
-    """The arrivals that the flags ask for.
+def make_schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
+    """Make the schedule for the values of the flags.
 
     Args:
-        words: as of --arrivals: a name, and after a colon what it takes.
-        rate: mean arrival rate, 1/s; only a trace goes without.
-        duration: s; only a trace goes without.
-        seed: of the random ones.
+        words: value of --arrivals: a name and, after a colon, its arguments.
+        rate: mean arrival rate, 1/s; may be None for a trace.
+        duration: time of arrivals, s; may be None for a trace.
+        seed: seed of random arrivals.
 
     Raises:
-        SpecError: the words, or the numbers, make no arrivals.
+        SpecError: a value is invalid, or there are no arrivals.
     """
     name, _, rest = words.partition(":")
     _check_positive("--rate", rate)
@@ -52,7 +52,7 @@ def schedule(words: str, rate: float | None, duration: float | None, seed: int) 
     elif name not in _BUILD:
         raise SpecError(f"unknown arrivals {words!r}: choose {PROCESSES}")
     elif rate is None or duration is None:
-        raise SpecError(f"arrivals {name!r} need --rate and --duration; only a trace goes without")
+        raise SpecError(f"arrivals {name!r} need --rate and --duration; only a trace has its own")
     else:
         made = Schedule(_BUILD[name](rest, _Demand(rate, duration, np.random.default_rng(seed))), duration)
     if not len(made.instants):
@@ -81,7 +81,7 @@ def _mmpp(rest: str, demand: _Demand) -> Instants:
     if len(numbers) != 4:
         raise SpecError(f"mmpp takes four numbers, not {len(numbers)}: {usage}")
     _check_relative(numbers[:2], numbers[2:], demand, usage)
-    if demand.duration > MOST * min(numbers[2:]):
+    if demand.duration > MAX_REQUESTS * min(numbers[2:]):
         raise SpecError(f"phases of {min(numbers[2:]):g} s are too short for {demand.duration:g} s; lengthen them")
     rates = [demand.rate * number for number in numbers[:2]]
     return arrivals.mmpp(rates, numbers[2:], demand.duration, demand.rng)
@@ -104,7 +104,7 @@ def _ramp(rest: str, demand: _Demand) -> Instants:
         raise SpecError(f"ramp takes two numbers, not {len(ends)}: {usage}")
     _check_relative(ends, (), demand, usage)
     if max(ends) == 0:
-        raise SpecError(f"a ramp from 0 to 0 brings nobody: write {usage}")
+        raise SpecError(f"a ramp from 0 to 0 has no arrivals: write {usage}")
     return arrivals.ramp(demand.rate * ends[0], demand.rate * ends[1], demand.duration, demand.rng)
 
 
@@ -143,6 +143,8 @@ def _check_relative(relative: Sequence[float], lengths: Sequence[float], demand:
 
 
 def _check_number(rate: float, demand: _Demand) -> None:
-    # Asked before anything is drawn: a slip of a few zeros would take all memory.
-    if rate * demand.duration > MOST:
-        raise SpecError(f"{rate:g}/s for {demand.duration:g} s is over {MOST:,} requests; lower --rate or --duration")
+    # before anything is drawn, because a typing error could otherwise exhaust the memory
+    if rate * demand.duration > MAX_REQUESTS:
+        raise SpecError(
+            f"{rate:g}/s for {demand.duration:g} s is over {MAX_REQUESTS:,} requests; lower --rate or --duration"
+        )

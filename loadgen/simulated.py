@@ -1,4 +1,4 @@
-"""The same arrivals through the queue alone: the server's own batcher and policy on a virtual clock."""
+"""Simulated runs: the server's batcher and policy on a virtual clock, with the same arrivals as a live run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from loadgen.report import OK, Record
-from loadgen.sizes import Sizes
+from loadgen.sizes import RequestSizes
 from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
@@ -25,38 +25,38 @@ from policies.types import Kind, Launch, Request, SpecError
 
 @dataclass(frozen=True)
 class Simulation:
-    """A policy, by its spec, in front of one emulated device or several; each run begins afresh.
+    """Simulation of a policy on one device or several; each run starts from an empty queue and an unused monitor.
 
     Attributes:
         profile: the device's service times and energies.
-        spec: of the policy.
-        model: the name under which requests arrive.
-        stages: of equal length, on which a policy by stages decides; None: as the profile knows them, else 10.
-        sizes: of the requests, where they differ; bins then know them beforehand.
-        others: profiles of the devices beside the first. Each has a queue, and measures the rate of its own share; a
-            request goes to the one that should answer it first.
+        spec: spec of the policy.
+        model: model name of the requests.
+        stages: number of equal stages for a policy that decides by stage; None is the profile's number, else 10.
+        sizes: sizes of the requests if they differ; multi-bin policies know them on arrival.
+        others: profiles of the devices beside the first. Each device has its own queue and arrival rate estimate; a
+            request goes to the device with the earliest expected completion.
     """
 
     profile: Profile
     spec: str
     model: str = ""
     stages: int | None = None
-    sizes: Sizes | None = None
+    sizes: RequestSizes | None = None
     others: Sequence[Profile] = ()
 
     def run(self, instants: Instants) -> Run:
-        """Serve one request for each instant of arrival (s, sorted, at least one).
+        """Simulate one request per arrival instant (s, sorted, at least one).
 
         Raises:
-            SpecError: the policy's spec cannot be used with this profile, or the profiles not beside each other.
+            SpecError: the spec cannot be used with this profile, or the profiles cannot be combined.
         """
         if self.sizes is None and not self.others:
-            return simulate(self._chosen(self.profile), instants, self.model)
+            return simulate_policy(self._chosen(self.profile), instants, self.model)
         return run_fleet(*self._served(instants)).whole
 
     def records(self, instants: Instants) -> Iterator[Record]:
-        """The same run, request by request in order of completion, as a client without a network would record it."""
-        spent: dict[int, float] = {}  # J, by request, up to the stage that it has reached
+        """Simulate the same run and yield a record of each request in order of completion."""
+        spent: dict[int, float] = {}  # J by request, up to its current stage
         for station, service in serve(*self._served(instants)):
             size, energy = len(service.launch.requests), station.energy(service)
             for request in service.launch.requests if energy is not None else ():
@@ -75,10 +75,10 @@ class Simulation:
 
     def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
         chosen = self._chosen_by_each()
-        devices: list[Serving] = [Device(each.profile, each.profile.service_time) for each in chosen]
+        devices: list[DeviceModel] = [SimulatedDevice(each.profile, each.profile.service_time) for each in chosen]
         requests = _requests(chosen[0], instants, self.model)
         if self.sizes is not None:
-            devices = [Generating(self.profile)]
+            devices = [SimulatedTextDevice(self.profile)]
             requests = _sized(chosen[0], instants, self.model, self.sizes)
         stations = [
             Station(_batcher(each, self.model), device.service_time, device.energy)
@@ -87,15 +87,15 @@ class Simulation:
         return stations, requests, shortest_expected_delay(stations, [{self.model: each.profile} for each in chosen])
 
     def _chosen_by_each(self) -> list[Chosen]:
-        """Solved once for equal devices; each measures for itself."""
+        """Policy of each device: solved once per profile, with a separate monitor per device."""
         if self.others and self.sizes is not None:
-            raise SpecError("requests that differ in size are simulated on one device: leave --sizes out, or name one")
+            raise SpecError("requests of different sizes are simulated on one device: leave --sizes out, or name one")
         profiles = (self.profile, *self.others)
         known = {profile: self._chosen(profile) for profile in profiles}
         stages = sorted({chosen.profile.stages for chosen in known.values()})
         if len(stages) > 1:
             raise SpecError(
-                f"one profile has {stages[0]} stages, another {stages[-1]}: say with --stages how many all have"
+                f"one profile has {stages[0]} stages, another {stages[-1]}: give the number for all with --stages"
             )
         return [replace(known[profile], monitor=deepcopy(known[profile].monitor)) for profile in profiles]
 
@@ -104,95 +104,100 @@ class Simulation:
             return choose(self.spec, in_stages(self.spec, profile, self.stages))
         if profile.lengths is None:
             name = profile.name
-            raise SpecError(f"profile {name!r} knows no lengths; simulate longest, or one with length_service_time_s")
+            raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
         if self.stages is not None:
-            raise SpecError(f"--stages {self.stages} cuts what takes all alike; with --sizes a stage is an iteration")
+            raise SpecError(
+                f"--stages {self.stages} is for requests of equal size; leave it out: with --sizes a stage is an "
+                "iteration"
+            )
         chosen = choose(self.spec, profile)
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
         return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
 
 
-def simulate(
+def simulate_policy(
     chosen: Chosen, instants: Instants, model: str = "", service_time: Callable[[int], float] | None = None
 ) -> Run:
-    """Serve one request for each instant (s, sorted, at least one) by a policy as it was chosen.
+    """Simulate one request per arrival instant under a chosen policy.
 
-    A policy of the queue length alone goes the fast way, ten to thirty times faster, to the same run.
-    The monitor of `chosen` remembers what it saw: choose again for another run.
+    A policy that depends only on the queue length is simulated by a table lookup, ten to thirty times faster and with
+    the same result. The run changes the monitor of `chosen`, so each run needs a new one.
 
     Args:
         chosen: the policy, its monitor and the device's profile.
-        instants: of arrival, s.
-        model: the name under which requests arrive.
-        service_time: of a batch of b, s, drawn at each call; None takes the profile's means.
+        instants: arrival instants, s, sorted, at least one.
+        model: model name of the requests.
+        service_time: draws the service time of a batch of b, s; None takes the profile's means.
     """
     profile = chosen.profile
     drawn, table = service_time or profile.service_time, queue_length_table(chosen)
     if table is not None:
         return simulate_table(table, ServiceModel(drawn, profile.max_batch_size, profile.energies), instants)
-    device, requests = Device(profile, drawn), _requests(chosen, instants, model)
+    device, requests = SimulatedDevice(profile, drawn), _requests(chosen, instants, model)
     return simulator.run(_batcher(chosen, model), requests, device.service_time, device.energy)
 
 
-class Serving(Protocol):
-    """A device on a virtual clock."""
+class DeviceModel(Protocol):
+    """Service times and energies of a device on a virtual clock."""
 
     def service_time(self, launch: Launch) -> float:
-        """Of a launch, s."""
+        """Service time of a launch, s."""
         ...
 
     def energy(self, service: Service) -> float | None:
-        """Of a service, J; None where unknown."""
+        """Energy of a service, J; None if unknown."""
         ...
 
 
 @dataclass(frozen=True)
-class Device:
-    """Serves launches of whole models and of stages.
+class SimulatedDevice:
+    """A device with a profile, for launches of the whole model and of stages.
 
     Attributes:
         profile: service times by stage, and energies.
-        drawn: service time, s, of a whole batch of b; a part of the stages takes its share of it.
+        drawn: draws the service time of a batch of b through all stages, s; some stages take their share of it.
     """
 
     profile: Profile
     drawn: Callable[[int], float]
 
     def service_time(self, launch: Launch) -> float:
-        """Of a launch, s."""
+        """Service time of a launch, s."""
         size, first = len(launch.requests), launch.requests[0].stage
         share = self.profile.launch_time(size, first, _last_stage(launch, first)) / self.profile.service_time(size)
         return self.drawn(size) * share
 
     def energy(self, service: Service) -> float | None:
-        """Of a service, J."""
+        """Energy of a service, J."""
         launch, first = service.launch, service.first_stage
         return self.profile.launch_energy(len(launch.requests), first, _last_stage(launch, first))
 
 
 @dataclass(frozen=True)
-class Generating:
-    """Serves requests whose lengths differ, their payload: together to the longest one's end, or by iterations.
+class SimulatedTextDevice:
+    """A device for requests of different lengths, which are their payload.
+
+    A batch runs until its longest request is complete, or by iterations.
 
     Attributes:
-        profile: with lengths.
+        profile: profile with lengths.
     """
 
     profile: Profile
 
     def service_time(self, launch: Launch) -> float:
-        """Of a launch, s; to the end only of requests that have not begun."""
+        """Service time of a launch, s; a launch to completion has only requests that have not started."""
         batch = launch.requests
         if launch.stages is None:
             return self.profile.service_time(len(batch), max(r.payload for r in batch))
         return launch.stages * self.profile.iteration_time(len(batch), sum(r.stage == 0 for r in batch))
 
     def energy(self, service: Service) -> None:
-        """Not known by length."""
+        """None: profiles have no energy by length."""
 
 
 def _last_stage(launch: Launch, first: int) -> int:
-    """The stage before which a launch ends."""
+    """Stage before which a launch ends."""
     return max(r.stages for r in launch.requests) if launch.stages is None else first + launch.stages
 
 
@@ -202,8 +207,8 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
-def _sized(chosen: Chosen, instants: Instants, model: str, sizes: Sizes) -> list[Request]:
-    """Each with its length, as long as which it takes in iterations, and its kind by the time that alone it takes."""
+def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
+    """Requests with their lengths as payload and number of iterations; the kind follows from the service time alone."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []
     for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""How long the requests of a run are: from the words of --sizes to a length for each arrival."""
+"""Request sizes of a run: from a value of --sizes to a length for each arrival."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from policies.queue import arrivals
 from policies.sizing.size_distributions import parse_sizes
 from policies.types import SpecError
 
-LONGEST = "longest"
-_LARGEST = 128  # batch, where no spec names one: the paper's
+LONGEST_REQUEST = "longest"
+_DEFAULT_MAX_BATCH_SIZE = 128  # the Multi-Bin Batching paper's
 WORDS = "uniform:LO:HI, exponential:MEAN or, of an --arrivals trace, trace:COLUMN"
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What requests differ in.
+class RequestSizes:
+    """Sizes of the requests of a run.
 
     Attributes:
-        lengths: of each request in order of arrival; what a length means is the profile's.
-        bin_error: p_e, the probability of each neighbouring bin instead of the right one (Multi-Bin, section 6.2).
-        seed: of those errors.
+        lengths: length of each request in order of arrival, in the unit of the profile's lengths.
+        bin_error: p_e, probability of each neighbouring bin instead of the right one (Multi-Bin, section 6.2).
+        seed: seed of these errors.
     """
 
     lengths: NDArray[np.float64]
@@ -32,17 +32,17 @@ class Sizes:
     seed: int = 0
 
 
-def draw(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
-    """A length for each of so many arrivals; the same words and seed, the same lengths.
+def draw_request_lengths(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
+    """Draw a length for each arrival, reproducible by the seed.
 
     Args:
-        words: as of --sizes.
-        arrivals_words: as of --arrivals, whose trace trace:COLUMN reads.
-        number: of arrivals; those of a trace are its first.
-        seed: of the random ones.
+        words: value of --sizes.
+        arrivals_words: value of --arrivals, whose trace trace:COLUMN reads.
+        number: number of arrivals; a trace's first rows are taken.
+        seed: seed of random lengths.
 
     Raises:
-        SpecError: the words give no lengths.
+        SpecError: a value is invalid.
     """
     name, _, column = words.partition(":")
     process, _, path = arrivals_words.partition(":")
@@ -51,37 +51,40 @@ def draw(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.
     return parse_sizes(words)(number, np.random.default_rng([seed, 2]))
 
 
-def whole(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In tokens, rounded up."""
-    return np.maximum(np.ceil(np.round(lengths, 6)), 1.0)  # a scaled length is a little off the whole number it means
+def whole_tokens(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round lengths up to whole tokens, at least 1."""
+    return np.maximum(np.ceil(np.round(lengths, 6)), 1.0)  # round first, because scaling has floating-point errors
 
 
-def device(name: str, sizes: Sizes | None, specs: Sequence[str]) -> Profile:
-    """The profile that --simulate names; `longest` has room for the largest batch that a spec names, 128 where none.
+def simulated_profile(name: str, sizes: RequestSizes | None, specs: Sequence[str]) -> Profile:
+    """Load the profile named by --simulate.
+
+    The profile `longest` goes up to the largest batch size in the specs, or to 128 if none has one.
 
     Raises:
         SpecError: there is no such profile, or `longest` has no sizes.
     """
-    if name != LONGEST:
+    if name != LONGEST_REQUEST:
         return load_profile(name)
     if sizes is None:
-        raise SpecError(f"a batch of {LONGEST} takes as long as its longest request: add --sizes {WORDS}")
-    asked = [_asked(spec) for spec in specs]
-    return longest(sizes.lengths, max((b for b in asked if b is not None), default=_LARGEST))
+        raise SpecError(f"a batch of {LONGEST_REQUEST} takes as long as its longest request: add --sizes {WORDS}")
+    known = [b for b in map(_batch_size, specs) if b is not None]
+    return longest_request_profile(sizes.lengths, max(known, default=_DEFAULT_MAX_BATCH_SIZE))
 
 
-def _asked(text: str) -> int | None:
+def _batch_size(text: str) -> int | None:
+    """Batch size in a policy's spec; None if it has none."""
     spec = parse_spec(text)
     key = "ARG" if spec.name in ("static", "joining") and spec.arg is not None else "batch_size"
     return spec.whole(key, 1, 4096) if key == "ARG" or key in spec.parameters else None
 
 
-def longest(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
-    """The server of Multi-Bin Batching: a batch takes as many seconds as its longest request is long.
+def longest_request_profile(lengths: NDArray[np.float64], max_batch_size: int) -> Profile:
+    """Profile of the server in the Multi-Bin Batching paper: a batch takes its longest request's length in seconds.
 
-    Its service time by batch size alone is the mean over batches of requests drawn from these lengths.
+    The service time by batch size is the mean over batches of requests drawn from these lengths.
     """
     steps = np.arange(len(lengths) + 1) / len(lengths)
     times = [float(np.diff(steps**b) @ np.sort(lengths)) for b in range(1, max_batch_size + 1)]
     rows = ((0.0, 1.0),) * max_batch_size
-    return Profile(LONGEST, tuple(times), lengths=(0, 1), length_service_times=rows)
+    return Profile(LONGEST_REQUEST, tuple(times), lengths=(0, 1), length_service_times=rows)

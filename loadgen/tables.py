@@ -1,4 +1,4 @@
-"""The report of a run, or of several, as words and figures: for the terminal, and for the page."""
+"""Tables of the reports of one run or several, for the terminal and for the HTML page."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from loadgen.report import Objective, Report
+from loadgen.report import Report, RunObjective
 
-ROWS: Mapping[str, tuple[str, str]] = {  # words and unit of each value, in the order of the table
+ROWS: Mapping[str, tuple[str, str]] = {  # label and unit of each value, in the order of the table
     "arrival_rate_hz": ("arrival rate", "1/s"),
     "throughput_hz": ("throughput", "1/s"),
     "mean_ms": ("response time, mean", "ms"),
@@ -37,11 +37,11 @@ _COLUMNS: Mapping[str, str] = {
     "slo_violations": "late",
 }
 
-_NAME = 16  # columns at least for the name of a policy, if it is so long
+_MIN_NAME_WIDTH = 16  # terminal columns for a policy's spec, or its length if shorter
 
 
-def table(content: Report) -> Table:
-    """The report of one run, for people; what is unknown is left out."""
+def report_table(content: Report) -> Table:
+    """Table of one run's report; unknown values are left out."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
@@ -57,12 +57,12 @@ def table(content: Report) -> Table:
     return grid
 
 
-def comparison(rows: Mapping[str, Report], objective: Objective) -> Table:
-    """One row a policy, by its spec, for people; columns that nobody fills are left out."""
+def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Table:
+    """Table with one row per policy spec; columns without a known value are left out."""
     contents: dict[str, Mapping[str, Any]] = {spec: {**content} for spec, content in rows.items()}
     shown = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
-    grid = Table(box=None, pad_edge=False, caption=_explain(objective), caption_justify="left")  # 80 columns have to do
-    grid.add_column("policy", overflow="fold", min_width=min(_NAME, max(map(len, contents), default=0)))
+    grid = Table(box=None, pad_edge=False, caption=_explain(objective), caption_justify="left")  # fits 80 columns
+    grid.add_column("policy", overflow="fold", min_width=min(_MIN_NAME_WIDTH, max(map(len, contents), default=0)))
     for key in shown:
         grid.add_column(_COLUMNS[key], justify="right", no_wrap=True)
     for spec, content in contents.items():
@@ -70,19 +70,19 @@ def comparison(rows: Mapping[str, Report], objective: Objective) -> Table:
     return grid
 
 
-def explain_cost(objective: Objective) -> str:
-    """What the cost is made of."""
+def explain_cost(objective: RunObjective) -> str:
+    """Definition of the cost."""
     return f"cost = {objective.w1:g} x mean response time in ms + {objective.w2:g} x mean power in W"
 
 
-def _explain(objective: Objective) -> str:
+def _explain(objective: RunObjective) -> str:
     late = f"\nlate: not answered within {1e3 * objective.slo:g} ms" if isfinite(objective.slo) else ""
     cost = f"cost: {objective.w1:g} x mean ms + {objective.w2:g} x W"
     return f"mJ: energy per request; {cost}{late}"
 
 
 def figure(value: float | None) -> str:
-    """A value as people read it: four digits, and whole numbers from a thousand on; None is a dash."""
+    """Format a value with four digits, from 1000 on as a whole number; None is a dash."""
     if value is None:
         return "-"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -220,7 +220,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     if options.simulate:
         policy = chosen or solved(solution.batch_size if solution else (), profile, solution.mix if solution else None)
         trial = Trial(problem, options.simulate, options.seed)
-        simulation = simulated.simulate(policy, trial.instants, service_time=trial.service_time())
+        simulation = simulated.simulate_policy(policy, trial.instants, service_time=trial.service_time())
         fields["simulated"] = _summary(simulation, options.share_bound)
     return _Result(options, fields, solution, simulation)
 

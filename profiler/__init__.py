@@ -1,1 +1,1 @@
-"""Measures service time and energy by batch size, through the server's own executor."""
+"""Measure service time and energy by batch size, through the server's executor."""

@@ -1,4 +1,4 @@
-"""Measured profiles, kept between starts: one file for each model, device, largest batch and environment."""
+"""Cache of measured profiles on disk: one file per model, device, largest batch size and environment."""
 
 import fcntl
 import hashlib
@@ -23,14 +23,14 @@ _PACKAGES = ("torch", "torchvision", "batchwright")
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class CacheKey:
     """What a measured profile depends on.
 
     Attributes:
-        model: its name.
-        device: the device's name for people.
+        model: model name.
+        device: device name for display.
         max_batch_size: the largest batch measured.
-        settings: what else changes service times: threads, precision.
+        settings: other settings that change service times, such as threads and precision.
     """
 
     model: str
@@ -40,14 +40,14 @@ class Key:
 
     @property
     def path(self) -> Path:
-        """Where the profile of this key and the installed versions is kept, whether or not it is there."""
-        rest = json.dumps([self.model, self.device, self.settings, versions()], sort_keys=True)
-        digest = hashlib.sha256(rest.encode()).hexdigest()[:12]
+        """Path of the cache file for this key and the installed package versions; it need not exist."""
+        identity = json.dumps([self.model, self.device, self.settings, package_versions()], sort_keys=True)
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return _folder() / f"{slug(f'{self.model}-{self.device}')}-b{self.max_batch_size}-{digest}.json"
 
 
-def load(key: Key) -> Profile | None:
-    """The profile kept for the key; None where there is none, or it is damaged or another's."""
+def load_cached_profile(key: CacheKey) -> Profile | None:
+    """Return the cached profile; None if there is none, or the file is damaged or describes something else."""
     try:
         profile = parse_profile(read_text(key.path), str(key.path))
     except OSError:
@@ -55,29 +55,29 @@ def load(key: Key) -> Profile | None:
     except SpecError as error:
         _log.warning("the cached profile is ignored: %s", error)
         return None
-    fits = (profile.model, profile.device, profile.max_batch_size) == (key.model, key.device, key.max_batch_size)
-    return profile if fits else None
+    matches = (profile.model, profile.device, profile.max_batch_size) == (key.model, key.device, key.max_batch_size)
+    return profile if matches else None
 
 
-def store(key: Key, profile: Profile) -> None:
-    """Keep the profile, atomically; a cache that cannot be written is only worth a warning."""
+def store_profile(key: CacheKey, profile: Profile) -> None:
+    """Write the profile to the cache, atomically. A cache that cannot be written is logged as a warning."""
     path = key.path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile.to_json())
     except OSError as error:
-        _log.warning("the profile is not kept: %s", error)
+        _log.warning("the profile is not cached, the next start measures again: %s", error)
 
 
 @contextmanager
-def exclusive(device: str) -> Iterator[None]:
-    """Keep other processes of this user from measuring on the device while the `with` block runs; wait for them first.
+def device_lock(device: str) -> Iterator[None]:
+    """Hold this user's lock on a device for the `with` block; wait while another process holds it.
 
-    Two servers that start at once on one device would otherwise measure each other's load, and keep that as a profile.
-    The lock is the kernel's: it ends with the process that holds it.
+    Without it two servers that start at once on one device would each measure the other's load. The lock is the
+    kernel's (flock), so it ends with the process.
 
     Args:
-        device: its name.
+        device: device name.
     """
     path = _folder().with_name("locks") / slug(device)
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def exclusive(device: str) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("w"))
         except OSError as error:
-            _log.warning("no lock on %s, so that another process may disturb the measurement: %s", device, error)
+            _log.warning("no lock on %s, another process may disturb the measurement: %s", device, error)
         else:
             _lock(file, device)
         yield
@@ -96,24 +96,24 @@ def _lock(file: IO[str], device: str) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.warning("another process measures on %s; waiting for it to finish", device)
+            _log.warning("another process is measuring on %s; waiting for it to finish", device)
             fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:  # some network file systems have no locks
-        _log.warning("no lock on %s, so that another process may disturb the measurement: %s", device, error)
+    except OSError as error:  # some network file systems do not support locks
+        _log.warning("no lock on %s, another process may disturb the measurement: %s", device, error)
 
 
-def versions() -> dict[str, str]:
-    """The installed versions of what a service time depends on."""
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that service times depend on."""
     return {name: _version(name) for name in _PACKAGES}
 
 
 def slug(text: str) -> str:
-    """The text as part of a file's name: lower case, words joined by hyphens."""
+    """Convert text for use in a file name: lower case, words joined by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification: a relative path is as good as none
+    root = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification says to ignore a relative path
     return (Path(root) if root.startswith("/") else Path.home() / ".cache") / "batchwright" / "profiles"
 
 

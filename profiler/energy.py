@@ -1,12 +1,12 @@
-"""Measures power and energy from one tick of the meter's counter to another, while the load runs through both.
+"""Power and energy measurement between two ticks of an energy counter, under a load that runs through both.
 
-A GPU's counter steps every 100 ms or so: two readings at arbitrary instants are off by up to a step each, two readings
-just after a step are not. So a window begins and ends on ticks. Nothing is gained by bracketing the batches instead:
-their energy is the steady power over their rate, and the rate is told by the instants of completion, exactly, however
-few batches fit into the window.
+A GPU's energy counter steps about every 100 ms. A reading at an arbitrary instant is off by up to one step, a reading
+just after a step is not, so every window begins and ends on a tick. Windows need not be aligned to batches: energy per
+batch is steady power over batch rate, and the completion instants give the rate exactly, however few batches a window
+has.
 
-The energy of a batch is told twice: total, with all that the device draws meanwhile, and marginal, above idle. Idle
-means with the load's context open (on a GPU that alone draws tens of watts) and nothing running.
+Each batch has two energies: the total, which is all that the device draws meanwhile, and the marginal energy above
+idle. Idle power is measured with the CUDA context open (which alone draws tens of watts) and nothing running.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,57 +20,55 @@ import numpy as np
 
 from server.energy.meters import EnergyMeter
 
-Clock = Callable[[], float]
-
-_POLL = 5e-4  # s between two looks at the counter
-_TICK_PATIENCE = 10.0  # s without a tick after which there is nothing to measure
-_BATCH_PATIENCE = 60.0  # s without a batch
+_POLL_INTERVAL = 5e-4  # s
+_TICK_TIMEOUT = 10.0  # s
+_BATCH_TIMEOUT = 60.0  # s
 
 
 class UnmeasuredError(Exception):
-    """The meter tells nothing, or no batch is completed; the message says which, and since when."""
+    """The meter has no reading, its counter does not change, or no batch completes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a load has come.
+class LoadProgress:
+    """Progress of a running load.
 
     Attributes:
-        batches: completed so far.
-        time: when the last of them was, or before the first when the load began, s.
+        batches: number of completed batches.
+        time: instant of the last completion, s; before the first, the instant at which the load began.
     """
 
     batches: int
     time: float
 
 
-Load = Callable[[], Progress]  # asks a load that keeps running elsewhere, one batch right after another
+RunningLoad = Callable[[], LoadProgress]  # reads the progress of batches that run back to back on another thread
 
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What measures.
+    """Meter and clock of a measurement.
 
     Attributes:
-        meter: of the device.
-        clock: tells s.
-        sleep: for so many s, while the load keeps running.
+        meter: the device's energy meter.
+        clock: current time, s.
+        sleep: sleeps for a number of seconds; the load keeps running.
     """
 
     meter: EnergyMeter
-    clock: Clock
+    clock: Callable[[], float]
     sleep: Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How long is measured.
+    """Measurement windows.
 
     Attributes:
-        settle: s before the first window: clocks, temperature and averaging sensors come to rest.
-        length: of a window, s, and up to a tick more.
-        repeats: windows, each beginning where the last one ends.
-        min_batches: completed in a window at least, which makes it longer for slow ones.
+        settle: time before the first window, s, in which clocks, temperature and averaging sensors settle.
+        length: length of a window, s; it ends at the next tick.
+        repeats: number of consecutive windows.
+        min_batches: minimum number of batches completed in a window, which makes it longer for slow batches.
     """
 
     settle: float = 1.5
@@ -81,16 +79,16 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """An instant at which the counter has just changed: s, J, and how far the load had come (None: there is none)."""
+    """A step of the counter: time in s, reading in J, and the load's progress (None without a load)."""
 
     time: float
     joules: float
-    progress: Progress | None = None
+    progress: LoadProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Over repeats; the standard error is infinite from a single one."""
+    """Mean over repeats and its standard error, which is infinite for a single repeat."""
 
     value: float
     standard_error: float
@@ -98,12 +96,12 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A load that runs back to back.
+    """Measurement of a load whose batches run back to back.
 
     Attributes:
-        power: W, idle included.
-        rate: batches/s.
-        energy: total, J a batch.
+        power: mean power, idle power included, W.
+        rate: batch rate, 1/s.
+        energy: total energy per batch, J.
     """
 
     power: Mean
@@ -113,40 +111,40 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class DutyCheck:
-    """Power at a part load, W, against what idle power and the batches' marginal energies add up to."""
+    """Measured power at a partial load, W, and the power predicted from idle power and marginal energies, W."""
 
     predicted: float
     measured: float
 
     @property
     def error(self) -> float:
-        """Relative; positive when more was drawn than predicted."""
+        """Relative error of the prediction; positive when more power was measured than predicted."""
         return self.measured / self.predicted - 1.0
 
     def holds(self, tolerance: float = 0.05) -> bool:
-        """Whether the error is within the tolerance; if not, the device rests differently between batches."""
+        """Whether the error is within the tolerance; if not, power between batches differs from idle power."""
         return abs(self.error) <= tolerance
 
 
-def tick(instruments: Instruments, load: Load | None = None) -> Tick:
-    """Wait until the counter changes; the load, if there is one, runs on meanwhile.
+def tick(instruments: Instruments, load: RunningLoad | None = None) -> Tick:
+    """Wait until the counter changes; a load, if given, keeps running.
 
     Raises:
-        UnmeasuredError: the meter tells nothing, or stands still.
+        UnmeasuredError: the meter has no reading, or its counter does not change.
     """
     began, before = instruments.clock(), _joules(instruments)
     while (joules := _joules(instruments)) == before:
-        if instruments.clock() - began > _TICK_PATIENCE:
-            raise UnmeasuredError(f"the meter ({instruments.meter.about}) stood still for {_TICK_PATIENCE:g} s")
-        instruments.sleep(_POLL)
+        if instruments.clock() - began > _TICK_TIMEOUT:
+            raise UnmeasuredError(f"the meter ({instruments.meter.about}) did not change for {_TICK_TIMEOUT:g} s")
+        instruments.sleep(_POLL_INTERVAL)
     return Tick(instruments.clock(), joules, load and load())
 
 
-def steady_power(instruments: Instruments, load: Load, windows: Windows) -> Steady:
-    """Power, rate and energy of a load that is running already and runs on.
+def steady_power(instruments: Instruments, load: RunningLoad, windows: Windows) -> Steady:
+    """Measure power, rate and energy per batch of a load that is already running.
 
     Raises:
-        UnmeasuredError: no ticks, or no batches.
+        UnmeasuredError: the counter does not change, or no batch completes.
     """
     ticks = _ticks(instruments, load, windows)
     powers = [_power(a, b) for a, b in pairwise(ticks)]
@@ -155,79 +153,81 @@ def steady_power(instruments: Instruments, load: Load, windows: Windows) -> Stea
 
 
 def idle_power(instruments: Instruments, windows: Windows) -> Mean:
-    """Power of a device at rest, W; let it settle for 20 s or more after a load.
+    """Measure the power of an idle device, W; after a load it needs 20 s or more to settle.
 
     Raises:
-        UnmeasuredError: no ticks.
+        UnmeasuredError: the counter does not change.
     """
     ticks = _ticks(instruments, None, windows)
     return mean([_power(a, b) for a, b in pairwise(ticks)])
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """Of repeats; also pools the windows of several passes."""
+    """Mean of repeats with its standard error."""
     error = float(np.std(values, ddof=1)) / sqrt(len(values)) if len(values) > 1 else inf
     return Mean(float(np.mean(values)), error)
 
 
 def marginal(total: Mean, idle: Mean, service_time: float) -> Mean:
-    """Energy of a batch above idle, J, never below 0: total - idle power x service time (s)."""
+    """Marginal energy of a batch, J: total - idle power x service time (s), at least 0."""
     error = hypot(total.standard_error, service_time * idle.standard_error)
     return Mean(max(0.0, total.value - idle.value * service_time), error)
 
 
 def duty_cycle(idle: float, busy: float, load: float, measured: float) -> DutyCheck:
-    """Compare the power at a part load with P_idle + rho (P_busy - P_idle).
+    """Compare the power at a partial load with P_idle + rho (P_busy - P_idle).
 
     Args:
         idle: P_idle, W.
-        busy: P_busy, back to back at the same batch size, W.
+        busy: P_busy, of batches of the same size back to back, W.
         load: rho, the share of time in service.
-        measured: W, with gaps between batches that are jittered, lest they beat with the sensor.
+        measured: measured power, W.
     """
     return DutyCheck(idle + load * (busy - idle), measured)
 
 
 @contextmanager
-def feeding(run: Callable[[], object], clock: Clock) -> Iterator[Load]:
-    """Run batches back to back on a thread while the context is open; `run` returns when its batch is complete.
+def feed_batches(run: Callable[[], object], clock: Callable[[], float]) -> Iterator[RunningLoad]:
+    """Run batches back to back on a thread while the context is open.
 
-    What `run` raises, the load raises when it is asked next.
+    Args:
+        run: runs one batch and returns when it is complete. An exception is raised by the next read of the progress.
+        clock: current time, s.
     """
-    feeder = _Feeder(run, clock)
-    thread = Thread(target=feeder.feed, name="feeder", daemon=True)
+    loop = _BatchLoop(run, clock)
+    thread = Thread(target=loop.feed, name="feeder", daemon=True)
     thread.start()
     try:
-        yield feeder.progress
+        yield loop.progress
     finally:
-        feeder.stop.set()
+        loop.stop.set()
         thread.join()
 
 
-class _Feeder:
-    def __init__(self, run: Callable[[], object], clock: Clock) -> None:
+class _BatchLoop:
+    def __init__(self, run: Callable[[], object], clock: Callable[[], float]) -> None:
         self.stop = Event()
         self._run = run
         self._clock = clock
-        self._progress = Progress(0, clock())
+        self._progress = LoadProgress(0, clock())
         self._failure: BaseException | None = None
 
     def feed(self) -> None:
         try:
             while not self.stop.is_set():
                 self._run()
-                self._progress = Progress(self._progress.batches + 1, self._clock())
-        except BaseException as error:  # noqa: BLE001 - another thread raises it
+                self._progress = LoadProgress(self._progress.batches + 1, self._clock())
+        except BaseException as error:  # noqa: BLE001 - raised on the measuring thread
             self._failure = error
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoadProgress:
         if self._failure is not None:
             raise self._failure
         return self._progress
 
 
-def _ticks(instruments: Instruments, load: Load | None, windows: Windows) -> list[Tick]:
-    """The edges of the windows."""
+def _ticks(instruments: Instruments, load: RunningLoad | None, windows: Windows) -> list[Tick]:
+    """Measure the edges of the windows."""
     instruments.sleep(windows.settle)
     ticks = [tick(instruments, load)]
     for _ in range(windows.repeats):
@@ -238,12 +238,12 @@ def _ticks(instruments: Instruments, load: Load | None, windows: Windows) -> lis
     return ticks
 
 
-def _await_batches(instruments: Instruments, load: Load, begin: Tick, least: int) -> None:
+def _await_batches(instruments: Instruments, load: RunningLoad, begin: Tick, min_batches: int) -> None:
     start = begin.progress.batches if begin.progress else 0
-    while (seen := load()).batches - start < least:
-        if instruments.clock() - max(seen.time, begin.time) > _BATCH_PATIENCE:
-            raise UnmeasuredError(f"no batch was completed for {_BATCH_PATIENCE:g} s")
-        instruments.sleep(_POLL)
+    while (seen := load()).batches - start < min_batches:
+        if instruments.clock() - max(seen.time, begin.time) > _BATCH_TIMEOUT:
+            raise UnmeasuredError(f"no batch was completed for {_BATCH_TIMEOUT:g} s")
+        instruments.sleep(_POLL_INTERVAL)
 
 
 def _power(begin: Tick, end: Tick) -> float:
@@ -251,14 +251,14 @@ def _power(begin: Tick, end: Tick) -> float:
 
 
 def _rate(begin: Tick, end: Tick) -> float:
-    """Batches/s by the instants of completion: whole batches, so that none is cut by a window's edge."""
+    """Batch rate, 1/s, between two completions, so that no batch is cut by the edge of a window."""
     if begin.progress is None or end.progress is None:
-        raise UnmeasuredError("without a load there is no rate")
+        raise UnmeasuredError("there is no batch rate without a load")
     return (end.progress.batches - begin.progress.batches) / (end.progress.time - begin.progress.time)
 
 
 def _joules(instruments: Instruments) -> float:
     joules = instruments.meter.read()
     if joules is None:
-        raise UnmeasuredError(f"the meter tells nothing: {instruments.meter.about}")
+        raise UnmeasuredError(f"the meter has no reading: {instruments.meter.about}")
     return joules

@@ -1,10 +1,11 @@
-"""Measures a model's service time and energy by batch size, through the executor that serves.
+"""Service time and energy by batch size, measured through the server's executor.
 
-Service time is what the dispatcher sees: from the instant the device takes a batch to its outputs being there. Sizes
-are visited in passes, in random order, so that a drift of the machine (heat, a neighbour) falls on all sizes alike.
-A repeat that lies further from its size's median than five scaled median absolute deviations, and than a tenth of
-the median, is an outlier: somebody else's doing. Outliers are dropped, never more than one repeat in five, and
-counted in the profile's note; mean, coefficient of variation and confidence interval are over the rest.
+Service time is the dispatcher's: from the device taking a batch to its outputs being available. Sizes are visited in
+passes, in random order, so that a drift of the machine (heat, other processes) affects all sizes alike.
+
+A repeat is an outlier if it differs from its size's median by more than five scaled median absolute deviations and by
+more than a tenth of the median. At most one repeat in five is dropped; the profile's note counts them. Mean,
+coefficient of variation and confidence interval are over the remaining repeats.
 """
 
 import time
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
-from profiler.feed import take
+from profiler.batch_load import make_batch
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
 from server.models.model import Codec
@@ -31,15 +32,15 @@ _ENERGY_SOURCE: Mapping[str, EnergySource] = {"emulated": "modelled"}
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured.
+    """The model under measurement.
 
     Attributes:
         executor: runs the batches.
-        model: its name there.
-        samples: decoded inputs; a batch takes them in turn.
-        meter: read before and after each batch if it counts batches; a sensor's steps are too long for that, and
-            profiler/sweep.py measures by it.
-        texts: the codec, where samples are texts, whose length matters.
+        model: the model's name in the executor.
+        samples: decoded inputs, used in rotation.
+        meter: read before and after each batch if it counts single batches. A sensor's steps are too long for that:
+            see profiler/energy_sweep.py.
+        texts: the text codec of a text model, whose service time depends on length.
     """
 
     executor: Executor
@@ -50,17 +51,17 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured.
+class MeasurementPlan:
+    """Plan of a service time measurement.
 
     Attributes:
         sizes: batch sizes, ascending from 1 to the largest.
-        warm_ups: sizes of the batches that run, in this order, before anything counts.
-        min_repeats: batches of each size that count, at least.
-        min_samples: samples in the batches of each size that count, at least: more repeats for small batches.
-        max_repeats: batches of each size that count, at most.
-        half_width: the 95 % confidence interval of the mean at which a size is done, half its width over the mean.
-        max_time: no repeat beyond the least is begun that would end later than this after the start, s.
+        warm_ups: sizes of the warm-up batches, in order.
+        min_repeats: minimum number of repeats of each size.
+        min_samples: minimum number of samples over all repeats of a size, which means more repeats of small batches.
+        max_repeats: maximum number of repeats of each size.
+        half_width: a size is done once its mean's 95 % confidence interval has this half-width, relative to the mean.
+        max_time: a repeat beyond the minimum is started only if it ends within this time after the start, s.
     """
 
     sizes: tuple[int, ...]
@@ -71,23 +72,23 @@ class Plan:
     half_width: float = 0.02
     max_time: float = 600.0
 
-    def owed(self, size: int) -> int:
-        """The least number of repeats of a size."""
+    def required_repeats(self, size: int) -> int:
+        """Minimum number of repeats of a size."""
         return max(self.min_repeats, -(-self.min_samples // size))
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What the repeats of one batch size say.
+class SizeEstimate:
+    """Estimate from the repeats of one batch size.
 
     Attributes:
         batch_size: b.
-        mean: service time, s.
-        cv: standard deviation over mean; None from a single repeat.
-        half_width: of the mean's 95 % confidence interval, over the mean; infinite from a single repeat.
-        repeats: that counted.
-        outliers: that did not.
-        energy: mean over all repeats, J a batch; None where there is no meter.
+        mean: mean service time, s.
+        cv: coefficient of variation; None for a single repeat.
+        half_width: half-width of the mean's 95 % confidence interval, relative to the mean; infinite for one repeat.
+        repeats: number of repeats without the outliers.
+        outliers: number of dropped repeats.
+        energy: mean energy per batch over all repeats, J; None without a meter.
     """
 
     batch_size: int
@@ -101,13 +102,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The estimates of all sizes that were measured, ascending, and the meter's name."""
+    """Estimates of all measured sizes, ascending, and the meter's name."""
 
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[SizeEstimate, ...]
     meter: str
 
     def profile(self, name: str, model: str, device: str, about: str = "") -> Profile:
-        """A profile with every size up to the largest; `about` (versions, threads) joins the note."""
+        """Profile of every size up to the largest; `about` (versions, threads) is appended to its note."""
         sizes = [e.batch_size for e in self.estimates]
         energies = self._energies()
         return Profile(
@@ -123,12 +124,12 @@ class Measurement:
         )
 
     def _energies(self) -> list[float] | None:
-        """None without a meter, and where it stood still: an emulated profile without energies counts zeros."""
+        """Energies by measured size, J; None without a meter or if all are 0 (an emulated profile without energies)."""
         joules = [e.energy for e in self.estimates if e.energy is not None]
         return joules if len(joules) == len(self.estimates) and any(joules) else None
 
     def _cvs(self) -> tuple[float, ...] | None:
-        """By size; a single repeat says nothing, so its neighbours speak for it."""
+        """Coefficient of variation by size; sizes with a single repeat are interpolated from their neighbours."""
         known = {e.batch_size: e.cv for e in self.estimates if e.cv is not None}
         if not known:
             return None
@@ -137,7 +138,7 @@ class Measurement:
 
     def _note(self) -> str:
         repeats = [e.repeats for e in self.estimates]
-        least, most = min(repeats), max(repeats)
+        fewest, most = min(repeats), max(repeats)
         outliers = sum(e.outliers for e in self.estimates)
         widest = max(self.estimates, key=lambda e: e.half_width)
         gaps = len(self.estimates) < self.estimates[-1].batch_size
@@ -147,33 +148,33 @@ class Measurement:
             else f"95 % half-width of the mean at most {widest.half_width:.1%} (size {widest.batch_size})"
         )
         return (
-            f"service time through the executor, {least}{f' to {most}' if most > least else ''} repeats of each of "
+            f"service time through the executor, {fewest}{f' to {most}' if most > fewest else ''} repeats of each of "
             f"{len(repeats)} sizes in random order{', linear between them' if gaps else ''}; {precision}; "
             f"{outliers} outliers of {sum(repeats) + outliers} repeats dropped"
         )
 
 
-def full_plan(max_batch_size: int) -> Plan:
-    """Every batch size, to 2 %."""
+def full_plan(max_batch_size: int) -> MeasurementPlan:
+    """Plan for every batch size, to a confidence interval of 2 %."""
     sizes = tuple(range(1, max_batch_size + 1))
-    return Plan(sizes, warm_ups=2 * sizes[::-1])
+    return MeasurementPlan(sizes, warm_ups=2 * sizes[::-1])
 
 
-def quick_plan(max_batch_size: int, tunes_by_size: bool) -> Plan:
-    """About two sizes an octave, in about ten seconds where GoogLeNet takes 50 ms a picture (one core of a CPU).
+def quick_plan(max_batch_size: int, autotunes: bool) -> MeasurementPlan:
+    """Plan for about two sizes per octave, which takes about ten seconds for GoogLeNet on one CPU core.
 
     Args:
-        max_batch_size: the largest size.
-        tunes_by_size: whether the device's first batch of any size is slow, as cuDNN's is; else, as on the CPU, only
-            memory has to be warm, which the largest batch sees to, and what little else there is shows in small ones.
+        max_batch_size: largest batch size.
+        autotunes: whether the device's first batch of each size is slow, as with cuDNN. Otherwise, as on the CPU, the
+            largest batch warms the memory up and small batches the rest.
     """
-    sizes = octaves(max_batch_size)
-    warm_ups = tuple(b for b in sizes[::-1] if tunes_by_size or b <= 4 or b == max_batch_size)
-    return Plan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
+    sizes = coarse_sizes(max_batch_size)
+    warm_ups = tuple(b for b in sizes[::-1] if autotunes or b <= 4 or b == max_batch_size)
+    return MeasurementPlan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
 
 
-def octaves(max_batch_size: int) -> tuple[int, ...]:
-    """All sizes up to 4, two an octave above, and the largest."""
+def coarse_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """All batch sizes up to 4, two per octave above, and the largest."""
     sizes = {b for b in _QUICK_SIZES if b < max_batch_size} | {max_batch_size}
     octave = 32
     while octave < max_batch_size:
@@ -182,8 +183,10 @@ def octaves(max_batch_size: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-async def measure(subject: Subject, plan: Plan, rng: np.random.Generator, on_progress: OnProgress) -> Measurement:
-    """Run the plan; the order of the sizes is drawn from `rng`."""
+async def measure_service_times(
+    subject: Subject, plan: MeasurementPlan, rng: np.random.Generator, on_progress: OnProgress
+) -> Measurement:
+    """Measure service times by the plan; `rng` draws the order of the sizes."""
     start = time.monotonic()
     runs = _Runs(subject, plan)
     for size in plan.warm_ups:
@@ -199,12 +202,12 @@ async def measure(subject: Subject, plan: Plan, rng: np.random.Generator, on_pro
 
 
 class _Runs:
-    """The repeats so far."""
+    """Repeats measured so far."""
 
-    def __init__(self, subject: Subject, plan: Plan) -> None:
+    def __init__(self, subject: Subject, plan: MeasurementPlan) -> None:
         self._subject = subject
         self._plan = plan
-        self._warm = 0  # samples run before anything counted
+        self._warm = 0  # samples in warm-up batches
         self._times: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._joules: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._done: set[int] = set()
@@ -223,7 +226,7 @@ class _Runs:
 
     async def _run(self, size: int) -> tuple[float, float | None]:
         subject = self._subject
-        batch = Batch(subject.model, take(subject.samples, size))
+        batch = Batch(subject.model, make_batch(subject.samples, size))
         before = self._joules_so_far()
         completion = await subject.executor.run(batch)
         after = self._joules_so_far()
@@ -235,35 +238,35 @@ class _Runs:
         return meter.read() if meter.scope == "batches" else None
 
     def unfinished(self, elapsed: float) -> list[int]:
-        """The sizes that want another repeat and may have it."""
+        """Sizes that need another repeat and have time for it."""
         return [size for size in self._plan.sizes if size not in self._done and self.fits(size, elapsed)]
 
     def fits(self, size: int, elapsed: float) -> bool:
-        """Whether a repeat is owed, or ends in time."""
+        """Whether another repeat is required, or would end in time."""
         times = self._times[size]
-        return len(times) < self._plan.owed(size) or elapsed + max(times) <= self._plan.max_time
+        return len(times) < self._plan.required_repeats(size) or elapsed + max(times) <= self._plan.max_time
 
     def _enough(self, size: int) -> bool:
         count, plan = len(self._times[size]), self._plan
-        if count >= plan.max_repeats or count < max(2, plan.owed(size)):
+        if count >= plan.max_repeats or count < max(2, plan.required_repeats(size)):
             return count >= plan.max_repeats
         return self.estimate(size).half_width <= plan.half_width
 
     def progress(self, elapsed: float) -> float:
-        """Half of it when the samples owed were run, all of it when every size is done or the time is up."""
+        """Share of the work done: 0.5 after all required samples, 1 when every size is done or the time is up."""
         plan = self._plan
-        owed = sum(plan.warm_ups) + sum(b * plan.owed(b) for b in plan.sizes)
-        run = self._warm + sum(b * min(len(times), plan.owed(b)) for b, times in self._times.items())
+        required = sum(plan.warm_ups) + sum(b * plan.required_repeats(b) for b in plan.sizes)
+        run = self._warm + sum(b * min(len(times), plan.required_repeats(b)) for b, times in self._times.items())
         spent = 1.0 if elapsed >= plan.max_time else elapsed / plan.max_time
-        return run / owed * (0.5 + 0.5 * max(spent, len(self._done) / len(plan.sizes)))
+        return run / required * (0.5 + 0.5 * max(spent, len(self._done) / len(plan.sizes)))
 
-    def estimate(self, size: int) -> Estimate:
+    def estimate(self, size: int) -> SizeEstimate:
         kept = _without_outliers(np.asarray(self._times[size]))
         joules = self._joules[size]
         count, mean = len(kept), float(kept.mean())
         cv = float(kept.std(ddof=1)) / mean if count > 1 else None
         half_width = inf if cv is None else float(stdtrit(count - 1, 0.975)) * cv / sqrt(count)
-        return Estimate(
+        return SizeEstimate(
             batch_size=size,
             mean=mean,
             cv=cv,
@@ -275,7 +278,7 @@ class _Runs:
 
 
 def _without_outliers(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The repeats that count; what an outlier is, the module's docstring says."""
+    """Repeats without outliers, as the module docstring defines them."""
     median = float(np.median(times))
     distance = np.abs(times - median)
     limit = max(5.0 * 1.4826 * float(np.median(distance)), 0.1 * median)

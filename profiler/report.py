@@ -1,4 +1,4 @@
-"""A profile for people: a table, the fits, and how well what was measured is known."""
+"""Text report of a profile: a table, fits of service time and energy, and the precision of the measurement."""
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
@@ -7,17 +7,17 @@ from rich.table import Table
 
 from policies.profile import Profile, fit_affine, fit_isotonic
 from profiler.energy import Mean
-from profiler.sweep import Reading, Sweep, watts
+from profiler.energy_sweep import BatchEnergy, EnergySweep, watts
 
 
-def profile_table(profile: Profile, shown: Sequence[int], sweep: Sweep | None = None) -> Table:
-    """Service time and energy at the sizes `shown`; standard errors at those whose energy was measured."""
+def profile_table(profile: Profile, shown: Sequence[int], sweep: EnergySweep | None = None) -> Table:
+    """Table of service time and energy at the sizes `shown`, with standard errors where energy was measured."""
     table = Table("b", "l(b), ms", "requests/s", "cv", title=f"{profile.model} on {profile.device}")
     for header in _energy_headers(profile):
         table.add_column(header)
     for column in table.columns:
         column.justify = "right"
-    readings = {r.batch_size: r for r in sweep.readings(profile.service_times)} if sweep else {}
+    readings = {r.batch_size: r for r in sweep.batch_energies(profile.service_times)} if sweep else {}
     for b in shown:
         seconds = profile.service_time(b)
         cv = "" if profile.cvs is None else f"{profile.cvs[b - 1]:.1%}"
@@ -32,7 +32,7 @@ def _energy_headers(profile: Profile) -> list[str]:
     return ["ζ(b), mJ"] if profile.total_energies is None else ["ζ(b), mJ", "total, mJ", "P(b), W"]
 
 
-def _energies(profile: Profile, b: int, reading: Reading | None) -> list[str]:
+def _energies(profile: Profile, b: int, reading: BatchEnergy | None) -> list[str]:
     if profile.energies is None:
         return []
     if profile.total_energies is None:
@@ -49,8 +49,8 @@ def _with_error(value: Mean, factor: float) -> str:
     return f"{factor * value.value:.4g}{error}"
 
 
-def summary(profile: Profile, sweep: Sweep | None = None) -> Iterator[str]:
-    """The lines below the table."""
+def summary(profile: Profile, sweep: EnergySweep | None = None) -> Iterator[str]:
+    """Lines below the table: fits, stages, idle power and the duty-cycle check."""
     yield from _fits("l(b)", profile.service_times, "ms")
     if profile.stage_service_times is not None:
         over = profile.stage_overhead
@@ -62,16 +62,16 @@ def summary(profile: Profile, sweep: Sweep | None = None) -> Iterator[str]:
     if sweep is not None:
         yield f"idle      {watts(sweep.idle)} (before {watts(sweep.before)}, after {watts(sweep.after)})"
         for load, check in sweep.checks(profile.service_times):
-            predicted = f"{check.predicted:.1f} W by idle and batches of {sweep.plan.checked}"
-            yield f"load {load:.2f} {check.measured:.1f} W, {check.error:+.1%} off {predicted}"
+            predicted = f"{check.predicted:.1f} W predicted from idle power and batches of {sweep.plan.checked}"
+            yield f"load {load:.2f} {check.measured:.1f} W, {check.error:+.1%} from the {predicted}"
 
 
-def _fits(what: str, values: Sequence[float], unit: str) -> Iterator[str]:
+def _fits(name: str, values: Sequence[float], unit: str) -> Iterator[str]:
     if min(values) <= 0.0:  # errors of a fit are relative
-        yield f"{what} is 0 at some sizes, no more than the sensor sees: not fitted"
+        yield f"{name} is 0 at some sizes, below the sensor's resolution: not fitted"
         return
     thousandths = [1e3 * value for value in values]
     affine = fit_affine(range(1, len(values) + 1), thousandths)
     line = f"{affine.slope:.4g} b {'+-'[affine.intercept < 0]} {abs(affine.intercept):.4g} {unit}"
-    yield f"affine    {what} = {line}, within {affine.max_relative_error:.1%}"
+    yield f"affine    {name} = {line}, within {affine.max_relative_error:.1%}"
     yield f"isotonic  within {fit_isotonic(thousandths).max_relative_error:.1%}"

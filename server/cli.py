@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from policies.command import run
 from policies.types import SpecError
-from profiler.first import FirstProfiles
+from profiler.first_profile import FirstProfiles
 from server.app.assembly import assemble, keys_of
 from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import ServerPlan, make_plan

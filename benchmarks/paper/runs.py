@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.paper.setting import Section, at, difference, googlenet, save, table
-from loadgen.simulated import simulate
+from loadgen.simulated import simulate_policy
 from policies import catalog
 from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
 from policies.queue.arrivals import poisson
@@ -167,7 +167,7 @@ def _arrivals(requests: int) -> NDArray[np.float64]:
 
 
 def _run(solution: Solution, arrivals: NDArray[np.float64]) -> Run:
-    return simulate(catalog.solved(solution.batch_size, googlenet()), arrivals)
+    return simulate_policy(catalog.solved(solution.batch_size, googlenet()), arrivals)
 
 
 def _in_ms(seconds: Estimate) -> Estimate:

@@ -1,4 +1,4 @@
-"""Writes the dashboards of panels.yaml as Grafana's JSON: python -m deploy.grafana.build."""
+"""Build Grafana's dashboards from panels.yaml: python -m deploy.grafana.build."""
 
 import json
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ import yaml
 FOLDER = Path(__file__).parent / "dashboards"
 DATASOURCE = {"type": "prometheus", "uid": "batchwright-prometheus"}
 _PANELS = Path(__file__).parent / "panels.yaml"
-_SHORT = {"CHOSEN": 'model=~"$model",instance=~"$instance"', "[W]": "[$__rate_interval]"}
+_ABBREVIATIONS = {"CHOSEN": 'model=~"$model",instance=~"$instance"', "[W]": "[$__rate_interval]"}
 _SWAPS = "batchwright_policy_info{CHOSEN} unless batchwright_policy_info{CHOSEN} offset $__interval"
 _COLUMNS = 24
 
 
-def dashboards() -> dict[str, str]:
-    """The text of each dashboard's file, by its name; a panel a line, so that changes can be read."""
+def render_dashboards() -> dict[str, str]:
+    """Render each dashboard's JSON file, by name, with one panel per line to keep diffs readable."""
     content = yaml.safe_load(_PANELS.read_text())
     return {name: _text(_frame(name), [*_placed(panels)]) for name, panels in content.items()}
 
@@ -44,7 +44,7 @@ def _frame(name: str) -> dict[str, Any]:
 
 
 def _link() -> dict[str, Any]:
-    """To the other three."""
+    """Link to the other dashboards."""
     return {"type": "dashboards", "tags": ["batchwright"], "title": "", "keepTime": True, "includeVars": True}
 
 
@@ -79,7 +79,7 @@ def _variable(label: str, metric: str) -> dict[str, Any]:
 
 
 def _placed(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The panels in reading order, in rows as long as the columns last."""
+    """Place the panels in reading order, in rows of up to 24 columns."""
     left, top, row = 0, 0, 0
     for number, panel in enumerate(panels, 1):
         kind, width = panel.get("kind", "timeseries"), panel.get("width", _COLUMNS // 2)
@@ -93,14 +93,14 @@ def _placed(panels: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
     queries = _quantiles(panel.get("quantiles")) | panel.get("queries", {})
-    field, options = _drawing(kind, panel["unit"])
+    field, options = _display(kind, panel["unit"])
     return {
         "type": "timeseries" if kind == "stacked" else kind,
         "title": panel["title"],
         "description": panel["about"],
         "datasource": DATASOURCE,
         "targets": [
-            {"refId": chr(ord("A") + i), "expr": _expanded(expression), "legendFormat": legend, **_asking(kind)}
+            {"refId": chr(ord("A") + i), "expr": _expanded(expression), "legendFormat": legend, **_query_type(kind)}
             for i, (legend, expression) in enumerate(queries.items())
         ],
         "fieldConfig": {"defaults": {"unit": panel["unit"], **field}, "overrides": []},
@@ -117,19 +117,19 @@ def _quantiles(histogram: str | None) -> dict[str, str]:
 
 
 def _expanded(expression: str) -> str:
-    for short, long in _SHORT.items():
+    for short, long in _ABBREVIATIONS.items():
         expression = expression.replace(short, long)
     return expression
 
 
-def _asking(kind: str) -> dict[str, Any]:
-    """How a query is asked: for an instant or the time shown, and in which form."""
+def _query_type(kind: str) -> dict[str, Any]:
+    """Type of a query, instant or range, and its format."""
     form = {"table": {"format": "table"}, "heatmap": {"format": "heatmap"}}.get(kind, {})
     return {"instant": kind in ("stat", "table"), "range": kind not in ("stat", "table"), **form}
 
 
-def _drawing(kind: str, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What goes to the fields' defaults, and what to the panel."""
+def _display(kind: str, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Display settings: the defaults of the fields, and the panel's options."""
     match kind:
         case "stat":
             reduce = {"calcs": ["lastNotNull"]}
@@ -149,9 +149,9 @@ def _drawing(kind: str, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def main() -> None:
-    """Write all files."""
+    """Write all dashboards."""
     FOLDER.mkdir(exist_ok=True)
-    for name, text in dashboards().items():
+    for name, text in render_dashboards().items():
         (FOLDER / f"{name}.json").write_text(text)
 
 

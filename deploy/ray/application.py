@@ -1,4 +1,4 @@
-"""The Ray Serve application: `serve deploy deploy/ray/serve.yaml`, or Ray's own `serve.run(build({...}))`."""
+"""The Ray Serve application, for `serve deploy deploy/ray/serve.yaml` or Ray's `serve.run(build({...}))`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,28 +9,28 @@ from deploy.ray.replica import Replica
 
 
 class Batchwright(Replica):
-    """A replica that knows the others, through Ray."""
+    """A replica that collects the metrics of all replicas through Ray."""
 
-    async def everybodys_metrics(self) -> Mapping[str, str]:
-        """By replica, the text that Prometheus scrapes; one that ends just now is left out."""
+    async def metrics_by_replica(self) -> Mapping[str, str]:
+        """Metrics in Prometheus' text format, by replica; a replica that does not respond is left out."""
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        told = await handle.broadcast("metrics_by_name").results_async(timeout_s=5.0, return_exceptions=True)
-        return dict(pair for pair in told if not isinstance(pair, BaseException))
+        results = await handle.broadcast("named_metrics").results_async(timeout_s=5.0, return_exceptions=True)
+        return dict(result for result in results if not isinstance(result, BaseException))
 
-    async def metrics_by_name(self) -> tuple[str, str]:
-        """Ray's name of this replica, and what it tells Prometheus."""
+    async def named_metrics(self) -> tuple[str, str]:
+        """Ray's id of this replica, and its metrics in Prometheus' text format."""
         return serve.get_replica_context().replica_id.unique_id, await self.render_metrics()
 
 
 def build(settings: dict[str, Any]) -> Any:
-    """The application for these settings, by their names in a configuration file of serve-model; see serve.yaml.
+    """Build the application; `settings` have the keys of serve-model's configuration file (see serve.yaml).
 
-    What is said here of a deployment, its entry in serve.yaml may say otherwise.
+    The deployment's entry in serve.yaml overrides the options set here.
     """
     deployment = serve.deployment(
         serve.ingress()(Batchwright),
         name="Batchwright",
-        max_ongoing_requests=4096,  # the dispatcher's own queue is to be the only one: it refuses what comes too late
+        max_ongoing_requests=4096,  # large, so that calls wait in the dispatcher's queue, where admission control works
     )
     return deployment.bind(settings)

@@ -1,16 +1,16 @@
-"""How many replicas there should be, from what they say of themselves. Pure: Ray gathers, starts and ends."""
+"""Autoscaling policy for Ray Serve: the number of replicas from their backlog and load. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 
 class Context(Protocol):
-    """What is used of Ray's AutoscalingContext.
+    """The used part of Ray's AutoscalingContext.
 
     Attributes:
-        aggregated_metrics: by name and replica, what `record_autoscaling_stats` said, its mean over the look-back
-            period; None, or without a replica, where nothing was said yet.
-        target_num_replicas: how many there should be by the last decision.
+        aggregated_metrics: values of `record_autoscaling_stats` by name and replica, averaged over the look-back
+            period; None or empty before the first values.
+        target_num_replicas: target of the last decision.
     """
 
     @property
@@ -21,24 +21,24 @@ class Context(Protocol):
 
 
 class ByBacklog:
-    """As many replicas as keep both the backlog and the load of each within bounds.
+    """Number of replicas that keeps both backlog and load of each replica within bounds.
 
-    The backlog says that there are too few now. It cannot say that there are too many: it is nearly nothing until there
-    is one too few. The load, arrival rate over the largest service rate, says that, and what a steady rate needs.
+    The backlog shows an overload at once, but stays near 0 below it, so it cannot show how many replicas are enough.
+    The load (arrival rate over maximum service rate) shows how many a steady rate needs.
     """
 
     def __init__(self, backlog_s: float = 0.5, load: float = 0.8) -> None:
-        """Ray gives what stands in the configuration under policy_kwargs.
+        """Ray passes policy_kwargs of the configuration.
 
         Args:
-            backlog_s: least time in which a replica should be able to serve everybody who is there, s.
-            load: arrival rate over largest service rate that a replica should have.
+            backlog_s: target of the minimum time in which a replica can serve all its requests, s.
+            load: target of a replica's arrival rate over its maximum service rate.
         """
         self._bounds = {"backlog_s": backlog_s, "load": load}
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        """The number of replicas, rounded up and kept within its bounds by Ray; and no memory."""
-        said = context.aggregated_metrics or {}
-        if not all(said.get(name) for name in self._bounds):
+        """Return the number of replicas, which Ray rounds up and clips to its bounds, and an empty policy state."""
+        metrics = context.aggregated_metrics or {}
+        if not all(metrics.get(name) for name in self._bounds):
             return context.target_num_replicas, {}
-        return max(sum(said[name].values()) / bound for name, bound in self._bounds.items()), {}
+        return max(sum(metrics[name].values()) / bound for name, bound in self._bounds.items()), {}

@@ -1,6 +1,6 @@
-"""What a replica of the deployment holds: a whole server, its dispatcher and its device, behind Ray's HTTP.
+"""A Ray Serve replica: a complete server with dispatcher and device, behind Ray's HTTP proxy.
 
-Nothing here knows Ray: it calls these methods by their names, all on the event loop that serves.
+This module does not import Ray. Ray calls the methods by name, all on the event loop that serves.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.catalog import Chosen
 from policies.types import SpecError
-from profiler.first import FirstProfiles
+from profiler.first_profile import FirstProfiles
 from server.app.assembly import Assembled, assemble, keys_of
 from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
@@ -26,33 +26,33 @@ from server.telemetry.logs import logging_to
 from server.transport.asgi import below_root, respond, respond_error
 
 _log = logging.getLogger("batchwright")
-_CHANGES = ("policy", "slo_p95_ms", "w2")  # what may be changed while it serves
-_NOWHERE = {"host": "127.0.0.1", "port": 0}  # Ray listens
+_RECONFIGURABLE = ("policy", "slo_p95_ms", "w2")  # settings that can change while serving
+_ADDRESS = {"host": "127.0.0.1", "port": 0}  # unused, since Ray's proxy listens
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class _UnchangeableError(BadInputError):
-    """One replica is asked for what all have to do."""
+    """A change of one replica that has to be made for the whole deployment."""
 
     status = 405
 
 
 class Replica:
-    """One server of several that are alike."""
+    """One of several identical servers."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings` by their names in a configuration file; where to listen, and TLS, are Ray's."""
-        self._settings = {**settings, **_NOWHERE}
+        """`settings` have the keys of a configuration file; Ray sets address and TLS."""
+        self._settings = {**settings, **_ADDRESS}
         self._logs = ExitStack()
-        self._changing = asyncio.Lock()  # in the order in which they came
+        self._changing = asyncio.Lock()  # keeps changes in order
         self._serving = False
         self._server: Assembled
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Load, profile where no profile is known, and solve; what answers HTTP.
+        """Load the models, profile and solve them if necessary, and return the ASGI application.
 
         Raises:
-            SpecError: the settings cannot be used.
+            SpecError: the settings are invalid.
         """
         result = read_settings(self._settings, None)
         with ExitStack() as logs:
@@ -64,54 +64,54 @@ class Replica:
             self._logs = logs.pop_all()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answer(scope, receive, send)
+            await self._serve(scope, receive, send)
 
         return app
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})  # Ray's proxy sends none
         if scope["type"] == "http":
             scope = below_root(scope)  # the application's route_prefix
-        method, path = scope.get("method", "GET"), scope.get("path", "")  # a lifespan has neither
+        method, path = scope.get("method", "GET"), scope.get("path", "")  # a lifespan scope has neither
         if (method, path) == ("GET", "/metrics"):
-            await respond(send, merged(await self.everybodys_metrics()).encode(), _TEXT)
+            await respond(send, merge_metrics(await self.metrics_by_replica()).encode(), _TEXT)
         elif method != "GET" and path.startswith("/admin/"):
             await respond_error(
                 send,
-                _UnchangeableError("one replica of several would change alone; change the deployment's user_config"),
+                _UnchangeableError("this would change only one of the replicas; change the deployment's user_config"),
             )
         else:
             await self._server.app(scope, receive, send)
 
-    async def everybodys_metrics(self) -> Mapping[str, str]:
-        """By replica, the text that Prometheus scrapes; of this one alone, where nobody knows the others."""
+    async def metrics_by_replica(self) -> Mapping[str, str]:
+        """Metrics in Prometheus' text format, by replica; here only those of this replica, named ""."""
         return {"": await self.render_metrics()}
 
     async def render_metrics(self) -> str:
-        """The text that Prometheus scrapes, of this replica."""
+        """Metrics of this replica in Prometheus' text format."""
         await self._server.metrics.read_meters()
         return self._server.metrics.render().decode()
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Let other policies decide from now on, those that `policy`, `slo_p95_ms` and `w2` ask for.
+        """Swap the policies to those of `policy`, `slo_p95_ms` and `w2`.
 
-        Ray ends every replica whose method raises. So one that serves logs what it cannot use, and its policies stay.
+        Ray ends a replica whose method raises, so a serving replica only logs an invalid change and keeps its policies.
 
         Raises:
-            SpecError: the policies cannot be had, and it does not serve yet.
+            SpecError: the change is invalid, and the replica does not serve yet.
         """
         try:
             await self._change(user_config)
         except SpecError as error:
             if not self._serving:
                 raise
-            _log.error("the user_config is refused, the policies stay as they are: %s", error)
+            _log.error("the user_config is invalid, the policies are unchanged: %s", error)
 
     async def _change(self, user_config: Mapping[str, Any]) -> None:
-        strange = [key for key in user_config if key not in _CHANGES]
-        if strange:
+        fixed = [key for key in user_config if key not in _RECONFIGURABLE]
+        if fixed:
             raise SpecError(
-                f"{strange[0]!r} cannot change while it serves, only {', '.join(_CHANGES)}; give it in args"
+                f"{fixed[0]!r} cannot change while serving, only {', '.join(_RECONFIGURABLE)}; set it in args"
             )
         settings = load_settings({**self._settings, **user_config}, None)
         async with self._changing:
@@ -119,17 +119,17 @@ class Replica:
             await swap(self._server.fleet, self._server.metrics, choosing)
 
     def check_health(self) -> None:
-        """Whether batches are launched and come back; Ray starts another replica in the place of one that fails.
+        """Check that batches are launched and completed; Ray replaces a replica that fails the check.
 
         Raises:
-            RuntimeError: the dispatcher is broken, or overdue.
+            RuntimeError: the dispatcher has failed, or a batch has timed out.
         """
-        self._serving = True  # Ray asks for the first time when it has configured the replica
+        self._serving = True  # Ray's first health check comes after it has configured the replica
         if not self._server.fleet.alive:
-            raise RuntimeError("the dispatcher is broken or a batch never came back; the log of the replica says which")
+            raise RuntimeError("the dispatcher has failed or a batch has timed out; see the log of the replica")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the number of replicas is decided by: backlog_s, the least time to serve everybody here, and load."""
+        """Inputs of the autoscaling policy: backlog_s, the minimum time to serve all requests here, and load."""
         fleet = self._server.fleet
         load = sum(fleet.arrival_rate(model) / fleet.capacity(model) for model in fleet.first.chosen)
         return {"backlog_s": fleet.backlog(), "load": load}
@@ -139,13 +139,15 @@ def _chosen(settings: Settings, model: str, now: Chosen) -> Chosen:
     return policy_of(settings, model, now.profile)
 
 
-def merged(texts: Mapping[str, str]) -> str:
-    """What several replicas say, as one text: every sample with the label `replica`, the samples of a metric together.
+def merge_metrics(texts: Mapping[str, str]) -> str:
+    """Merge the metrics of several replicas; each sample gets the label `replica`.
+
+    Works on lines rather than with prometheus_client's parser, which is slower and would block the serving event loop.
 
     Args:
-        texts: by replica, in Prometheus' text format.
+        texts: metrics in Prometheus' text format, by replica.
     """
-    samples: dict[str, list[str]] = {}  # by the two lines that head a metric
+    samples: dict[str, list[str]] = {}  # by the lines "# HELP" and "# TYPE" of a metric
     for replica, text in texts.items():
         for metric in re.split(r"^(?=# HELP )", text, flags=re.MULTILINE)[1:]:
             about, kind, *lines = metric.splitlines()

@@ -11,9 +11,9 @@ from benchmarks.gpu import attempt, find_gpu, main, table
 from benchmarks.gpu_energy import LOADS, Served, compare, joules, linearity, readings, sensor
 from policies.profile import Profile
 from policies.types import SpecError
-from profiler.energy import Load, Mean, Steady, UnmeasuredError
+from profiler.energy import Mean, RunningLoad, Steady, UnmeasuredError
 from profiler.energy_plan import full_energy_plan
-from profiler.sweep import with_energy
+from profiler.energy_sweep import with_energy
 from tests.support.fakes import STEPS, FakeExecutor
 from tests.support.virtual_clock import virtual_loop
 from tests.support.virtual_device import VirtualDevice
@@ -33,7 +33,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def served(loop: asyncio.AbstractEventLoop) -> Served:
     """A device that draws 160 W whatever it does, watched for ten seconds after one second."""
 
-    async def watch(load: Load) -> Steady:
+    async def watch(load: RunningLoad) -> Steady:
         await asyncio.sleep(1.0)
         before = load()
         await asyncio.sleep(10.0)

@@ -19,9 +19,9 @@ from benchmarks.text_live import (
     table,
     throughput,
 )
-from loadgen.schedule import schedule
+from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import Sizes, draw
+from loadgen.sizes import RequestSizes, draw_request_lengths
 from policies.profile import Profile
 
 LENGTHS = np.tile(np.array([10.0, 20.0, 40.0, 80.0]), 80)
@@ -34,15 +34,15 @@ def work(tmp_path: Path) -> Workload:
 
 
 def records(work: Workload, spec: str) -> list[dict[str, Any]]:
-    simulation = Simulation(TEXTS, spec, sizes=Sizes(work.tokens))
+    simulation = Simulation(TEXTS, spec, sizes=RequestSizes(work.tokens))
     return [record.to_json() for record in simulation.records(work.instants)]
 
 
 def test_what_is_written_is_what_generate_load_reads(work: Workload) -> None:
     words = dict(zip(work.arguments[::2], work.arguments[1::2], strict=True))
-    instants = schedule(words["--arrivals"], None, None, 0).instants
+    instants = make_schedule(words["--arrivals"], None, None, 0).instants
     assert np.array_equal(instants, work.instants)
-    drawn = float(words["--size-scale"]) * draw(words["--sizes"], words["--arrivals"], len(instants), 0)
+    drawn = float(words["--size-scale"]) * draw_request_lengths(words["--sizes"], words["--arrivals"], len(instants), 0)
     assert np.array_equal(drawn, 0.1 * LENGTHS)
     assert work.tokens[:4].tolist() == [1.0, 2.0, 4.0, 8.0]
 

@@ -1,4 +1,4 @@
-"""The compose file: what runs how, and that docker-compose reads it as we mean it."""
+"""Tests of the compose file: hardening, profiles, and validation by docker-compose."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from deploy.expressions import DEPLOY
 
 COMPOSE = DEPLOY / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
-WATCHING = {"prometheus", "grafana"}
+MONITORING = {"prometheus", "grafana"}
 RUN = {
     "gpu": {"batchwright"},
     "gpu-load": {"batchwright", "loadgen"},
@@ -22,7 +22,7 @@ RUN = {
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_may_do_as_little_as_possible(name: str) -> None:
+def test_a_service_has_minimal_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["tmpfs"] == ["/tmp"]
@@ -35,7 +35,7 @@ def test_a_service_may_do_as_little_as_possible(name: str) -> None:
 @pytest.mark.parametrize("profile", RUN)
 def test_a_profile_runs_its_services(profile: str) -> None:
     active = {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
-    assert active == RUN[profile] | WATCHING
+    assert active == RUN[profile] | MONITORING
     for name in active:
         for needed, how in SERVICES[name].get("depends_on", {}).items():
             assert needed in active, name
@@ -43,8 +43,8 @@ def test_a_profile_runs_its_services(profile: str) -> None:
             assert "healthcheck" in SERVICES[needed], needed
 
 
-def test_what_is_not_ours_is_pinned() -> None:
-    for name in WATCHING:
+def test_the_versions_of_third_party_images_are_pinned() -> None:
+    for name in MONITORING:
         assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"]), name
 
 
@@ -62,7 +62,7 @@ def test_only_the_gpu_profile_reserves_a_gpu() -> None:
     assert [name for name, service in SERVICES.items() if "deploy" in service] == ["batchwright"]
 
 
-def test_prometheus_scrapes_the_name_that_both_servers_have() -> None:
+def test_prometheus_scrapes_the_alias_of_both_servers() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (target,) = next(job for job in config["scrape_configs"] if job["job_name"] == "batchwright")["static_configs"][0][
         "targets"
@@ -71,7 +71,7 @@ def test_prometheus_scrapes_the_name_that_both_servers_have() -> None:
         assert target.split(":")[0] in SERVICES[name]["networks"]["default"]["aliases"]
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_folders_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", []):
             if volume.startswith("./"):
@@ -82,7 +82,7 @@ def test_what_is_mounted_is_there() -> None:
     shutil.which("docker-compose") is None, reason="docker-compose is not installed (apt: docker-compose)"
 )
 @pytest.mark.parametrize("profile", RUN)
-def test_docker_compose_reads_it(profile: str) -> None:
+def test_docker_compose_accepts_the_file(profile: str) -> None:
     line = ["docker-compose", "--file", str(COMPOSE), "--profile", profile, "config", "--quiet"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: kubectl reads them as we mean them, every field exists, and they fit together."""
+"""Tests of the Kubernetes manifests: rendering by kubectl, schemas, and consistency."""
 
 import re
 import shutil
@@ -24,11 +24,11 @@ from tests.support.openapi import openapi_document
 
 ROOT = DEPLOY / "kubernetes"
 FOLDERS = [ROOT / "base", ROOT / "monitoring", *sorted((ROOT / "overlays").iterdir())]
-PLAIN = ["base", "cpu-demo", "gpu"]  # for any cluster
+PLAIN = ["base", "cpu-demo", "gpu"]  # without custom resources
 SERVERS = ["cpu-demo", "gpu", "kserve"]
 CUSTOM = [pytest.param(each, id=each[1]) for each in FIELDS]
 VERSIONS = ["1.30", kubernetes_validate.latest_version()]
-DISCOVERED = {"namespace", "pod", "container", "endpoint"}  # labels that a PodMonitor adds, beside job and instance
+DISCOVERED = {"namespace", "pod", "container", "endpoint"}  # labels added by a PodMonitor, beside job and instance
 BYTES = {"Mi": 2**20, "Gi": 2**30}
 
 folders = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -49,14 +49,14 @@ def is_custom(each: dict[str, Any]) -> bool:
 
 
 def template(name: str) -> dict[str, Any]:
-    """What a server's pods are made from; KServe joins what the runtime and the service say."""
+    """Pod template of a server; KServe combines it from the runtime and the service."""
     if name != "kserve":
         made: dict[str, Any] = one(name, "Deployment")["spec"]["template"]
         return made
     runtime, predictor = one(name, "ServingRuntime")["spec"], one(name, "InferenceService")["spec"]["predictor"]
-    ours = ("serviceAccountName", "enableServiceLinks", "terminationGracePeriodSeconds", "securityContext")
+    pod_keys = ("serviceAccountName", "enableServiceLinks", "terminationGracePeriodSeconds", "securityContext")
     container = runtime["containers"][0] | {key: predictor["model"][key] for key in ("args", "resources")}
-    spec = {key: predictor[key] for key in ours} | {"containers": [container], "volumes": runtime["volumes"]}
+    spec = {key: predictor[key] for key in pod_keys} | {"containers": [container], "volumes": runtime["volumes"]}
     return {"metadata": {"labels": runtime["labels"]}, "spec": spec}
 
 
@@ -71,11 +71,11 @@ def environment(name: str) -> dict[str, str]:
 
 
 def queries(name: str) -> dict[str, float]:
-    """PromQL that an autoscaler asks, and the average for each server above which it adds one."""
+    """PromQL queries of an autoscaler with their thresholds, averages per server."""
     if name == "kserve":
         metrics = one(name, "InferenceService")["spec"]["predictor"]["autoScaling"]["metrics"]
-        asked = [each["external"] for each in metrics]
-        return {each["metric"]["query"]: float(each["target"]["value"]) for each in asked}
+        external = [each["external"] for each in metrics]
+        return {each["metric"]["query"]: float(each["target"]["value"]) for each in external}
     triggers = [each["metadata"] for each in one(name, "ScaledObject")["spec"]["triggers"]]
     return {each["query"]: float(each["threshold"]) for each in triggers}
 
@@ -89,13 +89,13 @@ def kubectl_renders(folder: Path) -> list[dict[str, Any]]:
 
 
 @folders
-def test_kubectl_renders_what_is_tested_here(folder: Path) -> None:
+def test_kubectl_renders_the_same_objects_as_the_tests(folder: Path) -> None:
     rendered = kubectl_renders(folder)
     assert {identity(each): each for each in rendered} == {identity(each): each for each in render(folder)}
     assert len(rendered) == len(render(folder))
 
 
-def test_the_folder_of_your_own_that_the_page_shows_can_be_rendered(tmp_path: Path) -> None:
+def test_the_example_folder_in_the_docs_can_be_rendered(tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "deploy" / "kubernetes")
     (tmp_path / "mine").mkdir()
     page = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
@@ -116,14 +116,14 @@ def identity(each: dict[str, Any]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @folders
-def test_kubernetes_knows_every_field(folder: Path, version: str) -> None:
+def test_every_field_is_in_the_schema_of_kubernetes(folder: Path, version: str) -> None:
     for each in render(folder):
         if not is_custom(each):
             kubernetes_validate.validate(each, version, strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_knows_every_field_within_custom_resources(version: str) -> None:
+def test_every_pod_and_scaling_field_in_custom_resources_is_in_the_schema(version: str) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", **template("kserve")}
     kubernetes_validate.validate(pod, version, strict=True)
     config = one("keda", "ScaledObject")["spec"]["advanced"]["horizontalPodAutoscalerConfig"]
@@ -134,12 +134,12 @@ def test_kubernetes_knows_every_field_within_custom_resources(version: str) -> N
 
 
 @folders
-def test_custom_resources_have_only_fields_that_their_projects_publish(folder: Path) -> None:
+def test_custom_resources_have_only_fields_of_their_published_schema(folder: Path) -> None:
     assert [line for each in render(folder) if is_custom(each) for line in strange(each)] == []
 
 
 @pytest.mark.parametrize("custom", CUSTOM)
-def test_a_misspelt_or_mistyped_field_is_found(custom: tuple[str, str]) -> None:
+def test_a_wrong_name_or_type_of_a_custom_field_is_found(custom: tuple[str, str]) -> None:
     each = next(each for name in ("keda", "kserve") for each in objects(name) if each["kind"] == custom[1])
     for key, value in each["spec"].items():
         wrong = deepcopy(each)
@@ -150,7 +150,7 @@ def test_a_misspelt_or_mistyped_field_is_found(custom: tuple[str, str]) -> None:
             assert len(strange(wrong)) == 1
 
 
-def test_a_misspelt_field_of_kubernetes_itself_is_found() -> None:
+def test_a_wrong_name_of_a_kubernetes_field_is_found() -> None:
     wrong = one("gpu", "Deployment")
     wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
@@ -158,12 +158,12 @@ def test_a_misspelt_field_of_kubernetes_itself_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_cluster_without_operators_takes_it(name: str) -> None:
+def test_the_plain_overlays_have_no_custom_resources(name: str) -> None:
     assert [each["kind"] for each in objects(name) if is_custom(each)] == []
 
 
 @servers
-def test_a_server_may_do_as_little_as_possible(name: str) -> None:
+def test_a_server_has_minimal_privileges(name: str) -> None:
     pod, box = template(name)["spec"], container(name)["securityContext"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -172,11 +172,11 @@ def test_a_server_may_do_as_little_as_possible(name: str) -> None:
     account = one(name, "ServiceAccount")
     assert account["automountServiceAccountToken"] is False
     assert pod["serviceAccountName"] == account["metadata"]["name"]
-    assert "automountServiceAccountToken" not in pod, "a pod's own word would win"
+    assert "automountServiceAccountToken" not in pod, "it would override the account's"
 
 
 @servers
-def test_a_server_is_the_images_user_and_writes_where_the_image_does(name: str) -> None:
+def test_user_and_volumes_match_the_image(name: str) -> None:
     dockerfile, security = (DEPLOY.parent / "Dockerfile").read_text(), template(name)["spec"]["securityContext"]
     assert f"--uid {security['runAsUser']} " in dockerfile
     assert security["fsGroup"] == security["runAsGroup"] == security["runAsUser"]
@@ -196,7 +196,7 @@ def test_a_server_has_time_to_drain(name: str) -> None:
 
 
 @servers
-def test_a_server_understands_what_it_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_and_environment_are_valid_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in environment(name).items():
         monkeypatch.setenv(key, value)
     command = typer.main.get_command(app).make_context("serve-model", container(name)["args"])
@@ -211,13 +211,13 @@ def test_a_server_understands_what_it_is_told(name: str, monkeypatch: pytest.Mon
 
 
 @servers
-def test_no_service_speaks_to_the_server_by_its_environment(name: str) -> None:
-    """Kubernetes would set BATCHWRIGHT_PORT to tcp://..., for a Service called batchwright."""
+def test_service_links_are_off(name: str) -> None:
+    """With them Kubernetes sets BATCHWRIGHT_PORT to tcp://... for the Service batchwright."""
     assert template(name)["spec"]["enableServiceLinks"] is False
 
 
 @servers
-def test_probes_ask_for_pages_that_there_are(name: str) -> None:
+def test_probes_call_existing_routes(name: str) -> None:
     pages, box = openapi_document()["paths"], container(name)
     probes = {which: box[which]["httpGet"] for which in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert all(probe["path"] in pages for probe in probes.values())
@@ -226,14 +226,14 @@ def test_probes_ask_for_pages_that_there_are(name: str) -> None:
     assert [probe["path"].rpartition("/")[2] for probe in probes.values()] == ["ready", "ready", "live"]
 
 
-def test_a_rollout_waits_longer_than_a_start_may_take() -> None:
+def test_the_progress_deadline_is_longer_than_the_startup_probe() -> None:
     startup = container("gpu")["startupProbe"]
     longest = startup["periodSeconds"] * startup["failureThreshold"]
     assert one("gpu", "Deployment")["spec"]["progressDeadlineSeconds"] > longest
 
 
 @servers
-def test_there_is_memory_for_the_calls_that_are_held(name: str) -> None:
+def test_the_memory_limit_covers_the_memory_budget_of_calls(name: str) -> None:
     limit = container(name)["resources"]["limits"]["memory"]
     assert int(limit[:-2]) * BYTES[limit[-2:]] >= Settings.model_fields["queue_bytes"].default + 200e6
 
@@ -244,28 +244,28 @@ def test_only_the_gpu_overlay_needs_a_gpu_and_the_network() -> None:
     assert {name for name in SERVERS if one(name, "NetworkPolicy")["spec"]["egress"]} == {"gpu"}
 
 
-def test_a_rollout_waits_for_no_gpu_beyond_those_in_use() -> None:
+def test_a_rollout_needs_no_spare_gpu() -> None:
     assert one("gpu", "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
 @servers
-def test_whoever_looks_for_the_pods_finds_them_and_their_port(name: str) -> None:
+def test_selectors_match_the_labels_and_the_port_of_the_pods(name: str) -> None:
     seen = {each["kind"]: each["spec"] for each in [*objects(name), *objects("monitoring")] if "spec" in each}
-    told = template(name)["metadata"]["labels"]
+    pod_labels = template(name)["metadata"]["labels"]
     selectors = [seen[kind]["selector"]["matchLabels"] for kind in ("PodDisruptionBudget", "PodMonitor")]
     selectors.append(seen["NetworkPolicy"]["podSelector"]["matchLabels"])
     port = {
         seen["NetworkPolicy"]["ingress"][0]["ports"][0]["port"],
         seen["PodMonitor"]["podMetricsEndpoints"][0]["port"],
     }
-    if name != "kserve":  # which makes its own
+    if name != "kserve":  # it creates its own Service and Deployment
         selectors += [seen["Service"]["selector"], seen["Deployment"]["selector"]["matchLabels"]]
         port.add(seen["Service"]["ports"][0]["targetPort"])
-    assert all(selector.items() <= told.items() for selector in selectors)
+    assert all(selector.items() <= pod_labels.items() for selector in selectors)
     assert port == {container(name)["ports"][0]["name"]}
 
 
-def test_the_rules_know_the_job_that_the_monitor_names() -> None:
+def test_the_pod_monitor_sets_the_job_of_the_rules() -> None:
     label = one("monitoring", "PodMonitor")["spec"]["jobLabel"]
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     jobs = {job["job_name"] for job in config["scrape_configs"]}
@@ -273,15 +273,15 @@ def test_the_rules_know_the_job_that_the_monitor_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["keda", "kserve"])
-def test_scaling_asks_for_what_is_exported(name: str) -> None:
-    asked = {metric for query in queries(name) for metric in names(query)}
-    assert asked == {"batchwright_backlog_seconds", "batchwright_arrival_rate_hertz", "batchwright_capacity_hertz"}
+def test_the_metrics_for_scaling_are_exported(name: str) -> None:
+    used = {metric for query in queries(name) for metric in names(query)}
+    assert used == {"batchwright_backlog_seconds", "batchwright_arrival_rate_hertz", "batchwright_capacity_hertz"}
     for query in queries(name):
         assert names(query) <= exported().keys()
         assert all(label in exported()[metric] | DISCOVERED for metric, label in labels(query))
 
 
-def test_keda_and_kserve_scale_alike_and_only_once() -> None:
+def test_keda_and_kserve_scale_by_the_same_queries_and_no_replicas_are_set() -> None:
     assert [*queries("keda").values()] == [*queries("kserve").values()]
     target = one("keda", "ScaledObject")["spec"]["scaleTargetRef"]["name"]
     for name in ("cpu-demo", "gpu"):
@@ -290,10 +290,10 @@ def test_keda_and_kserve_scale_alike_and_only_once() -> None:
         assert "replicas" not in deployment["spec"], "applying it would undo what the autoscaler did"
 
 
-def test_a_server_with_kserve_is_the_same_server() -> None:
-    theirs = {"name", "args", "resources"}
-    ours = {key: value for key, value in container("cpu-demo").items() if key not in theirs}
-    assert {key: value for key, value in container("kserve").items() if key not in theirs} == ours
+def test_the_container_with_kserve_is_the_same_as_without() -> None:
+    excluded = {"name", "args", "resources"}
+    expected = {key: value for key, value in container("cpu-demo").items() if key not in excluded}
+    assert {key: value for key, value in container("kserve").items() if key not in excluded} == expected
     assert (
         one("kserve", "InferenceService")["spec"]["predictor"]["model"]["runtime"]
         == identity(one("kserve", "ServingRuntime"))[1]
@@ -301,6 +301,6 @@ def test_a_server_with_kserve_is_the_same_server() -> None:
 
 
 @servers
-def test_the_image_is_of_this_version(name: str) -> None:
+def test_the_image_tag_is_the_version_of_the_project(name: str) -> None:
     project = (DEPLOY.parent / "pyproject.toml").read_text()
     assert f'version = "{container(name)["image"].removeprefix("batchwright:")}"' in project

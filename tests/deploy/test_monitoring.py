@@ -1,4 +1,4 @@
-"""Rules and dashboards: they ask for what the server exports, and Prometheus' own tools have nothing against them."""
+"""Tests of rules and dashboards: exported metrics and labels, and validation by promtool."""
 
 import shutil
 import subprocess
@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from deploy.expressions import DASHBOARDS, DEPLOY, RULES, Expression, all_expressions, dashboards, rules
-from deploy.grafana.build import DATASOURCE
-from deploy.grafana.build import dashboards as built
+from deploy.grafana.build import DATASOURCE, render_dashboards
 from tests.support.exported_metrics import ALWAYS, exported, exported_buckets, labels, names
 
-UNITS = {"none", "s", "reqps", "hertz", "joule", "watt", "percentunit"}  # base units, in Grafana's words
+UNITS = {"none", "s", "reqps", "hertz", "joule", "watt", "percentunit"}  # base units by Grafana's names
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")
 
 
@@ -26,15 +25,15 @@ def test_every_metric_is_exported_or_recorded(expression: Expression) -> None:
 
 
 @pytest.mark.parametrize("expression", all_expressions(), ids=lambda e: e.where)
-def test_every_label_that_is_matched_is_there(expression: Expression) -> None:
+def test_every_matched_label_is_exported(expression: Expression) -> None:
     for metric, label in labels(expression.text):
         known = ALWAYS.get(metric) or exported().get(metric)
-        if known is None:  # a recorded name begins with its labels
+        if known is None:  # the name of a recorded metric begins with its labels
             known = {*metric.split(":")[0].split("_")}
         assert label in known, metric
 
 
-def test_names_are_read_from_an_expression_as_they_stand_there() -> None:
+def test_metrics_and_labels_of_an_expression_are_found() -> None:
     text = (
         'sum by (le, model) (rate(a_bucket{model=~"$model",x="b c"}[$__rate_interval])) / on (m) b:c:d offset 1h > 1e-3'
     )
@@ -48,14 +47,14 @@ def test_every_exported_metric_is_on_a_dashboard() -> None:
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
 
 
-def test_the_objectives_time_is_a_bucket() -> None:
+def test_the_response_time_of_the_objective_is_a_bucket() -> None:
     rule = next(
         rule for _, rule in rules() if rule.get("record", "").startswith("instance_model:batchwright_responses_in")
     )
     assert rule["expr"].split('le="')[1].split('"')[0] in exported_buckets("batchwright_response_seconds")
 
 
-def test_alerts_say_how_bad_it_is_what_happened_and_what_to_do() -> None:
+def test_alerts_have_a_severity_a_summary_and_a_description() -> None:
     alerts = [rule for _, rule in rules() if "alert" in rule]
     assert alerts
     for rule in alerts:
@@ -74,32 +73,32 @@ def test_alerts_say_how_bad_it_is_what_happened_and_what_to_do() -> None:
     ],
     ids=["config", "rules", "tests"],
 )
-def test_promtool_agrees(arguments: tuple[str, ...]) -> None:
+def test_promtool_accepts_config_rules_and_rule_tests(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboards_are_what_their_yaml_says() -> None:
-    """If not: python -m deploy.grafana.build."""
-    assert {path.stem: path.read_text() for path in DASHBOARDS} == built()
+def test_the_dashboards_are_built_from_the_current_panels() -> None:
+    """If this fails, run python -m deploy.grafana.build."""
+    assert {path.stem: path.read_text() for path in DASHBOARDS} == render_dashboards()
 
 
 @pytest.mark.parametrize("name", ["service", "policy", "energy", "capacity"])
-def test_a_dashboard_is_whole(name: str) -> None:
+def test_a_dashboard_is_complete(name: str) -> None:
     board = dashboards()[name]
     assert {variable["name"] for variable in board["templating"]["list"]} == {"model", "instance"}
-    asked = [*board["panels"], *board["templating"]["list"], *board["annotations"]["list"]]
-    assert all(each["datasource"] == DATASOURCE for each in asked)
+    querying = [*board["panels"], *board["templating"]["list"], *board["annotations"]["list"]]
+    assert all(each["datasource"] == DATASOURCE for each in querying)
     assert max(Counter(panel["id"] for panel in board["panels"]).values()) == 1
     for panel in board["panels"]:
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
         assert panel["description"], panel["title"]
         assert panel["targets"], panel["title"]
-        assert panel["type"] in {"timeseries", "stat", "heatmap", "table"}, "of Grafana's own kinds"
+        assert panel["type"] in {"timeseries", "stat", "heatmap", "table"}, "panel types without a plugin"
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24, panel["title"]
 
 
-def test_no_panel_lies_over_another() -> None:
+def test_panels_do_not_overlap() -> None:
     for name, board in dashboards().items():
         cells = Counter(
             (x, y)
@@ -110,11 +109,11 @@ def test_no_panel_lies_over_another() -> None:
         assert max(cells.values()) == 1, name
 
 
-def test_the_dashboards_addresses_differ() -> None:
+def test_the_uids_of_the_dashboards_are_unique() -> None:
     assert len({board["uid"] for board in dashboards().values()}) == len(DASHBOARDS)
 
 
-def test_grafana_is_given_the_datasource_that_the_dashboards_name() -> None:
+def test_the_datasource_of_the_dashboards_is_provisioned() -> None:
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     assert (source["type"], source["uid"]) == (DATASOURCE["type"], DATASOURCE["uid"])
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())

@@ -1,4 +1,4 @@
-"""Ray Serve: what a replica does when Ray calls it, how many there should be, and what the file for Ray says."""
+"""Tests of Ray Serve: the methods of a replica, the autoscaling policy, and the configuration file."""
 
 import asyncio
 import importlib
@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from deploy.expressions import DEPLOY
 from deploy.ray.autoscaling import ByBacklog
-from deploy.ray.replica import Replica, merged
+from deploy.ray.replica import Replica, merge_metrics
 from policies.types import SpecError
 from server.config import load_settings
 
@@ -25,7 +25,7 @@ SETTINGS = {"models": ["cat", "dog"], "device": "emulated:googlenet-tesla-p4-x10
 
 
 def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> None:
-    """Run a scenario with a replica that is built, and not served yet."""
+    """Run a scenario with a replica that is built but does not serve yet."""
 
     async def whole() -> None:
         replica = Replica(SETTINGS | settings)
@@ -36,8 +36,8 @@ def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> Non
     asyncio.run(whole())
 
 
-async def ask(replica: Replica, method: str, path: str, prefix: str = "") -> tuple[int, str]:
-    """A call as Ray's proxy hands it on, with the application's prefix: its scope has no state."""
+async def call(replica: Replica, method: str, path: str, prefix: str = "") -> tuple[int, str]:
+    """A call as Ray's proxy forwards it: with the application's route prefix, and without state in its scope."""
     path = prefix + path
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "root_path": prefix}
     scope |= {"headers": [(b"host", b"localhost")], "query_string": b"", "server": ("localhost", 80), "scheme": "http"}
@@ -57,72 +57,72 @@ def specs(replica: Replica) -> dict[str, str]:
     return {model: chosen.spec for model, chosen in replica._server.fleet.first.chosen.items()}
 
 
-def test_another_objective_decides_at_once_and_what_args_say_is_the_rest() -> None:
+def test_user_config_swaps_the_policies_and_overrides_args() -> None:
     async def scenario(replica: Replica) -> None:
         await replica.reconfigure({"slo_p95_ms": 200})
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
         await replica.reconfigure({"policy": ["cat=smdp", "dog=static:4"], "slo_p95_ms": 300})
         assert specs(replica) == {"cat": "smdp", "dog": "static:4"}
-        assert '"slo_p95_ms":"300.0"' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert '"slo_p95_ms":"300.0"' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
         await replica.reconfigure({"policy": ["cat=smdp", "dog=greedy"], "w2": 2})
-        assert '"max_wait_ms":"1000","w2":"2.0"}' in (await ask(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert '"max_wait_ms":"1000","w2":"2.0"}' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
         assert 'model="dog",policy="greedy"' in await replica.render_metrics()
 
     play(scenario)
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "message"),
     [
         ({"policy": ["cat=greedy", "dog=clever"]}, "unknown policy 'clever'"),
         ({"policy": ["cat=greedy", "dog=lazy:slo_ms=50"]}, "--stages"),
         ({"policy": "auto:w2=1", "w2": 2}, "the flag 2.0"),
         ({"slo_p95_ms": -1}, "greater than 0"),
-        ({"device": "cpu"}, "'device' cannot change while it serves"),
+        ({"device": "cpu"}, "'device' cannot change while serving"),
     ],
 )
-def test_what_cannot_be_used_keeps_a_replica_from_starting_and_changes_nothing_later(
-    config: Mapping[str, Any], says: str, caplog: pytest.LogCaptureFixture
+def test_an_invalid_user_config_fails_the_start_and_is_only_logged_later(
+    config: Mapping[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(replica: Replica) -> None:
-        with pytest.raises(SpecError, match=says):
+        with pytest.raises(SpecError, match=message):
             await replica.reconfigure(config)
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
         replica.check_health()
         with caplog.at_level(logging.ERROR):
             await replica.reconfigure(config)
-        assert says in caplog.text
+        assert message in caplog.text
         assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
 
     play(scenario)
 
 
-def test_settings_are_checked_as_those_of_serve_model() -> None:
+def test_settings_are_validated_like_those_of_serve_model() -> None:
     with pytest.raises(SpecError, match=r"queue_capacity.*; unknown policy 'clever'"):
         play(_nothing, policy=["clever"], queue_capacity=0)
 
 
 async def _nothing(_: Replica) -> None:
-    raise AssertionError("it was built")
+    raise AssertionError("the replica was built")
 
 
-def test_a_change_for_one_replica_alone_is_refused() -> None:
+def test_a_policy_change_of_a_single_replica_is_rejected() -> None:
     async def scenario(replica: Replica) -> None:
         for method, path in (("PUT", "/admin/models/cat/policy"), ("POST", "/admin/models/cat/solve")):
-            status, body = await ask(replica, method, path)
+            status, body = await call(replica, method, path)
             assert status == 405
             assert "user_config" in body
 
     play(scenario)
 
 
-def test_below_a_route_prefix_everything_is_as_without() -> None:
+def test_routes_work_with_a_route_prefix() -> None:
     async def scenario(replica: Replica) -> None:
         for prefix in ("", "/svc", "/admin", "/v2/health"):
-            assert (await ask(replica, "PUT", "/admin/models/cat/policy", prefix))[0] == 405
-            assert (await ask(replica, "GET", "/admin/models/cat/policy", prefix))[0] == 200
-            assert (await ask(replica, "GET", "/v2/models/cat", prefix))[0] == 200
-            status, text = await ask(replica, "GET", "/metrics", prefix)
+            assert (await call(replica, "PUT", "/admin/models/cat/policy", prefix))[0] == 405
+            assert (await call(replica, "GET", "/admin/models/cat/policy", prefix))[0] == 200
+            assert (await call(replica, "GET", "/v2/models/cat", prefix))[0] == 200
+            status, text = await call(replica, "GET", "/metrics", prefix)
             assert (status, 'replica=""' in text) == (200, True)
 
     play(scenario)
@@ -130,13 +130,13 @@ def test_below_a_route_prefix_everything_is_as_without() -> None:
 
 def test_a_call_without_state_is_answered() -> None:
     async def scenario(replica: Replica) -> None:
-        assert (await ask(replica, "GET", "/v2/health/ready"))[0] == 200
-        assert (await ask(replica, "GET", "/nowhere"))[0] == 404
+        assert (await call(replica, "GET", "/v2/health/ready"))[0] == 200
+        assert (await call(replica, "GET", "/nowhere"))[0] == 404
 
     play(scenario)
 
 
-def test_a_replica_is_healthy_until_its_dispatcher_is_broken() -> None:
+def test_a_replica_is_healthy_until_its_dispatcher_fails() -> None:
     async def scenario(replica: Replica) -> None:
         replica.check_health()
         replica._server.fleet.broken.set()
@@ -146,22 +146,22 @@ def test_a_replica_is_healthy_until_its_dispatcher_is_broken() -> None:
     play(scenario)
 
 
-def test_a_replica_says_how_long_its_backlog_takes() -> None:
+def test_a_replica_reports_backlog_and_load() -> None:
     async def scenario(replica: Replica) -> None:
         assert replica.record_autoscaling_stats() == {"backlog_s": 0.0, "load": 0.0}
         profile = replica._server.fleet.first.chosen["cat"].profile
         calls = [replica._server.fleet.submit("cat", [n]) for n in range(64)]
-        said = replica.record_autoscaling_stats()
-        assert said["backlog_s"] == pytest.approx(2 * profile.service_time(32))
-        assert said["load"] > 0
-        for call in calls:
-            call.cancel()
+        stats = replica.record_autoscaling_stats()
+        assert stats["backlog_s"] == pytest.approx(2 * profile.service_time(32))
+        assert stats["load"] > 0
+        for submitted in calls:
+            submitted.cancel()
 
     play(scenario)
 
 
 @dataclass(frozen=True)
-class Said:
+class FakeContext:
     """See deploy.ray.autoscaling.Context."""
 
     aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
@@ -171,45 +171,45 @@ class Said:
 @pytest.mark.parametrize(
     ("backlogs", "loads", "replicas"),
     [
-        ((0.0, 0.0), (0.0, 0.0), 0.0),  # Ray keeps to its least
+        ((0.0, 0.0), (0.0, 0.0), 0.0),  # Ray clips to min_replicas
         ((0.1, 0.1), (0.4, 0.4), 1.0),
-        ((0.2, 0.2), (0.9, 0.9), 2.25),  # soon too few
-        ((1.5, 0.5), (0.5, 0.5), 4.0),  # too few already
+        ((0.2, 0.2), (0.9, 0.9), 2.25),  # the load is too high
+        ((1.5, 0.5), (0.5, 0.5), 4.0),  # the backlog is too long
     ],
 )
-def test_backlog_and_load_are_shared_out(
+def test_the_number_of_replicas_follows_from_backlog_and_load(
     backlogs: tuple[float, ...], loads: tuple[float, ...], replicas: float
 ) -> None:
-    said = {"backlog_s": dict(enumerate(backlogs)), "load": dict(enumerate(loads))}
-    assert ByBacklog(0.5, 0.8)(Said(said))[0] == pytest.approx(replicas)
+    metrics = {"backlog_s": dict(enumerate(backlogs)), "load": dict(enumerate(loads))}
+    assert ByBacklog(0.5, 0.8)(FakeContext(metrics))[0] == pytest.approx(replicas)
 
 
-@pytest.mark.parametrize("said", [None, {}, {"backlog_s": {}, "load": {}}, {"backlog_s": {"a": 9.0}}])
-def test_while_nothing_is_known_nothing_changes(said: Mapping[str, Mapping[Any, float]] | None) -> None:
-    assert ByBacklog()(Said(said, 3)) == (3, {})
+@pytest.mark.parametrize("metrics", [None, {}, {"backlog_s": {}, "load": {}}, {"backlog_s": {"a": 9.0}}])
+def test_without_metrics_the_number_of_replicas_stays(metrics: Mapping[str, Mapping[Any, float]] | None) -> None:
+    assert ByBacklog()(FakeContext(metrics, 3)) == (3, {})
 
 
-def test_metrics_of_all_replicas_are_one_text_whose_sums_are_right() -> None:
+def test_the_metrics_of_all_replicas_are_merged() -> None:
     async def scenario(replica: Replica) -> None:
         texts = {}
         for name in ("a", "b"):
             replica._server.metrics.outcome("cat", "ok", 3)
             texts[name] = await replica.render_metrics()
-        families = {family.name: family for family in text_string_to_metric_families(merged(texts))}
-        asked = families["batchwright_requests"].samples
+        families = {family.name: family for family in text_string_to_metric_families(merge_metrics(texts))}
+        samples = families["batchwright_requests"].samples
         counted = {
-            s.labels["replica"]: s.value for s in asked if s.labels["outcome"] == "ok" and s.labels["model"] == "cat"
+            s.labels["replica"]: s.value for s in samples if s.labels["outcome"] == "ok" and s.labels["model"] == "cat"
         }
         assert counted == {"a": 3.0, "b": 6.0}
         assert families.keys() == {f.name for f in text_string_to_metric_families(texts["a"])}
         assert {s.labels["replica"] for f in families.values() for s in f.samples} == {"a", "b"}
-        assert 'replica=""' in (await ask(replica, "GET", "/metrics"))[1]
-        assert (await ask(replica, "POST", "/metrics"))[0] == 405
+        assert 'replica=""' in (await call(replica, "GET", "/metrics"))[1]
+        assert (await call(replica, "POST", "/metrics"))[0] == 405
 
     play(scenario)
 
 
-def test_the_file_for_ray_says_what_a_replica_understands() -> None:
+def test_the_configuration_file_is_valid_for_a_replica() -> None:
     args, config = APPLICATION["args"], DEPLOYED["user_config"]
     load_settings({**args, **config}, None)
 
@@ -219,11 +219,11 @@ def test_the_file_for_ray_says_what_a_replica_understands() -> None:
     play(scenario, **args)
     policy = DEPLOYED["autoscaling_config"]["policy"]
     module, _, name = policy["policy_function"].partition(":")
-    assert getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])(Said(None)) == (2, {})
+    assert getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])(FakeContext(None)) == (2, {})
 
 
-@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field")  # serve.yaml says why it is there
-def test_ray_understands_the_file() -> None:
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field")  # see serve.yaml
+def test_ray_accepts_the_configuration_file() -> None:
     pytest.importorskip("ray.serve", reason="needs pip install 'batchwright[ray]'")
     schema = importlib.import_module("ray.serve.schema").ServeDeploySchema.model_validate(CONFIG)
     (application,) = schema.applications

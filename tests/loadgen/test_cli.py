@@ -1,4 +1,4 @@
-"""generate-load as people and scripts use it."""
+"""Tests of the generate-load command."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from loadgen import history
-from loadgen.cli import lateness, main
-from loadgen.history import Result
-from loadgen.report import Record, from_records, report
+from loadgen.cli import lateness_warning, main
+from loadgen.history import RunResult
+from loadgen.report import Record, make_report, outcome_from_records
 from tests.loadgen.test_report import KEYS
 from tests.support.stub_server import Stub, busy, serving_in_a_thread
 
@@ -24,7 +24,7 @@ URL = "http://127.0.0.1:1"
 
 
 class Shell:
-    """Runs the command in this process and keeps what it prints."""
+    """Runs the command in this process and captures its output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
@@ -42,7 +42,7 @@ class Shell:
     def report(self, *arguments: str) -> dict[str, Any]:
         code, out, err = self.run(*arguments, "--json")
         assert code == 0
-        assert err == "" or "ms late or more" in err  # on a busy machine
+        assert err == "" or "ms late or more" in err  # the warning appears on a busy machine
         content = json.loads(out)
         assert isinstance(content, dict)
         return content
@@ -84,7 +84,9 @@ def test_a_live_run_prints_the_keys_of_the_contract(shell: Shell, how: list[str]
 
 
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100,slack=oracle", "catch-up:slo_ms=100"])
-def test_a_policy_by_stages_is_simulated_in_ten_equal_ones_or_as_many_as_said(shell: Shell, spec: str) -> None:
+def test_a_policy_that_decides_by_stage_is_simulated_in_ten_equal_stages_or_in_the_given_number(
+    shell: Shell, spec: str
+) -> None:
     def report_in(*stages: str) -> dict[str, Any]:
         return shell.report(*SIMULATE, "--policy", spec, *LOAD, *stages)
 
@@ -104,7 +106,7 @@ def test_the_same_seed_schedules_the_same_requests_live_and_simulated(shell: She
     assert len(scheduled(live)) > 1
 
 
-def test_for_people_there_is_a_table(shell: Shell) -> None:
+def test_without_json_a_table_is_printed(shell: Shell) -> None:
     code, out, err = shell.run(*GREEDY, *LOAD)
     assert (code, err) == (0, "")
     assert "response time, mean" in out
@@ -124,7 +126,7 @@ def test_a_comparison_has_a_row_for_each_policy(shell: Shell) -> None:
     "arrivals",
     ["poisson", "constant", "backlog", "mmpp:1.5,0.5,0.01,0.01", "steps:2@0.02,0@0.01,1@0.01", "ramp:0.5:1.5"],
 )
-def test_every_process_is_known_by_name(shell: Shell, arrivals: str) -> None:
+def test_every_arrival_process_can_be_simulated(shell: Shell, arrivals: str) -> None:
     assert shell.report(*GREEDY, *LOAD, "--arrivals", arrivals)["ok"] > 0
 
 
@@ -136,7 +138,7 @@ def test_a_trace_needs_neither_rate_nor_duration(shell: Shell, tmp_path: Path) -
     assert shell.report(*GREEDY, *arrivals, "--rate", "1", "--duration", "1.5")["scheduled"] == 2
 
 
-def test_ctrl_c_reports_what_there_is(shell: Shell) -> None:
+def test_ctrl_c_reports_the_requests_so_far(shell: Shell) -> None:
     async def interrupt(_: web.Request) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(0)
@@ -149,12 +151,12 @@ def test_ctrl_c_reports_what_there_is(shell: Shell) -> None:
     assert content["ok"] > 0
 
 
-def test_a_live_comparison_swaps_the_policy_and_gives_it_back(shell: Shell, tmp_path: Path) -> None:
+def test_a_live_comparison_swaps_the_policy_and_restores_it(shell: Shell, tmp_path: Path) -> None:
     stub, path = Stub(policy="static:8", key="secret"), tmp_path / "run.html"
     compare = ["--compare", "greedy", "--compare", "timeout:5", "--api-key", "secret", "--report", str(path)]
     with serving_in_a_thread(stub) as url:
         content = shell.report(url, *LOAD, *compare, "--w2", "2")
-    assert stub.swaps == ["greedy", "timeout:5"] * 2 + ["static:8"]  # first to see whether all are taken
+    assert stub.swaps == ["greedy", "timeout:5"] * 2 + ["static:8"]  # the first round checks all policies
     rows = content["rows"]
     assert [row["policy"] for row in rows] == ["greedy", "timeout:5"]
     assert rows[0]["scheduled"] == rows[1]["scheduled"] == rows[1]["ok"]
@@ -165,40 +167,42 @@ def test_a_live_comparison_swaps_the_policy_and_gives_it_back(shell: Shell, tmp_
     assert "timeout:5" in text
 
 
-def test_a_policy_that_is_refused_stops_a_comparison_before_any_request(shell: Shell) -> None:
+def test_a_rejected_policy_stops_a_comparison_before_the_first_request(shell: Shell) -> None:
     stub = Stub(policy="static:8")
     with serving_in_a_thread(stub) as url:
         code, out, err = shell.run(url, *LOAD, "--compare", "greedy", "--compare", "clever")
     assert (code, out) == (2, "")
-    assert "does not take the policy 'clever'" in err
+    assert "cannot set the policy 'clever'" in err
     assert stub.swaps == ["greedy", "static:8"]
     assert stub.calls == []
 
 
-def test_the_key_may_come_from_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key_can_come_from_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_in_a_thread(Stub(key="secret")) as url:
-        assert "asks for a key" in shell.run(url, *LOAD)[2]
+        assert "requires an API key" in shell.run(url, *LOAD)[2]
         monkeypatch.setenv("BATCHWRIGHT_API_KEY", "secret")
         content = shell.report(url, *LOAD)
     assert content["ok"] == content["scheduled"]
 
 
-def test_picture_and_page_are_written_beside_the_report(shell: Shell, tmp_path: Path) -> None:
-    picture, text = tmp_path / "run.png", tmp_path / "run.html"
-    shell.report(*GREEDY, *LOAD, "--plot", str(picture), "--report", str(text), "--slo-ms", "5")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "--slo-ms 5" in text.read_text()
+def test_plot_and_page_are_written(shell: Shell, tmp_path: Path) -> None:
+    plot, page = tmp_path / "run.png", tmp_path / "run.html"
+    shell.report(*GREEDY, *LOAD, "--plot", str(plot), "--report", str(page), "--slo-ms", "5")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "--slo-ms 5" in page.read_text()
 
 
-@pytest.mark.parametrize(("sent", "said"), [(0.009, False), (0.05, True)])
-def test_a_generator_that_is_late_says_so_and_what_to_do(sent: float, said: bool) -> None:
+@pytest.mark.parametrize(("sent", "warned"), [(0.009, False), (0.05, True)])
+def test_a_generator_that_sends_late_gives_a_warning(sent: float, warned: bool) -> None:
     records = [Record(0.0, sent, 0.1, 200)]
-    words = lateness([Result("", report(from_records(records), 1.0), history.from_records(records))])
-    assert ("50 ms late" in words) == ("--processes" in words) == said
-    assert bool(words) == said
+    warning = lateness_warning(
+        [RunResult("", make_report(outcome_from_records(records), 1.0), history.history_from_records(records))]
+    )
+    assert ("50 ms late" in warning) == ("--processes" in warning) == warned
+    assert bool(warning) == warned
 
 
-def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> None:
+def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     assert shell.run(*SIMULATE, "--policy", "clever", *LOAD, "--report", str(path))[0] == 2
     assert not path.exists()
@@ -212,8 +216,8 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         ([URL, "--policy", "greedy", *LOAD], "--policy is for --simulate"),
         ([URL, "--stages", "4", *LOAD], "--stages is for --simulate"),
         ([*GREEDY, "--stages", "0", *LOAD], "0 stages are invalid"),
-        ([URL, "--compare", "greedy", *LOAD], "no server answers at http://127.0.0.1:1"),
-        ([URL, "--processes", "2", *LOAD], "no server answers at http://127.0.0.1:1"),
+        ([URL, "--compare", "greedy", *LOAD], "no server responds at http://127.0.0.1:1"),
+        ([URL, "--processes", "2", *LOAD], "no server responds at http://127.0.0.1:1"),
         ([URL, "--processes", "0", *LOAD], "--processes is '0'"),
         ([URL, "--processes", "many", *LOAD], "--processes is 'many'"),
         ([URL, "--api-key", "a b", *LOAD], "API key"),
@@ -223,9 +227,9 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         ([*SIMULATE, *LOAD], "--policy SPEC"),
         ([*GREEDY, "--pixels", *LOAD], "are for a server"),
         ([URL, "--pixels", "--image", "x.jpg", *LOAD], "exclude each other"),
-        ([*SIMULATE, "--compare", "greedy", "--output", "x", *LOAD], "--output holds one run"),
+        ([*SIMULATE, "--compare", "greedy", "--output", "x", *LOAD], "--output takes one run"),
         (["127.0.0.1:8000", *LOAD], "is no URL"),
-        ([URL, *LOAD], "no server answers at http://127.0.0.1:1"),
+        ([URL, *LOAD], "no server responds at http://127.0.0.1:1"),
         ([URL, "--image", "nowhere.jpg", *LOAD], "nowhere.jpg"),
         ([*GREEDY, "--rate", "0", "--duration", "1"], "--rate is 0"),
         ([*GREEDY, "--rate", "nan", "--duration", "1"], "--rate is nan"),
@@ -254,7 +258,7 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         ([*GREEDY, *LOAD, "--arrivals", "mmpp:a,2,1,1"], "mmpp:R1,R2,S1,S2"),
         ([*GREEDY, *LOAD, "--arrivals", "steps:1@2@3"], "cannot be read"),
         ([*GREEDY, *LOAD, "--arrivals", "ramp:1"], "ramp takes two numbers"),
-        ([*GREEDY, *LOAD, "--arrivals", "ramp:0:0"], "brings nobody"),
+        ([*GREEDY, *LOAD, "--arrivals", "ramp:0:0"], "has no arrivals"),
         ([*GREEDY, *LOAD, "--arrivals", "ramp:-1:1"], "0 or more"),
         ([*GREEDY, *LOAD, "--arrivals", "ramp:0:inf"], "0 or more"),
         ([*GREEDY, *LOAD, "--arrivals", "steps:-1@2"], "0 or more"),
@@ -264,7 +268,7 @@ def test_what_is_refused_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> 
         ([*GREEDY, *LOAD, "--widths", "uniform:1:20"], "--widths"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_line(shell: Shell, arguments: list[str], words: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(shell: Shell, arguments: list[str], words: str) -> None:
     code, out, err = shell.run(*arguments)
     assert (code, out) == (2, "")
     assert words in err

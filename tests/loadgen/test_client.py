@@ -1,4 +1,4 @@
-"""The client: an open loop, response times from the scheduled instant, and every way in which an answer can fail."""
+"""Tests of the open-loop client: sending on schedule, records, and failing responses."""
 
 import asyncio
 import json
@@ -11,27 +11,27 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadgen import client
-from loadgen.client import Answer, Log, offer, open_session
+from loadgen.client import Response, RunLog, offer, open_session
 from loadgen.report import Record
 from policies.types import SpecError
 from tests.support.stub_server import METADATA, Stub, busy, hang_up, hold, serving
 from tests.support.virtual_clock import virtual_loop
 
-PATIENCE = 30.0  # s; reached only by a client that waits for what never comes
+TIMEOUT = 30.0  # s; reached only if a test fails
 
 
 class Slow:
-    """A sender whose answers take for ever compared with the gaps between requests."""
+    """A sender whose responses take much longer than the gaps between requests."""
 
-    async def send(self) -> Answer:
+    async def send(self) -> Response:
         await asyncio.sleep(1000.0)
-        return Answer(200)
+        return Response(200)
 
 
 def offered(
     instants: list[float], clock_of: Callable[[asyncio.AbstractEventLoop], Callable[[], float]]
 ) -> list[Record]:
-    loop, log = virtual_loop(), Log()
+    loop, log = virtual_loop(), RunLog()
     try:
         loop.run_until_complete(offer(Slow(), instants, log, clock_of(loop)))
     finally:
@@ -40,41 +40,43 @@ def offered(
     return log.records
 
 
-def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[Any, Any, Any]], patience: float) -> Any:
+def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[Any, Any, Any]], timeout: float) -> Any:
     async def main() -> Any:
-        async with serving(stub) as url, open_session(patience) as session:
+        async with serving(stub) as url, open_session(timeout) as session:
             return await scenario(session, url)
 
     return asyncio.run(main())
 
 
-def load(stub: Stub, requests: int, pixels: bool = False, patience: float = PATIENCE) -> list[Record]:
+def send_requests(stub: Stub, requests: int, pixels: bool = False, timeout: float = TIMEOUT) -> list[Record]:
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        log = Log()
+        log = RunLog()
         sender: client.Sender = (
-            await client.pixels(session, url, None) if pixels else await client.photograph(session, url, None, None)
+            await client.pixel_sender(session, url, None)
+            if pixels
+            else await client.image_sender(session, url, None, None)
         )
         await offer(sender, np.arange(requests) * 1e-3, log)
         assert log.errors == sum(record.status != 200 for record in log.records)
         return sorted(log.records, key=lambda record: record.scheduled)
 
-    records = with_server(stub, scenario, patience)
+    records = with_server(stub, scenario, timeout)
     assert isinstance(records, list)
     return records
 
 
-def test_requests_leave_on_time_whatever_the_answers_do() -> None:
+def test_requests_are_sent_on_schedule_independently_of_responses() -> None:
     records = offered([0.0, 0.5, 0.5, 0.5, 2.0], lambda loop: loop.time)
     assert [r.sent for r in records] == [r.scheduled for r in records] == [0.0, 0.5, 0.5, 0.5, 2.0]
     assert [r.finished for r in records] == [1000.0, 1000.5, 1000.5, 1000.5, 1002.0]
 
 
-def test_a_timer_that_fires_early_sends_nothing_early() -> None:
+def test_no_request_is_sent_early_if_a_timer_fires_early() -> None:
     records = offered([0.01 * i for i in range(50)], lambda loop: lambda: 0.9 * loop.time())
     assert all(r.sent >= r.scheduled for r in records)
 
 
-def test_gaps_below_the_loops_resolution_are_waited_for_without_a_spin() -> None:
+def test_gaps_below_the_resolution_of_the_event_loop_cause_no_busy_wait() -> None:
     turns = 0
 
     def counting(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
@@ -90,9 +92,9 @@ def test_gaps_below_the_loops_resolution_are_waited_for_without_a_spin() -> None
     assert turns < 4 * len(records)
 
 
-def test_a_request_in_flight_when_the_run_is_cancelled_counts_as_interrupted() -> None:
+def test_a_request_in_flight_at_cancellation_is_recorded_as_interrupted() -> None:
     async def main() -> list[Record]:
-        log = Log()
+        log = RunLog()
         task = asyncio.create_task(offer(Slow(), [0.0, 5.0, 5000.0], log, loop.time))
         await asyncio.sleep(10.0)
         task.cancel()
@@ -108,22 +110,22 @@ def test_a_request_in_flight_when_the_run_is_cancelled_counts_as_interrupted() -
     ]
 
 
-def test_a_late_first_answer_delays_no_later_request() -> None:
-    """The first answer waits for all others: a client that waits for answers before it sends would never end."""
+def test_a_delayed_first_response_delays_no_later_request() -> None:
+    """The first response waits for the last request, so that a closed-loop client would deadlock."""
     release = asyncio.Event()
 
-    async def let_go(_: web.Request) -> None:
+    async def release_first(_: web.Request) -> None:
         release.set()
 
-    stub = Stub([hold(release), None, None, None, let_go])
-    records = load(stub, 5)
+    stub = Stub([hold(release), None, None, None, release_first])
+    records = send_requests(stub, 5)
     assert [r.status for r in records] == [200] * 5
     assert records[0].finished > max(r.sent for r in records)
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_what_the_answer_tells_is_recorded_in_base_units(pixels: bool) -> None:
-    (record,) = load(Stub(), 1, pixels)
+def test_the_facts_of_a_response_are_recorded_in_base_units(pixels: bool) -> None:
+    (record,) = send_requests(Stub(), 1, pixels)
     assert (record.status, record.batch_size, record.waiting, record.service, record.energy) == (
         200,
         2,
@@ -134,9 +136,9 @@ def test_what_the_answer_tells_is_recorded_in_base_units(pixels: bool) -> None:
     assert record.scheduled <= record.sent <= record.finished
 
 
-def test_the_photograph_goes_to_predict_as_it_is() -> None:
+def test_the_photograph_is_sent_unchanged_to_predict() -> None:
     stub = Stub()
-    load(stub, 2)
+    send_requests(stub, 2)
     path, headers, body = stub.calls[1]
     assert path == "/predict/tiny"
     assert body == client.sample_photograph().read_bytes()
@@ -144,9 +146,9 @@ def test_the_photograph_goes_to_predict_as_it_is() -> None:
     assert headers["Accept-Encoding"] == "identity"
 
 
-def test_pixels_go_as_one_binary_tensor_of_the_models_size() -> None:
+def test_pixels_are_sent_as_one_binary_tensor_of_the_models_size() -> None:
     stub = Stub()
-    load(stub, 1, pixels=True)
+    send_requests(stub, 1, pixels=True)
     path, headers, body = stub.calls[0]
     length = int(headers["Inference-Header-Content-Length"])
     document = json.loads(body[:length])
@@ -159,20 +161,20 @@ def test_pixels_go_as_one_binary_tensor_of_the_models_size() -> None:
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_refusals_and_lost_connections_are_counted_and_the_load_goes_on(pixels: bool) -> None:
-    records = load(Stub([None, busy, hang_up, busy]), 6, pixels)
+def test_the_load_continues_after_rejected_requests_and_lost_connections(pixels: bool) -> None:
+    records = send_requests(Stub([None, busy, hang_up, busy]), 6, pixels)
     assert sorted(str(r.status) for r in records) == ["200", "200", "200", "503", "503", "connection"]
     assert all(r.batch_size is None for r in records if r.status != 200)
 
 
-def test_a_hung_answer_is_given_up() -> None:
+def test_a_response_that_never_comes_is_a_timeout() -> None:
     never = asyncio.Event()
 
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        sender = await client.photograph(session, url, None, None)
-        log = Log()
+        sender = await client.image_sender(session, url, None, None)
+        log = RunLog()
         await offer(sender, [0.0], log)
-        never.set()  # lets the server stop
+        never.set()  # so that the server can stop
         return log.records
 
     (record,) = with_server(Stub([hold(never)]), scenario, 0.01)
@@ -180,55 +182,57 @@ def test_a_hung_answer_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fine", "[1]", '{"batch_size": "two", "energy_mj": null}', '{"batch_size": 0}'])
-def test_an_answer_without_facts_is_an_answer(text: str) -> None:
+def test_a_response_without_facts_is_recorded(text: str) -> None:
     async def reply(_: web.Request) -> web.Response:
         return web.Response(text=text)
 
-    (record,) = load(Stub([reply]), 1)
+    (record,) = send_requests(Stub([reply]), 1)
     assert (record.status, record.batch_size, record.waiting, record.energy) == (200, None, None, None)
 
 
-def test_a_common_start_in_the_future_is_waited_for() -> None:
-    loop, log = virtual_loop(), Log()
+def test_sending_waits_for_a_start_in_the_future() -> None:
+    loop, log = virtual_loop(), RunLog()
     loop.run_until_complete(offer(Slow(), [0.0, 1.0], log, loop.time, start=loop.time() + 3.0))
     loop.close()
     assert [(r.scheduled, r.sent) for r in log.records] == [(0.0, 0.0), (1.0, 1.0)]
 
 
-def test_a_key_goes_with_every_request_and_a_server_that_misses_it_is_told_of() -> None:
+def test_the_api_key_is_sent_and_a_missing_key_is_an_error() -> None:
     async def scenario(session: ClientSession, url: str) -> None:
-        with pytest.raises(SpecError, match="asks for a key; give --api-key"):
+        with pytest.raises(SpecError, match="requires an API key; give --api-key"):
             await client.find_model(session, url, None)
         async with open_session(key="secret") as keyed:
             assert await client.find_model(keyed, url, None) == "tiny"
 
-    with_server(Stub(key="secret"), scenario, PATIENCE)
+    with_server(Stub(key="secret"), scenario, TIMEOUT)
 
 
-def test_nobody_listens_is_said_with_the_url_and_a_remedy() -> None:
+def test_a_server_that_does_not_respond_is_an_error_with_its_url() -> None:
     async def main() -> None:
         async with open_session() as session:
-            await client.photograph(session, "http://127.0.0.1:1", None, None)
+            await client.image_sender(session, "http://127.0.0.1:1", None, None)
 
-    with pytest.raises(SpecError, match=r"no server answers at http://127.0.0.1:1 .*serve-model"):
+    with pytest.raises(SpecError, match=r"no server responds at http://127.0.0.1:1 .*serve-model"):
         asyncio.run(main())
 
 
 def prepare(stub: Stub, model: str | None, pixels: bool = False) -> str:
-    """The path that requests would be sent to."""
+    """The path that requests are sent to."""
 
     async def scenario(session: ClientSession, url: str) -> str:
         sender = (
-            await client.pixels(session, url, model) if pixels else await client.photograph(session, url, model, None)
+            await client.pixel_sender(session, url, model)
+            if pixels
+            else await client.image_sender(session, url, model, None)
         )
         return sender.post.url.removeprefix(url)
 
-    path = with_server(stub, scenario, PATIENCE)
+    path = with_server(stub, scenario, TIMEOUT)
     assert isinstance(path, str)
     return path
 
 
-def test_a_server_that_lists_no_models_is_asked_for_its_only_one() -> None:
+def test_requests_go_to_predict_if_the_server_lists_no_models() -> None:
     assert prepare(Stub(models=None), None) == "/predict"
     assert prepare(Stub(models={"error": "what?"}), "a b/c") == "/predict/a%20b%2Fc"
 
@@ -236,7 +240,7 @@ def test_a_server_that_lists_no_models_is_asked_for_its_only_one() -> None:
 READY, LOADING = {"name": "tiny", "state": "READY"}, {"name": "other", "state": "UNAVAILABLE"}
 
 
-def test_the_only_model_that_is_ready_is_taken() -> None:
+def test_the_only_ready_model_is_used() -> None:
     assert prepare(Stub(models=[LOADING, READY]), None) == "/predict/tiny"
     assert prepare(Stub(models=[LOADING, READY]), None, pixels=True) == "/v2/models/tiny/infer"
 
@@ -248,19 +252,19 @@ def test_the_only_model_that_is_ready_is_taken() -> None:
         (Stub(models=[LOADING]), None, r"\(ready: none\)"),
         (Stub(), "huge", r"no model 'huge' .*\(ready: tiny\)"),
         (Stub(models=None), None, "does not list its models"),
-        (Stub(models=None), "huge", "answers 404"),
+        (Stub(models=None), "huge", "responds 404"),
         (Stub(metadata={"inputs": []}), None, "no model metadata"),
         (Stub(metadata=METADATA | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}), None, "FP32"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_refused_before_the_load(stub: Stub, model: str | None, words: str) -> None:
+def test_an_unusable_model_is_an_error_before_the_load(stub: Stub, model: str | None, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         prepare(stub, model, pixels=True)
 
 
-def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     async def scenario(session: ClientSession, url: str) -> None:
-        await client.photograph(session, url, None, tmp_path)
+        await client.image_sender(session, url, None, tmp_path)
 
     with pytest.raises(SpecError, match="cannot read the image"):
-        with_server(Stub(), scenario, PATIENCE)
+        with_server(Stub(), scenario, TIMEOUT)

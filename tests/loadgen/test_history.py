@@ -1,4 +1,4 @@
-"""What happened over time: live and simulated runs tell the same story, and every series adds up to its run."""
+"""Tests of the history of a run and the series of its charts."""
 
 from math import isfinite
 
@@ -8,80 +8,82 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import history
-from loadgen.history import History
+from loadgen.history import RunHistory
 from loadgen.report import Record
-from loadgen.schedule import schedule
+from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
 from policies.profile import load_profile
 
 SIMULATION = Simulation(load_profile("googlenet-tesla-p4"), "timeout:5")
-ARRIVALS = schedule("ramp:0.5:1.5", 1000.0, 4.0, 1).instants
-TOLD = history.from_run(SIMULATION.run(ARRIVALS), ARRIVALS)
-NOTHING = history.from_records([])
+ARRIVALS = make_schedule("ramp:0.5:1.5", 1000.0, 4.0, 1).instants
+HISTORY = history.history_from_run(SIMULATION.run(ARRIVALS), ARRIVALS)
+NOTHING = history.history_from_records([])
 
 
-def test_records_of_a_run_tell_the_same_story() -> None:
-    each = history.from_records(list(SIMULATION.records(ARRIVALS)))
-    assert each.batches == pytest.approx(TOLD.batches)
-    assert each.end == pytest.approx(TOLD.end)
-    edges = history.windows([TOLD])
-    assert history.power(each, edges) == pytest.approx(history.power(TOLD, edges))
-    for mine, theirs in zip(
-        history.percentiles(each, edges, [0.5]), history.percentiles(TOLD, edges, [0.5]), strict=True
+def test_the_records_of_a_simulated_run_give_the_same_history() -> None:
+    each = history.history_from_records(list(SIMULATION.records(ARRIVALS)))
+    assert each.batches == pytest.approx(HISTORY.batches)
+    assert each.end == pytest.approx(HISTORY.end)
+    edges = history.windows([HISTORY])
+    assert history.power(each, edges) == pytest.approx(history.power(HISTORY, edges))
+    for actual, expected in zip(
+        history.percentiles(each, edges, [0.5]), history.percentiles(HISTORY, edges, [0.5]), strict=True
     ):
-        assert mine == pytest.approx(theirs)
+        assert actual == pytest.approx(expected)
 
 
-def test_the_windows_hold_all_requests_and_all_energy() -> None:
-    edges = history.windows([TOLD])
+def test_the_windows_contain_all_requests_and_all_energy() -> None:
+    edges = history.windows([HISTORY])
     widths = np.diff(edges)
-    watts = history.power(TOLD, edges)
+    watts = history.power(HISTORY, edges)
     assert len(widths) == 60
     assert watts is not None
-    assert TOLD.energies is not None
-    assert (watts * widths).sum() == pytest.approx(TOLD.energies.sum())
-    assert (history.rate(TOLD.offered, edges) * widths).sum() == pytest.approx(len(ARRIVALS))
+    assert HISTORY.energies is not None
+    assert (watts * widths).sum() == pytest.approx(HISTORY.energies.sum())
+    assert (history.rate(HISTORY.offered, edges) * widths).sum() == pytest.approx(len(ARRIVALS))
 
 
 def test_a_window_without_arrivals_has_no_percentile() -> None:
-    told = History(np.zeros(0), np.array([0.5, 2.5]), np.array([0.1, 0.3]), None, np.zeros(0), None)
-    (values,) = history.percentiles(told, np.array([0.0, 1.0, 2.0, 3.0]), [0.5])
+    run = RunHistory(np.zeros(0), np.array([0.5, 2.5]), np.array([0.1, 0.3]), None, np.zeros(0), None)
+    (values,) = history.percentiles(run, np.array([0.0, 1.0, 2.0, 3.0]), [0.5])
     assert values[[0, 2]].tolist() == pytest.approx([0.1, 0.3])
     assert np.isnan(values[1])
 
 
 @given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
-def test_a_distribution_rises_from_the_shortest_to_the_longest(responses: list[float]) -> None:
-    told = History(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
-    values, shares = history.distribution(told)
+def test_the_distribution_increases_from_the_shortest_to_the_longest(responses: list[float]) -> None:
+    run = RunHistory(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
+    values, shares = history.response_distribution(run)
     assert (values[0], values[-1]) == (min(responses), max(responses))
     assert (np.diff(values) >= 0).all()
     assert (np.diff(shares) > 0).all()
 
 
-def test_batch_sizes_that_never_came_have_a_share_of_zero() -> None:
-    told = History(np.zeros(0), np.zeros(0), np.zeros(0), {1: 3.0, 4: 1.0}, np.zeros(0), None)
-    sizes, shares = history.batch_shares(told)
+def test_batch_sizes_that_did_not_occur_have_share_0() -> None:
+    run = RunHistory(np.zeros(0), np.zeros(0), np.zeros(0), {1: 3.0, 4: 1.0}, np.zeros(0), None)
+    sizes, shares = history.batch_shares(run)
     assert sizes.tolist() == [1, 2, 3, 4]
     assert shares.tolist() == [0.75, 0, 0, 0.25]
 
 
-def test_few_points_stand_for_many_requests() -> None:
-    arrivals, responses = history.points(TOLD)
+def test_charts_show_at_most_2000_requests() -> None:
+    arrivals, responses = history.points(HISTORY)
     assert 1000 <= len(arrivals) == len(responses) <= 2000
     assert (np.diff(arrivals) >= 0).all()
 
 
-def test_of_a_run_without_answers_nothing_is_known_and_nothing_breaks() -> None:
+def test_a_run_without_responses_has_empty_series() -> None:
     edges = history.windows([NOTHING])
     assert isfinite(edges[-1])
     assert history.power(NOTHING, edges) is None
     assert np.isnan(history.percentiles(NOTHING, edges, [0.5])[0]).all()
-    assert [len(values) for values in (*history.distribution(NOTHING), *history.batch_shares(NOTHING))] == [0] * 4
+    assert [len(values) for values in (*history.response_distribution(NOTHING), *history.batch_shares(NOTHING))] == [
+        0
+    ] * 4
     assert len(history.points(NOTHING)[0]) == 0
 
 
-def test_what_one_answer_leaves_out_is_unknown_of_the_run() -> None:
-    told = history.from_records([Record(0.0, 0.0, 1.0, 200, 1, energy=0.5), Record(0.0, 0.0, 1.0, 200)])
-    assert told.batches is None
-    assert told.energies is None
+def test_a_value_missing_in_one_response_is_unknown_for_the_run() -> None:
+    run = history.history_from_records([Record(0.0, 0.0, 1.0, 200, 1, energy=0.5), Record(0.0, 0.0, 1.0, 200)])
+    assert run.batches is None
+    assert run.energies is None

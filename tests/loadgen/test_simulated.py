@@ -1,4 +1,4 @@
-"""The simulated run: what queueing theory says of it, and the same again for the same seed."""
+"""Tests of simulated runs: against queueing theory, reproducibility, stages and several devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.report import Objective, Record, from_records, from_run, report
-from loadgen.schedule import schedule
-from loadgen.simulated import Simulation, simulate
-from loadgen.sizes import Sizes
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
+from loadgen.schedule import make_schedule
+from loadgen.simulated import Simulation, simulate_policy
+from loadgen.sizes import RequestSizes
 from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
@@ -27,22 +27,24 @@ DEVICE = Profile(
 
 def test_one_server_without_batching_is_the_md1_queue() -> None:
     """Pollaczek and Khinchin: l + rho l / (2 (1 - rho)) = 5 + 2.5 ms at l = 5 ms, 100/s."""
-    run = Simulation(DEVICE, "serial").run(schedule("poisson", 100.0, 1000.0, 5).instants)
-    # Responses of neighbours depend on each other; means of 50 stretches of 2,000 requests nearly do not.
+    run = Simulation(DEVICE, "serial").run(make_schedule("poisson", 100.0, 1000.0, 5).instants)
+    # Consecutive response times are correlated; the means of 50 stretches of 2,000 requests nearly independent.
     stretches = run.responses[: len(run.responses) // 50 * 50].reshape(50, -1).mean(axis=1)
     assert abs(run.responses.mean() - 0.0075) < 4 * stretches.std(ddof=1) / 50**0.5
-    assert stretches.std(ddof=1) < 0.0005  # so that the line above can fail
+    assert stretches.std(ddof=1) < 0.0005  # small enough for the line above to be a test
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     def responses(seed: int) -> Instants:
-        return Simulation(DEVICE, "static:4").run(schedule("mmpp:1.5,0.5,1,1", 300.0, 5.0, seed).instants).responses
+        return (
+            Simulation(DEVICE, "static:4").run(make_schedule("mmpp:1.5,0.5,1,1", 300.0, 5.0, seed).instants).responses
+        )
 
     assert np.array_equal(responses(1), responses(1))
     assert not np.array_equal(responses(1), responses(2))
 
 
-def test_a_batch_takes_the_profiles_time_and_energy() -> None:
+def test_a_batch_has_the_service_time_and_energy_of_the_profile() -> None:
     run = Simulation(DEVICE, "greedy").run(np.zeros(11))
     assert run.batch_sizes.tolist() == [8, 3]
     assert run.responses.tolist() == pytest.approx([0.012] * 8 + [0.019] * 3)
@@ -51,40 +53,42 @@ def test_a_batch_takes_the_profiles_time_and_energy() -> None:
 
 
 @pytest.mark.parametrize("spec", ["greedy", "static:4", "timeout:10"])
-def test_records_of_a_run_come_to_the_same_report(spec: str) -> None:
-    arrivals = schedule("poisson", 400.0, 5.0, 3)
+def test_the_records_of_a_run_give_the_same_report(spec: str) -> None:
+    arrivals = make_schedule("poisson", 400.0, 5.0, 3)
     simulation = Simulation(DEVICE, spec, "net")
     from_each: dict[str, Any] = {
-        **report(from_records(list(simulation.records(arrivals.instants))), 5.0, Objective(0.02))
+        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 5.0, RunObjective(0.02))
     }
-    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 5.0, Objective(0.02))}
+    from_whole: dict[str, Any] = {
+        **make_report(outcome_from_run(simulation.run(arrivals.instants)), 5.0, RunObjective(0.02))
+    }
     assert from_each.pop("errors") == from_whole.pop("errors") == {}
     assert from_each == pytest.approx(from_whole | {"send_lag_p99_ms": 0.0})
 
 
-def test_waiting_and_service_add_up_to_the_response_time() -> None:
-    def left_over(record: Record) -> float:
+def test_the_response_time_is_waiting_time_plus_service_time() -> None:
+    def difference(record: Record) -> float:
         assert record.waiting is not None
         assert record.service is not None
         return record.finished - record.scheduled - record.waiting - record.service
 
-    records = Simulation(DEVICE, "static:4").records(schedule("poisson", 400.0, 1.0, 3).instants)
-    assert max(abs(left_over(record)) for record in records) < 1e-12
+    records = Simulation(DEVICE, "static:4").records(make_schedule("poisson", 400.0, 1.0, 3).instants)
+    assert max(abs(difference(record)) for record in records) < 1e-12
 
 
-def test_the_policys_own_objective_is_each_requests_deadline() -> None:
+def test_the_slo_of_the_policy_sets_the_deadlines() -> None:
     device = Profile("exact in binary", (0.125, 0.1875, 0.25))
-    run = simulate(choose("max-under-deadline:slo_ms=500", device), np.array([0.0, 0.25]))
+    run = simulate_policy(choose("max-under-deadline:slo_ms=500", device), np.array([0.0, 0.25]))
     assert run.batch_sizes.tolist() == [2]
     assert run.responses.tolist() == [0.5, 0.25]  # launched at 0.5 - l(2)
 
 
-def test_without_energies_there_are_none() -> None:
+def test_a_profile_without_energies_gives_a_run_without_energies() -> None:
     run = Simulation(Profile("plain", (0.005,)), "greedy").run(np.zeros(2))
     assert run.energies is None
 
 
-def test_a_spec_that_cannot_be_used_is_refused() -> None:
+def test_an_unknown_policy_is_an_error() -> None:
     with pytest.raises(SpecError, match="unknown policy"):
         Simulation(DEVICE, "clever").run(np.zeros(1))
 
@@ -100,13 +104,13 @@ def test_a_spec_that_cannot_be_used_is_refused() -> None:
     ],
     ids=["static", "greedy", "table", "mix"],
 )
-def test_a_policy_of_the_queue_length_comes_fast_to_the_same_run(chosen: Chosen, cv: float) -> None:
-    arrivals = schedule("poisson", 400.0, 5.0, 3).instants
-    # a patience without end changes no action, but hides the table
+def test_the_fast_simulation_of_a_policy_of_the_queue_length_gives_the_same_run(chosen: Chosen, cv: float) -> None:
+    arrivals = make_schedule("poisson", 400.0, 5.0, 3).instants
+    # an infinite maximum wait changes no action, but prevents the table lookup
     slow = replace(chosen, policy=MaximumWait(chosen.policy, DEVICE.max_batch_size, inf))
     assert queue_length_table(chosen) is not None
     assert queue_length_table(slow) is None
-    a, b = (simulate(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
+    a, b = (simulate_policy(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
     assert np.array_equal(a.batch_sizes, b.batch_sizes)
     assert np.array_equal(a.responses, b.responses)
     assert np.array_equal(a.waits, b.waits)
@@ -123,46 +127,46 @@ def sampler(cv: float) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize("spec", ["static:4", "timeout:10,max_wait_ms=inf", "rate-matching,max_wait_ms=inf"])
-def test_a_policy_that_looks_at_a_clock_or_a_rate_goes_the_general_way(spec: str) -> None:
+def test_a_policy_of_time_or_rate_has_no_table(spec: str) -> None:
     assert queue_length_table(choose(spec, DEVICE)) is None
 
 
 @pytest.mark.parametrize("spec", ["static:1,max_wait_ms=inf", "timeout:0"])
-def test_service_times_may_be_drawn_whichever_the_way(spec: str) -> None:
-    run = simulate(choose(spec, DEVICE), np.array([0.0, 1.0]), service_time=lambda b: 0.25 * b)
+def test_service_times_can_be_drawn_in_both_simulations(spec: str) -> None:
+    run = simulate_policy(choose(spec, DEVICE), np.array([0.0, 1.0]), service_time=lambda b: 0.25 * b)
     assert run.responses.tolist() == [0.25, 0.25]
 
 
-def test_a_rate_that_is_measured_goes_the_general_way() -> None:
+def test_a_policy_that_measures_the_rate_has_no_table() -> None:
     chosen = choose("smdp,max_wait_ms=inf", DEVICE)
     assert queue_length_table(chosen) is None
-    assert simulate(chosen, np.zeros(11)).scheduled == 11
+    assert simulate_policy(chosen, np.zeros(11)).scheduled == 11
 
 
 BY_STAGES = Profile(
     "by stages",
     (1.0, 1.5),
     energies=(8.0, 12.0),
-    stage_service_times=((0.25, 0.75), (0.5, 1.5)),  # stage by stage two take a third longer
+    stage_service_times=((0.25, 0.75), (0.5, 1.5)),  # by stages, a batch of 2 takes a third longer
 )
 
 
-def test_by_stages_a_launch_takes_its_stages_and_costs_its_share() -> None:
-    run = simulate(choose("lazy:slo_ms=100000", BY_STAGES), np.array([0.0, 0.125]), "net")
+def test_a_launch_of_some_stages_has_their_service_time_and_share_of_the_energy() -> None:
+    run = simulate_policy(choose("lazy:slo_ms=100000", BY_STAGES), np.array([0.0, 0.125]), "net")
     assert run.batch_sizes.tolist() == [1, 1, 2]
-    assert run.finishes.tolist() == [0.25, 0.5, 2.0]  # the second catches up, and they ride along together
-    assert run.responses.tolist() == [2.0, 1.875], "once, when the last stage is done"
+    assert run.finishes.tolist() == [0.25, 0.5, 2.0]  # the second request catches up, then both run as one batch
+    assert run.responses.tolist() == [2.0, 1.875], "one response per request, after its last stage"
     assert run.waits.tolist() == [0.0, 0.125]
     assert run.energies is not None
     assert run.energies.tolist() == [2.0, 2.0, 9.0]
 
 
-def test_a_whole_batch_takes_the_whole_batchs_time() -> None:
-    assert simulate(choose("greedy", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
-    assert simulate(choose("greedy,max_wait_ms=inf", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+def test_a_batch_through_all_stages_takes_the_service_time_of_the_whole() -> None:
+    assert simulate_policy(choose("greedy", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
+    assert simulate_policy(choose("greedy,max_wait_ms=inf", BY_STAGES), np.zeros(2)).responses.tolist() == [1.5, 1.5]
 
 
-def test_a_record_by_stages_counts_from_the_first_launch_and_sums_the_energy() -> None:
+def test_a_record_by_stages_starts_at_the_first_launch_and_sums_the_energy() -> None:
     records = list(Simulation(BY_STAGES, "lazy:slo_ms=100000").records(np.array([0.0, 0.125])))
     assert [(r.waiting, r.service, r.batch_size, r.energy) for r in records] == [
         (0.0, 2.0, 2, 6.5),
@@ -170,12 +174,12 @@ def test_a_record_by_stages_counts_from_the_first_launch_and_sums_the_energy() -
     ]
 
 
-def test_drawn_service_times_are_shared_out_over_the_stages() -> None:
-    run = simulate(choose("lazy:slo_ms=9", BY_STAGES), np.zeros(1), service_time=lambda _: 3.0)
+def test_drawn_service_times_are_split_over_the_stages() -> None:
+    run = simulate_policy(choose("lazy:slo_ms=9", BY_STAGES), np.zeros(1), service_time=lambda _: 3.0)
     assert run.finishes.tolist() == [0.75, 3.0]
 
 
-def test_the_number_of_stages_may_be_said() -> None:
+def test_the_number_of_stages_can_be_given() -> None:
     assert len(Simulation(DEVICE, "catch-up:slo_ms=50").run(np.zeros(1)).batch_sizes) == 10
     assert len(Simulation(DEVICE, "catch-up:slo_ms=50", stages=3).run(np.zeros(1)).batch_sizes) == 3
 
@@ -184,19 +188,23 @@ SLOWER = replace(DEVICE, name="slower", service_times=tuple(2 * t for t in DEVIC
 
 
 @pytest.mark.parametrize("spec", ["greedy", "timeout:10", "rate-matching", "multi-bin:2", "catch-up:slo_ms=50"])
-def test_records_of_a_fleet_come_to_the_same_report(spec: str) -> None:
-    arrivals = schedule("poisson", 700.0, 3.0, 3)
+def test_the_records_of_a_fleet_give_the_same_report(spec: str) -> None:
+    arrivals = make_schedule("poisson", 700.0, 3.0, 3)
     simulation = Simulation(DEVICE, spec, "net", others=(SLOWER,))
-    from_each: dict[str, Any] = {**report(from_records(list(simulation.records(arrivals.instants))), 3.0, Objective())}
-    from_whole: dict[str, Any] = {**report(from_run(simulation.run(arrivals.instants)), 3.0, Objective())}
+    from_each: dict[str, Any] = {
+        **make_report(outcome_from_records(list(simulation.records(arrivals.instants))), 3.0, RunObjective())
+    }
+    from_whole: dict[str, Any] = {
+        **make_report(outcome_from_run(simulation.run(arrivals.instants)), 3.0, RunObjective())
+    }
     assert from_each["ok"] == len(arrivals.instants)
     for key in ("mean_ms", "p95_ms", "max_ms", "throughput_hz", "energy_per_request_mj"):
         assert from_each[key] == pytest.approx(from_whole[key]), key
 
 
-def test_a_second_device_halves_what_each_gets_and_each_measures_its_own_rate() -> None:
-    """The policy launches from the size whose throughput matches the rate: half the rate, smaller batches."""
-    arrivals = schedule("poisson", 600.0, 20.0, 3).instants
+def test_each_device_of_a_fleet_measures_its_own_arrival_rate() -> None:
+    """Each of two devices gets half the rate; rate-matching then launches smaller batches."""
+    arrivals = make_schedule("poisson", 600.0, 20.0, 3).instants
     alone = Simulation(DEVICE, "rate-matching").run(arrivals[::2])
     beside = Simulation(DEVICE, "rate-matching", others=(DEVICE,)).run(arrivals)
     whole = Simulation(DEVICE, "rate-matching").run(arrivals)
@@ -204,9 +212,9 @@ def test_a_second_device_halves_what_each_gets_and_each_measures_its_own_rate() 
     assert whole.batch_sizes.mean() > 1.5 * beside.batch_sizes.mean()
 
 
-def test_what_does_not_go_beside_each_other_is_refused() -> None:
+def test_profiles_that_cannot_be_combined_are_an_error() -> None:
     with pytest.raises(SpecError, match="leave --sizes out"):
-        Simulation(DEVICE, "greedy", sizes=Sizes(np.ones(1)), others=(DEVICE,)).run(np.zeros(1))
-    with pytest.raises(SpecError, match="one profile has 1 stages, another 2: say with --stages"):
+        Simulation(DEVICE, "greedy", sizes=RequestSizes(np.ones(1)), others=(DEVICE,)).run(np.zeros(1))
+    with pytest.raises(SpecError, match="one profile has 1 stages, another 2: give the number for all with --stages"):
         Simulation(DEVICE, "greedy", others=(BY_STAGES,)).run(np.zeros(1))
     assert Simulation(DEVICE, "lazy:slo_ms=9", stages=2, others=(BY_STAGES,)).run(np.zeros(3)).scheduled == 3

@@ -1,4 +1,4 @@
-"""Simulated requests that differ in length."""
+"""Tests of request sizes, and of simulations with them."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.report import from_records, from_run, report
-from loadgen.schedule import schedule
+from loadgen.report import make_report, outcome_from_records, outcome_from_run
+from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import Sizes, device, draw, longest
+from loadgen.sizes import RequestSizes, draw_request_lengths, longest_request_profile, simulated_profile
 from policies.profile import Profile
 from policies.types import SpecError
 from tests.loadgen.test_cli import Shell, shell
@@ -26,14 +26,14 @@ def trace(tmp_path: Path) -> str:
     return f"trace:{path}"
 
 
-def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -> None:
-    assert draw("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
-    cut = schedule(trace, None, 5.0, 0).instants
-    assert draw("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
+def test_the_lengths_of_a_trace_are_in_order_of_arrival(trace: str) -> None:
+    assert draw_request_lengths("trace:Tokens", trace, 4, 0).tolist() == [3.0, 4.0, 5.0, 6.0]
+    cut = make_schedule(trace, None, 5.0, 0).instants
+    assert draw_request_lengths("trace:Tokens", trace, len(cut), 0).tolist() == [3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("trace:Length", "no column 'Length': name one of TIMESTAMP, Tokens, Word"),
         ("trace:Word", "column Word is not numeric"),
@@ -42,87 +42,98 @@ def test_a_traces_lengths_stay_with_their_rows_in_order_of_arrival(trace: str) -
         ("uniform:5:1", "above"),
     ],
 )
-def test_words_that_give_no_lengths_are_told_in_one_line(words: str, says: str, trace: str) -> None:
-    with pytest.raises(SpecError, match=says) as caught:
-        draw(words, trace, 4, 0)
+def test_an_invalid_distribution_is_an_error_of_one_line(words: str, message: str, trace: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        draw_request_lengths(words, trace, 4, 0)
     assert "\n" not in str(caught.value)
 
 
-def test_the_same_seed_draws_the_same_lengths_and_another_others() -> None:
-    first, again, other = (draw("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
+def test_the_same_seed_draws_the_same_lengths() -> None:
+    first, again, other = (draw_request_lengths("uniform:1:20", "poisson", 100, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert first.min() >= 1.0
     assert first.max() <= 20.0
 
 
-def test_a_batch_of_longest_takes_what_its_longest_request_takes() -> None:
+def test_a_batch_on_longest_takes_the_length_of_its_longest_request() -> None:
     lengths = np.array([3.0, 0.25, 7.0, 2.0])
-    run = Simulation(longest(lengths, 2), "greedy,max_wait_ms=inf", sizes=Sizes(lengths)).run(np.zeros(4))
+    run = Simulation(longest_request_profile(lengths, 2), "greedy,max_wait_ms=inf", sizes=RequestSizes(lengths)).run(
+        np.zeros(4)
+    )
     assert run.responses.tolist() == [3.0, 3.0, 10.0, 10.0]
     assert run.energies is None
 
 
-def test_longest_by_batch_size_is_the_mean_over_batches() -> None:
-    times = longest(np.array([1.0, 3.0]), 3).service_times
+def test_the_service_time_of_longest_by_batch_size_is_the_mean_over_batches() -> None:
+    times = longest_request_profile(np.array([1.0, 3.0]), 3).service_times
     assert times == pytest.approx((2.0, 2.5, 2.75))  # 3 - 2 / 2^b
 
 
-def test_a_profile_with_lengths_gives_a_batch_the_time_of_its_longest() -> None:
-    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=Sizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
+def test_a_profile_with_lengths_gives_the_service_time_of_the_longest_request() -> None:
+    run = Simulation(TEXTS, "greedy,max_wait_ms=inf", sizes=RequestSizes(np.array([10.0, 15.0, 20.0]))).run(np.zeros(3))
     assert run.responses.tolist() == pytest.approx([1.55, 1.55, 3.05])
 
 
-def test_joining_takes_prompts_in_and_an_iteration_a_token() -> None:
-    run = Simulation(TEXTS, "joining", sizes=Sizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
+def test_continuous_batching_admits_requests_between_iterations() -> None:
+    run = Simulation(TEXTS, "joining", sizes=RequestSizes(np.array([2.0, 1.0, 1.0]))).run(np.zeros(3))
     token, prompts, prompt = 0.07, 1.2 - 0.7, 1.0 - 0.5
     first = token + prompts
     assert run.responses.tolist() == pytest.approx([first, first + token + prompt, first + token + prompt])
     assert run.batch_sizes.tolist() == [2, 2]
 
 
-def test_lazily_who_comes_later_catches_up_token_by_token_and_each_leaves_at_its_own_end() -> None:
+def test_under_lazy_batching_a_later_request_catches_up_and_each_request_completes_on_its_own() -> None:
     token, pair, prompt = 0.05, 0.07, 0.5
-    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=Sizes(np.array([3.0, 2.0]))).run(np.array([0.0, 0.1]))
-    caught_up = 2 * (prompt + token)  # each alone; then both together, and the first once more
+    run = Simulation(TEXTS, "lazy:slo_ms=9999,timesteps=3", sizes=RequestSizes(np.array([3.0, 2.0]))).run(
+        np.array([0.0, 0.1])
+    )
+    caught_up = 2 * (prompt + token)  # each alone; then both as a batch, then the first alone
     assert run.responses.tolist() == pytest.approx([caught_up + pair - 0.1, caught_up + pair + token])
     assert run.batch_sizes.tolist() == [1, 1, 2, 1]
 
 
-def test_fewer_time_steps_let_more_preempt() -> None:
+def test_fewer_predicted_time_steps_allow_more_preemption() -> None:
     def first(steps: int) -> float:
         spec = f"lazy:slo_ms=2000,timesteps={steps}"
-        run = Simulation(TEXTS, spec, sizes=Sizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
+        run = Simulation(TEXTS, spec, sizes=RequestSizes(np.array([15.0, 15.0]))).run(np.array([0.0, 0.01]))
         return float(run.responses.max())
 
     assert first(20) == pytest.approx(2 * (0.5 + 15 * 0.05) - 0.01), "one after the other: no slack for both"
-    assert first(3) == pytest.approx(2 * (0.5 + 0.05) + 14 * 0.07), "together, as if they were short"
+    assert first(3) == pytest.approx(2 * (0.5 + 0.05) + 14 * 0.07), "as one batch, predicted to be short"
 
 
-def test_records_of_sized_requests_come_to_the_same_report() -> None:
-    instants = schedule("poisson", 0.5, 400.0, 3).instants
-    lengths = draw("uniform:1:20", "poisson", len(instants), 3)
-    simulation = Simulation(longest(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=Sizes(lengths))
-    from_each = report(from_records(list(simulation.records(instants))), 400.0)
-    from_whole = report(from_run(simulation.run(instants)), 400.0)
+def test_the_records_of_requests_with_sizes_give_the_same_report() -> None:
+    instants = make_schedule("poisson", 0.5, 400.0, 3).instants
+    lengths = draw_request_lengths("uniform:1:20", "poisson", len(instants), 3)
+    simulation = Simulation(
+        longest_request_profile(lengths, 8), "multi-bin:3,max_wait_ms=inf", "m", sizes=RequestSizes(lengths)
+    )
+    from_each = make_report(outcome_from_records(list(simulation.records(instants))), 400.0)
+    from_whole = make_report(outcome_from_run(simulation.run(instants)), 400.0)
     for key in ("mean_ms", "p99_ms", "throughput_hz", "mean_batch_size"):
         assert from_each[key] == pytest.approx(from_whole[key])
 
 
-def test_errors_of_the_predictor_cost_throughput() -> None:
+def test_errors_of_the_size_prediction_lower_throughput() -> None:
     instants = np.zeros(8000)
-    lengths = draw("uniform:1:20", "backlog", 8000, 1)
+    lengths = draw_request_lengths("uniform:1:20", "backlog", 8000, 1)
 
     def throughput(bin_error: float) -> float:
         spec = "multi-bin:4,batch_size=16,max_wait_ms=inf"
-        return 8000 / Simulation(longest(lengths, 16), spec, sizes=Sizes(lengths, bin_error)).run(instants).elapsed
+        return (
+            8000
+            / Simulation(longest_request_profile(lengths, 16), spec, sizes=RequestSizes(lengths, bin_error))
+            .run(instants)
+            .elapsed
+        )
 
-    # equation 2 for 4 bins of width 4.75 and B = 16: 1.54 without errors; with p_e a bin's longest is of the next one
+    # equation 2 for 4 bins of width 4.75 and B = 16 gives 1.54 without errors; with errors batches are longer
     assert throughput(0.0) == pytest.approx(16 / (10.5 + (20 * 16 / 17 + 1 / 17 - 10.5) / 4), rel=0.02)
     assert throughput(0.0) > 1.1 * throughput(0.2) > 1.1 * throughput(0.5)
 
 
-def test_bins_pay_on_the_command_line(shell: Shell) -> None:
+def test_two_bins_raise_throughput_on_the_command_line(shell: Shell) -> None:
     specs = [f"multi-bin:{bins},batch_size=128,max_wait_ms=inf" for bins in (1, 2)]
     content = shell.report(
         *FIXED, "--rate", "10", "--sizes", "uniform:1:20", *(w for s in specs for w in ("--compare", s))
@@ -132,27 +143,27 @@ def test_bins_pay_on_the_command_line(shell: Shell) -> None:
     assert content["rows"][0]["mean_power_w"] is None
 
 
-def test_scaled_sizes_take_so_many_times_as_long(shell: Shell) -> None:
+def test_the_size_scale_multiplies_service_times(shell: Shell) -> None:
     sized = [*FIXED, "--policy", "greedy", "--sizes", "uniform:1:20"]
     plain = shell.report(*sized)["max_ms"]
     halved = shell.report(*sized, "--rate", "4", "--duration", "1000", "--size-scale", "0.5")["max_ms"]
     assert halved == pytest.approx(plain / 2)
 
 
-def test_longest_has_room_for_what_the_specs_ask() -> None:
-    sizes = Sizes(np.array([1.0, 2.0]))
+def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
+    sizes = RequestSizes(np.array([1.0, 2.0]))
     for specs, largest in (
         (["multi-bin:2,batch_size=8"], 8),
         (["multi-bin:2,batch_size=8", "static:300,max_wait_ms=inf"], 300),
         (["joining:6", "greedy"], 6),
         (["greedy", "timeout:2000"], 128),
     ):
-        assert device("longest", sizes, specs).max_batch_size == largest
-    assert device("googlenet-tesla-p4", None, ["greedy"]).max_batch_size == 32
+        assert simulated_profile("longest", sizes, specs).max_batch_size == largest
+    assert simulated_profile("googlenet-tesla-p4", None, ["greedy"]).max_batch_size == 32
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         (
@@ -169,12 +180,12 @@ def test_longest_has_room_for_what_the_specs_ask() -> None:
         ),
         (
             ["--simulate", "googlenet-tesla-p4", *FIXED[2:], "--policy", "greedy", "--sizes", "uniform:1:2"],
-            "knows no lengths; simulate longest",
+            "has no lengths; simulate longest",
         ),
     ],
 )
-def test_what_makes_no_sense_is_told_in_one_line(shell: Shell, arguments: list[str], says: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(shell: Shell, arguments: list[str], message: str) -> None:
     code, out, err = shell.run(*arguments)
     assert (code, out) == (2, "")
-    assert re.search(says, err), err
+    assert re.search(message, err), err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""profile-model, from its command line."""
+"""Tests of the profile-model command."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ class Run:
         return code, out, err
 
 
-def test_json_is_all_that_is_printed(run: Run) -> None:
+def test_json_mode_prints_only_json(run: Run) -> None:
     code, out, err = run("net", "--device", P4, "--max-batch-size", "4", "--json")
     profile = json.loads(out)
     assert (code, err) == (0, "")
@@ -52,17 +52,17 @@ def test_json_is_all_that_is_printed(run: Run) -> None:
     assert profile["source"] == "measured"
 
 
-def test_an_emulated_device_gives_its_own_profile_back(run: Run) -> None:
-    played = load_profile("googlenet-tesla-p4").truncated(6)
+def test_measuring_an_emulated_device_reproduces_its_profile(run: Run) -> None:
+    emulated = load_profile("googlenet-tesla-p4").truncated(6)
     _, out, _ = run("net", "--device", P4, "--max-batch-size", "6", "--json")
     profile = json.loads(out)
-    assert profile["energy_j"] == pytest.approx(played.energies, rel=1e-9)
+    assert profile["energy_j"] == pytest.approx(emulated.energies, rel=1e-9)
     assert profile["energy_source"] == "modelled"
-    # the device never ends early; how late it ends is the machine's affair
-    assert all(t >= played.service_time(b + 1) for b, t in enumerate(profile["service_time_s"]))
+    # a batch never completes early; how late it completes depends on the machine
+    assert all(t >= emulated.service_time(b + 1) for b, t in enumerate(profile["service_time_s"]))
 
 
-def test_people_get_a_table_the_fits_and_the_place_of_the_file(run: Run, tmp_path: Path) -> None:
+def test_without_json_a_table_the_fits_and_the_output_path_are_printed(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     code, out, err = run("net", "--device", P4, "--max-batch-size", "5", "--quick", "--output", str(path))
     assert (code, err) == (0, "")
@@ -75,21 +75,21 @@ def test_a_plot_is_drawn(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_real_model_is_measured_and_kept_for_serve_model(run: Run, tmp_path: Path) -> None:
+def test_a_real_model_is_measured_and_cached_for_serve_model(run: Run, tmp_path: Path) -> None:
     arguments = ("squeezenet1_1", "--device", "cpu", "--weights", "random", "--max-batch-size", "2", "--quick")
-    code, out, _ = run(*arguments, "--json", "--energy-time", "0")  # a sensor, if there is one, is left alone
+    code, out, _ = run(*arguments, "--json", "--energy-time", "0")  # no energy, whether or not there is a sensor
     profile = json.loads(out)
     assert code == 0
     assert profile["energy_source"] == "none"
-    assert "; found before: governor " in profile["note"]
+    assert "; before the measurement: governor " in profile["note"]
     assert "energy_j" not in profile
     assert "weights random, torch " in profile["note"]
     assert "threads" in profile["note"]
-    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
-    assert json.loads(kept.read_text()) == profile
+    (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(cached.read_text()) == profile
 
 
-def test_a_text_model_is_measured_by_length_too(run: Run, tmp_path: Path) -> None:
+def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra text is not installed")
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "tiny.json").write_text(json.dumps(config | {"n_positions": 16, "vocab_size": 260}))
@@ -101,12 +101,12 @@ def test_a_text_model_is_measured_by_length_too(run: Run, tmp_path: Path) -> Non
     assert [len(row) for row in profile["length_service_time_s"]] == [3, 3, 3]
     assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "eight tokens, and one"
     assert "service_time_s is of texts of 4 generated tokens after a prompt of 8" in profile["note"]
-    (kept,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
-    assert json.loads(kept.read_text()) == profile
+    (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert json.loads(cached.read_text()) == profile
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ((), "MODEL"),
         (("m=translator", "--device", "cpu", "--stages", "2"), "leave out --stages"),
@@ -124,15 +124,17 @@ def test_a_text_model_is_measured_by_length_too(run: Run, tmp_path: Path) -> Non
         (("net", "--device", P4, "--plot", "/"), "cannot write"),
     ],
 )
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
+    run: Run, arguments: tuple[str, ...], expected: str
+) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("profile-model: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert expected in err
 
 
-def test_a_file_that_cannot_be_written_after_all_is_a_mistake_too(
+def test_a_write_error_after_the_measurement_is_exit_code_2(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:
@@ -144,6 +146,6 @@ def test_a_file_that_cannot_be_written_after_all_is_a_mistake_too(
     assert "No space left on device" in err
 
 
-def test_an_emulated_devices_profile_is_not_kept(run: Run, tmp_path: Path) -> None:
+def test_the_profile_of_an_emulated_device_is_not_cached(run: Run, tmp_path: Path) -> None:
     assert run("net", "--device", P4, "--max-batch-size", "1")[0] == 0
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""Measuring energy by ticks, on a virtual clock, against devices whose power is known."""
+"""Tests of measuring energy between ticks, on a virtual clock, with devices of known power."""
 
 from dataclasses import dataclass
 from math import floor, inf, isinf, sqrt
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from profiler.energy import (
     Instruments,
+    LoadProgress,
     Mean,
-    Progress,
     UnmeasuredError,
     Windows,
     duty_cycle,
-    feeding,
+    feed_batches,
     idle_power,
     marginal,
     mean,
@@ -27,7 +27,7 @@ from server.energy.meters import EnergyMeter, NoMeter
 from server.energy.nvml_meters import nvml_meter
 from tests.support.recorded_board import RecordedBoard, VirtualTime
 
-POLL = 5e-4  # s, profiler.energy's
+POLL = 5e-4  # s, as in profiler.energy
 STEP = 0.1  # s
 
 
@@ -49,15 +49,15 @@ class TickingMeter:
 
 @dataclass
 class BackToBack:
-    """A load whose batches take `service_time` s each."""
+    """A load of back-to-back batches of `service_time` s."""
 
     time: VirtualTime
     service_time: float
     began: float = 0.0
 
-    def __call__(self) -> Progress:
+    def __call__(self) -> LoadProgress:
         batches = floor((self.time.now - self.began) / self.service_time)
-        return Progress(batches, self.began + batches * self.service_time)
+        return LoadProgress(batches, self.began + batches * self.service_time)
 
 
 def instruments(time: VirtualTime, meter: EnergyMeter | None = None) -> Instruments:
@@ -65,18 +65,18 @@ def instruments(time: VirtualTime, meter: EnergyMeter | None = None) -> Instrume
 
 
 @given(phase=st.floats(0.0, STEP), length=st.floats(0.5, 5.0))
-def test_power_is_exact_to_the_polling_wherever_the_window_falls(phase: float, length: float) -> None:
+def test_power_is_exact_to_the_poll_interval_for_any_window(phase: float, length: float) -> None:
     time = VirtualTime()
     found = steady_power(
         instruments(time, TickingMeter(time, phase=phase)),
         BackToBack(time, 0.01),
         Windows(settle=0.37, length=length, repeats=1),
     )
-    # each edge is seen up to one poll after its tick; a whole tick would be 0.1 / length
+    # each edge is detected up to one poll after its tick; an error of a whole tick would be 0.1 / length
     assert found.power.value == pytest.approx(300.0, rel=POLL / length + 1e-9)
 
 
-def test_readings_at_arbitrary_instants_would_be_off_by_a_tick() -> None:
+def test_readings_at_arbitrary_instants_are_off_by_up_to_a_tick() -> None:
     time = VirtualTime()
     meter = TickingMeter(time, phase=0.05)
     before = meter.read()
@@ -95,12 +95,12 @@ def test_the_load_runs_through_both_edges() -> None:
     assert first.progress is not None
     assert second.progress is not None
     assert second.time - first.time == pytest.approx(STEP, abs=POLL)
-    # nothing but the load's own batches passes between two neighbouring ticks
+    # all batches between two consecutive ticks are counted
     assert second.progress.batches - first.progress.batches == pytest.approx(STEP / 0.002, abs=1)
 
 
 @pytest.mark.parametrize("service_time", [0.0003, 0.0117, 0.7, 1.9])
-def test_the_energy_of_a_batch_is_power_times_service_time_also_when_few_fit_into_a_window(service_time: float) -> None:
+def test_energy_per_batch_is_power_times_service_time_even_with_few_batches_per_window(service_time: float) -> None:
     time = VirtualTime()
     found = steady_power(instruments(time), BackToBack(time, service_time), Windows(length=2.0, repeats=3))
     assert found.rate.value == pytest.approx(1.0 / service_time, rel=1e-6)
@@ -113,7 +113,7 @@ def test_the_standard_error_is_that_of_the_mean_over_the_windows() -> None:
     watts = iter(rng.normal(300.0, 6.0, 1000))
 
     class Wavering(TickingMeter):
-        """Draws another power in each second; the windows are a second long."""
+        """Draws a different power in each second; the windows are a second long."""
 
         joules = 0.0
         then = 0.0
@@ -151,7 +151,7 @@ def test_idle_power_needs_no_load() -> None:
     assert 32.0 < time.now < 33.0, "settled for 20 s, then three windows of 4 s"
 
 
-def test_recorded_readings_go_the_same_way() -> None:
+def test_recorded_nvml_readings_give_the_known_power() -> None:
     time = VirtualTime()
     meter = nvml_meter(RecordedBoard("steps", time), time, time.sleep)
     time.now = 2.05
@@ -160,15 +160,15 @@ def test_recorded_readings_go_the_same_way() -> None:
     assert found.energy.value == pytest.approx(1.6, rel=2 * POLL)
 
 
-def test_a_meter_that_tells_nothing_or_stands_still_is_no_measurement() -> None:
+def test_a_meter_without_a_reading_or_with_a_constant_one_raises() -> None:
     time = VirtualTime()
-    with pytest.raises(UnmeasuredError, match="tells nothing: nobody looked"):
-        tick(instruments(time, NoMeter("nobody looked")))
-    with pytest.raises(UnmeasuredError, match="stood still"):
+    with pytest.raises(UnmeasuredError, match="has no reading: not looked for"):
+        tick(instruments(time, NoMeter("not looked for")))
+    with pytest.raises(UnmeasuredError, match="did not change for 10 s"):
         tick(instruments(time, TickingMeter(time, power=0.0)))
 
 
-def test_a_load_that_hangs_is_noticed() -> None:
+def test_a_hung_load_raises() -> None:
     time = VirtualTime()
     with pytest.raises(UnmeasuredError, match="no batch was completed"):
         steady_power(instruments(time), BackToBack(time, 1e9), Windows())
@@ -185,7 +185,7 @@ def test_marginal_energy_is_above_idle_and_never_negative() -> None:
     ("measured", "error", "holds"),
     [(220.0, 0.0, True), (230.0, 1 / 22, True), (240.0, 1 / 11, False), (200, -0.1, False)],
 )
-def test_the_duty_cycle_check_compares_with_the_line_from_idle_to_busy(
+def test_the_duty_cycle_check_interpolates_between_idle_and_busy_power(
     measured: float, error: float, holds: bool
 ) -> None:
     check = duty_cycle(idle=100.0, busy=400.0, load=0.4, measured=measured)
@@ -194,25 +194,25 @@ def test_the_duty_cycle_check_compares_with_the_line_from_idle_to_busy(
     assert check.holds() is holds
 
 
-def test_a_feeder_runs_batch_after_batch_until_it_is_left() -> None:
+def test_batches_run_back_to_back_until_the_context_ends() -> None:
     completed = Semaphore(0)
-    with feeding(completed.release, lambda: 7.0) as load:
+    with feed_batches(completed.release, lambda: 7.0) as load:
         for _ in range(3):
             assert completed.acquire(timeout=5)
-        assert load().batches >= 2  # the third may be about to be counted
+        assert load().batches >= 2  # the third may not be counted yet
         assert load().time == 7.0
     left = load().batches
     assert load().batches == left
 
 
-def test_what_fails_in_the_feeder_is_raised_where_it_is_asked() -> None:
+def test_an_exception_of_a_batch_is_raised_when_the_progress_is_read() -> None:
     failed = Event()
 
     def run() -> None:
         failed.set()
         raise RuntimeError("out of memory")
 
-    with feeding(run, lambda: 0.0) as load:
+    with feed_batches(run, lambda: 0.0) as load:
         assert failed.wait(5)
     with pytest.raises(RuntimeError, match="out of memory"):
         load()

@@ -1,4 +1,4 @@
-"""Service times by batch size and length, as an executor tells them."""
+"""Tests of service times by batch size and length."""
 
 import asyncio
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from policies.profile import parse_profile
-from profiler.cache import Key, load
-from profiler.first import first_profile, subject_of
-from profiler.lengths import rungs
+from profiler.cache import CacheKey, load_cached_profile
+from profiler.first_profile import first_profile, make_subject
+from profiler.lengths import power_of_two_sizes
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
 from server.models.text import Text
 from server.models.text_codec import TextCodec
-from tests.profiler.test_first import completed
+from tests.profiler.test_first_profile import completed
 
 
 class Known:
@@ -27,40 +27,40 @@ class Known:
 
     @staticmethod
     def _length(text: Text) -> int:
-        assert text.forced == bool(text.limit), "it must not end before its time"
+        assert text.forced == bool(text.limit), "generation must not end early"
         return text.limit or len(text.tokens)
 
 
 @pytest.mark.parametrize("generates", [True, False])
-def test_a_text_models_first_profile_tells_times_by_length(
+def test_the_profile_of_a_text_model_has_times_by_length(
     generates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     codec = TextCodec(259, 40, 40 if generates else 0, 0, None)
     model: ServedModel = ServedModel("m", codec, (), "random", 6)
-    key = Key("m", "Some CPU", 6, "fp32")
-    profile = first_profile(subject_of(Known(), model, NoMeter()), 6, key, tunes_by_size=False)
+    key = CacheKey("m", "Some CPU", 6, "fp32")
+    profile = first_profile(make_subject(Known(), model, NoMeter()), 6, key, autotunes=False)
     assert profile.lengths == (1, 4, 16, 20, 40)
     for size in range(1, 7):
-        assert profile.service_time(size) == 2.0 + size * 20, "the middle one"
+        assert profile.service_time(size) == 2.0 + size * 20, "the middle length"
         assert profile.service_time(size, 16) == pytest.approx(2.0 + size * 16)
-        assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two that were measured"
-    said = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
-    assert f"service_time_s is of texts of {said}" in profile.note
-    assert load(key) == profile == parse_profile(profile.to_json(), "its own")
+        assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two measured lengths"
+    expected = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
+    assert f"service_time_s is of texts of {expected}" in profile.note
+    assert load_cached_profile(key) == profile == parse_profile(profile.to_json(), "its own")
 
 
-def test_measuring_by_length_which_takes_longest_says_how_far_it_is(
+def test_measuring_by_length_logs_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model: ServedModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
     with caplog.at_level("INFO", "batchwright.profiler"):
-        first_profile(subject_of(Known(), model, NoMeter()), 6, Key("m", "Some CPU", 6, "fp32"), tunes_by_size=False)
-    assert [line for line in caplog.messages if "by length" in line and "100 per cent done" in line]
+        first_profile(make_subject(Known(), model, NoMeter()), 6, CacheKey("m", "Some CPU", 6, "fp32"), autotunes=False)
+    assert [line for line in caplog.messages if "by length" in line and "100 % done" in line]
 
 
-def test_sizes_go_up_in_octaves_to_the_largest() -> None:
-    assert rungs(1) == (1,)
-    assert rungs(8) == (1, 2, 4, 8)
-    assert rungs(12) == (1, 2, 4, 8, 12)
+def test_sizes_are_powers_of_two_and_the_largest() -> None:
+    assert power_of_two_sizes(1) == (1,)
+    assert power_of_two_sizes(8) == (1, 2, 4, 8)
+    assert power_of_two_sizes(12) == (1, 2, 4, 8, 12)

@@ -1,4 +1,4 @@
-"""Measuring, against an executor whose service times are known to the last digit."""
+"""Tests of measuring service times, with an executor whose service times are known exactly."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from policies.profile import parse_profile
-from profiler.measure import Measurement, Plan, Subject, full_plan, measure, quick_plan
+from profiler.measure import Measurement, MeasurementPlan, Subject, full_plan, measure_service_times, quick_plan
 from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, NoMeter
 
-ServiceTime = Callable[[int, int], float]  # batch size, how many of that size came before -> s
+ServiceTime = Callable[[int, int], float]  # batch size, number of earlier batches of that size -> s
 
 
 class KnownExecutor:
-    """Completes every batch at once and reports the service time it is told."""
+    """Completes every batch at once with a given service time."""
 
     name = "known"
 
@@ -39,13 +39,15 @@ class KnownExecutor:
         return done
 
 
-def run(executor: KnownExecutor, plan: Plan, seed: int = 0, meter: CountingMeter | None = None) -> Measurement:
+def run(
+    executor: KnownExecutor, plan: MeasurementPlan, seed: int = 0, meter: CountingMeter | None = None
+) -> Measurement:
     subject = Subject(executor, "net", ["a", "b", "c"], meter or NoMeter())
-    return asyncio.run(measure(subject, plan, np.random.default_rng(seed), lambda share: None))
+    return asyncio.run(measure_service_times(subject, plan, np.random.default_rng(seed), lambda share: None))
 
 
 def affine(size: int, _: int) -> float:
-    return 0.25 * size + 0.5  # exact in binary: means are exact, too
+    return 0.25 * size + 0.5  # exact in binary, so that means are exact too
 
 
 def test_known_service_times_are_recovered_exactly() -> None:
@@ -58,7 +60,7 @@ def test_known_service_times_are_recovered_exactly() -> None:
 
 
 def test_a_quick_profile_has_every_size_by_linear_interpolation() -> None:
-    plan = quick_plan(20, tunes_by_size=False)
+    plan = quick_plan(20, autotunes=False)
     profile = run(KnownExecutor(affine), plan).profile("n", "net", "here")
     assert plan.sizes == (1, 2, 3, 4, 6, 8, 12, 16, 20)
     assert profile.service_times == pytest.approx([affine(b, 0) for b in range(1, 21)], rel=1e-12)
@@ -75,26 +77,26 @@ def test_a_quick_profile_has_every_size_by_linear_interpolation() -> None:
         (100, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100)),
     ],
 )
-def test_the_quick_plan_takes_two_sizes_an_octave(max_batch_size: int, sizes: tuple[int, ...]) -> None:
-    assert quick_plan(max_batch_size, tunes_by_size=True).sizes == sizes
-    assert quick_plan(max_batch_size, tunes_by_size=True).warm_ups == sizes[::-1]
+def test_the_quick_plan_has_two_sizes_per_octave(max_batch_size: int, sizes: tuple[int, ...]) -> None:
+    assert quick_plan(max_batch_size, autotunes=True).sizes == sizes
+    assert quick_plan(max_batch_size, autotunes=True).warm_ups == sizes[::-1]
 
 
-def test_the_full_plan_takes_every_size() -> None:
+def test_the_full_plan_has_every_size() -> None:
     assert full_plan(40).sizes == tuple(range(1, 41))
 
 
-def test_warm_ups_come_first_the_largest_before_all_and_do_not_count() -> None:
+def test_warm_ups_run_first_from_the_largest_and_do_not_count() -> None:
     executor = KnownExecutor(lambda size, earlier: 100.0 if size in (1, 8) and earlier == 0 else affine(size, 0))
-    profile = run(executor, quick_plan(8, tunes_by_size=False)).profile("n", "net", "here")
+    profile = run(executor, quick_plan(8, autotunes=False)).profile("n", "net", "here")
     assert executor.sizes[:5] == [8, 4, 3, 2, 1]
     assert profile.service_times[0] == affine(1, 0)
     assert profile.service_times[7] == affine(8, 0)
 
 
 def test_small_batches_are_repeated_more_often() -> None:
-    plan = quick_plan(16, tunes_by_size=False)
-    assert [plan.owed(b) for b in (1, 2, 3, 8, 16)] == [8, 4, 3, 1, 1]
+    plan = quick_plan(16, autotunes=False)
+    assert [plan.required_repeats(b) for b in (1, 2, 3, 8, 16)] == [8, 4, 3, 1, 1]
 
 
 def test_the_order_is_random_but_reproducible() -> None:
@@ -108,19 +110,19 @@ def test_the_order_is_random_but_reproducible() -> None:
     assert orders[0] != sorted(orders[0])
 
 
-def test_samples_are_taken_in_turn() -> None:
+def test_samples_are_used_in_rotation() -> None:
     executor = KnownExecutor(affine)
-    run(executor, Plan((5,), ()))
+    run(executor, MeasurementPlan((5,), ()))
     assert executor.inputs == ["a", "b", "c", "a", "b"]
 
 
 def test_a_noisy_size_is_repeated_until_its_mean_is_known() -> None:
     noise = np.random.default_rng(4).normal(1.0, 0.05, 1000)
     executor = KnownExecutor(lambda size, earlier: 1.0 if size == 1 else 2.0 * float(noise[earlier]))
-    plan = Plan((1, 2), (), min_repeats=5, max_repeats=500)
+    plan = MeasurementPlan((1, 2), (), min_repeats=5, max_repeats=500)
     calm, noisy = run(executor, plan).estimates
     assert calm.repeats == 5
-    # (1.96 x 0.05 / 0.02)^2 = 24 repeats for 2 %; a small sample's own spread makes it a few less or more
+    # (1.96 x 0.05 / 0.02)^2 = 24 repeats for 2 %, a few more or less in a small sample
     assert 10 < noisy.repeats + noisy.outliers < 60
     assert noisy.half_width <= 0.02
     assert noisy.mean == pytest.approx(2.0, rel=0.04)
@@ -129,38 +131,40 @@ def test_a_noisy_size_is_repeated_until_its_mean_is_known() -> None:
 
 def test_repeats_end_at_their_maximum() -> None:
     noise = np.random.default_rng(4).uniform(0.5, 1.5, 100)
-    (estimate,) = run(KnownExecutor(lambda size, k: float(noise[k])), Plan((1,), (), max_repeats=12)).estimates
+    (estimate,) = run(
+        KnownExecutor(lambda size, k: float(noise[k])), MeasurementPlan((1,), (), max_repeats=12)
+    ).estimates
     assert estimate.repeats + estimate.outliers == 12
 
 
-def test_only_what_is_owed_is_run_when_time_is_up() -> None:
+def test_only_the_required_repeats_run_when_time_is_up() -> None:
     executor = KnownExecutor(lambda size, k: 1.0 + k % 2)
-    (estimate,) = run(executor, Plan((1,), (), min_repeats=3, max_time=0.0)).estimates
+    (estimate,) = run(executor, MeasurementPlan((1,), (), min_repeats=3, max_time=0.0)).estimates
     assert estimate.repeats == 3
 
 
-def test_a_disturbed_repeat_is_dropped_and_said_so() -> None:
+def test_an_outlier_is_dropped_and_noted() -> None:
     executor = KnownExecutor(lambda size, k: 9.0 if k == 2 else 1.0)
-    measurement = run(executor, Plan((1,), (), min_repeats=5))
+    measurement = run(executor, MeasurementPlan((1,), (), min_repeats=5))
     (estimate,) = measurement.estimates
     assert (estimate.mean, estimate.repeats, estimate.outliers) == (1.0, 4, 1)
     assert "1 outliers of 5 repeats dropped" in measurement.profile("n", "net", "here").note
 
 
-def test_a_spread_that_is_the_devices_own_is_kept() -> None:
+def test_a_bimodal_device_has_no_outliers() -> None:
     executor = KnownExecutor(lambda size, k: 1.0 if k % 2 else 2.0)
-    (estimate,) = run(executor, Plan((1,), (), min_repeats=10, max_repeats=10)).estimates
+    (estimate,) = run(executor, MeasurementPlan((1,), (), min_repeats=10, max_repeats=10)).estimates
     assert (estimate.mean, estimate.outliers) == (1.5, 0)
 
 
 def test_fewer_than_five_repeats_are_all_kept() -> None:
     executor = KnownExecutor(lambda size, k: 7.0 if k == 0 else 1.0)
-    (estimate,) = run(executor, Plan((1,), (), min_repeats=3, max_repeats=3)).estimates
+    (estimate,) = run(executor, MeasurementPlan((1,), (), min_repeats=3, max_repeats=3)).estimates
     assert (estimate.mean, estimate.repeats) == (3.0, 3)
 
 
-def test_a_single_repeat_borrows_its_spread_from_its_neighbours() -> None:
-    plan = Plan((1, 2, 3), (), min_repeats=1, max_repeats=2, half_width=0.0)
+def test_the_spread_of_a_single_repeat_is_interpolated_from_its_neighbours() -> None:
+    plan = MeasurementPlan((1, 2, 3), (), min_repeats=1, max_repeats=2, half_width=0.0)
     estimates = run(KnownExecutor(lambda size, k: size * (1.0 + k)), plan).estimates
     middle = replace(estimates[1], cv=None, half_width=float("inf"), repeats=1)
     profile = Measurement((estimates[0], middle, estimates[2]), "none").profile("n", "net", "here")
@@ -169,13 +173,13 @@ def test_a_single_repeat_borrows_its_spread_from_its_neighbours() -> None:
     assert "single repeats have no confidence interval" in profile.note
 
 
-def test_single_repeats_alone_have_no_spread() -> None:
-    measurement = run(KnownExecutor(affine), Plan((1, 2), (), min_repeats=1, max_repeats=1))
+def test_single_repeats_of_all_sizes_have_no_spread() -> None:
+    measurement = run(KnownExecutor(affine), MeasurementPlan((1, 2), (), min_repeats=1, max_repeats=1))
     assert isinf(measurement.estimates[0].half_width)
     assert measurement.profile("n", "net", "here").cvs is None
 
 
-def test_metered_energy_is_the_batches_own_and_called_modelled() -> None:
+def test_counted_energy_is_recorded_as_modelled() -> None:
     meter = CountingMeter()
     profile = run(KnownExecutor(affine, meter), full_plan(4), meter=meter).profile("n", "net", "here")
     assert profile.energies == (0.75, 1.0, 1.25, 1.5)
@@ -183,30 +187,32 @@ def test_metered_energy_is_the_batches_own_and_called_modelled() -> None:
 
 
 class Sensor(NoMeter):
-    """Steps by a joule at every look."""
+    """Increases by one joule at every reading."""
 
     source = "nvml"
     scope = "board"
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = 0
+        self.readings = 0
 
     def read(self) -> float | None:
-        self.looks += 1
-        return float(self.looks)
+        self.readings += 1
+        return float(self.readings)
 
 
-def test_a_sensor_is_not_asked_about_single_batches_for_which_its_steps_are_too_long() -> None:
+def test_a_sensor_is_not_read_for_single_batches() -> None:
     sensor = Sensor()
     subject = Subject(KnownExecutor(affine), "net", ["a"], sensor)
-    measurement = asyncio.run(measure(subject, full_plan(3), np.random.default_rng(0), lambda share: None))
-    assert sensor.looks == 0
+    measurement = asyncio.run(
+        measure_service_times(subject, full_plan(3), np.random.default_rng(0), lambda share: None)
+    )
+    assert sensor.readings == 0
     assert measurement.profile("n", "net", "here").energies is None
 
 
 @pytest.mark.parametrize("meter", [None, CountingMeter()])
-def test_without_energy_the_profile_has_none(meter: CountingMeter | None) -> None:
+def test_a_profile_without_a_meter_has_no_energy(meter: CountingMeter | None) -> None:
     profile = run(KnownExecutor(affine), full_plan(3), meter=meter).profile("n", "net", "here")
     assert profile.energies is None
     assert profile.energy_source == "none"
@@ -220,10 +226,10 @@ def test_a_failing_device_fails_the_measurement() -> None:
         run(KnownExecutor(broken), full_plan(2))
 
 
-def test_progress_only_grows_and_ends_at_one() -> None:
+def test_progress_increases_to_one() -> None:
     shares: list[float] = []
     noise = np.random.default_rng(4).normal(1.0, 0.05, 1000)
     subject = Subject(KnownExecutor(lambda size, k: float(noise[k])), "net", ["a"], NoMeter())
-    asyncio.run(measure(subject, full_plan(5), np.random.default_rng(0), shares.append))
+    asyncio.run(measure_service_times(subject, full_plan(5), np.random.default_rng(0), shares.append))
     assert shares == sorted(shares)
     assert 0.0 < shares[0] < shares[-1] == 1.0

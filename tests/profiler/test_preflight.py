@@ -1,4 +1,4 @@
-"""What is recorded of a device before it is measured, and what is warned about; no GPU is needed."""
+"""Tests of inspecting a device before a measurement; no GPU is needed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ OWN = 4242
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """An H200 at rest, this process alone on it."""
+    """An idle H200 on which only this process runs."""
 
     bits: int = 1  # idle
     limit: int = 700_000
@@ -35,7 +35,7 @@ class FakeGpu:
     def clocks(self) -> tuple[int, int]:
         return 345, 3201
 
-    def held_down(self) -> int:
+    def throttle_reasons(self) -> int:
         return self.bits
 
     def power_limits(self) -> tuple[int, int]:
@@ -63,43 +63,43 @@ class FakeCpu:
         return 8
 
 
-def test_a_gpu_at_rest_is_recorded_without_a_warning() -> None:
+def test_an_idle_gpu_gives_no_warning() -> None:
     found = inspect_gpu(FakeGpu(), OWN)
     assert found.warnings == ()
     assert found.note == (
-        "found before: driver 570.1, 31 °C, clocks 345 MHz and 3201 MHz (memory), power limit 700 W of 700 W, MIG off, "
-        "nobody else on the GPU"
+        "before the measurement: driver 570.1, 31 °C, clocks 345 MHz and 3201 MHz (memory), "
+        "power limit 700 W of 700 W, MIG off, no other process on the GPU"
     )
 
 
 @pytest.mark.parametrize(
     ("gpu", "warning"),
     [
-        (FakeGpu(bits=0x1 | 0x4 | 0x20), "clocks are held down by the power cap and heat, by the driver"),
+        (FakeGpu(bits=0x1 | 0x4 | 0x20), "clocks are throttled by the power cap and heat, by the driver"),
         (FakeGpu(limit=300_000), "power limit 300 W of 700 W"),
         (FakeGpu(divided=True), "MIG is on"),
         (FakeGpu(pids=(OWN, 7, 5)), "processes 5, 7 on the GPU: their"),
         (FakeGpu(pids=(7, 5)), "processes 5, 7 on the GPU, one of which may be this one: their"),
     ],
 )
-def test_what_may_spoil_the_numbers_is_warned_about_in_one_line(gpu: FakeGpu, warning: str) -> None:
+def test_a_condition_that_distorts_the_measurement_is_a_warning_of_one_line(gpu: FakeGpu, warning: str) -> None:
     (line,) = inspect_gpu(gpu, OWN).warnings
     assert warning in line
     assert "\n" not in line
 
 
-def test_a_lone_process_of_an_unknown_number_is_this_one_seen_from_outside_a_container() -> None:
+def test_a_single_unknown_process_id_is_this_process_in_a_container() -> None:
     assert inspect_gpu(FakeGpu(pids=(7,)), OWN).warnings == ()
 
 
-def test_what_the_driver_does_not_tell_is_unknown_and_the_rest_is_recorded() -> None:
+def test_a_value_that_nvml_cannot_read_is_recorded_as_unknown() -> None:
     found = inspect_gpu(FakeGpu(lost=True), OWN)
     assert "temperature unknown (the GPU has fallen off the bus" in found.facts[1]
     assert found.facts[0] == "driver 570.1"
-    assert found.facts[-1] == "nobody else on the GPU"
+    assert found.facts[-1] == "no other process on the GPU"
 
 
-def test_a_quiet_cpu_is_recorded_without_a_warning() -> None:
+def test_an_idle_cpu_gives_no_warning() -> None:
     facts = "governor performance", "load average 0.10 on 8 cores"
     assert inspect_cpu(FakeCpu()) == Findings(facts)
     assert inspect_cpu(FakeCpu(frozenset())) == Findings(("governor unknown", facts[1]))
@@ -112,7 +112,7 @@ def test_a_quiet_cpu_is_recorded_without_a_warning() -> None:
         (FakeCpu(load=2.5), "load average of 2.50 on 8 cores"),
     ],
 )
-def test_a_cpu_that_changes_its_clock_or_is_busy_is_warned_about(cpu: FakeCpu, warning: str) -> None:
+def test_a_variable_clock_or_a_high_load_average_is_a_warning(cpu: FakeCpu, warning: str) -> None:
     (line,) = inspect_cpu(cpu).warnings
     assert warning in line
 
@@ -130,7 +130,7 @@ def test_the_governors_are_read_from_sysfs(tmp_path: Path) -> None:
     assert SystemCpu(tmp_path / "nothing").governors() == frozenset()
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_inspected() -> None:
     assert any("load average" in fact for fact in preflight("cpu").facts)
 
 
@@ -138,7 +138,7 @@ def failing(*arguments: Any) -> Any:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def test_nvml_is_asked_by_its_own_names_and_its_errors_become_ours() -> None:
+def test_nvml_functions_are_called_by_name_and_their_errors_are_converted() -> None:
     clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
     calls = {
         "nvmlSystemGetDriverVersion": lambda: "570.1",
@@ -150,13 +150,13 @@ def test_nvml_is_asked_by_its_own_names_and_its_errors_become_ours() -> None:
         "nvmlDeviceIsMigDeviceHandle": failing,
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=OWN)],
     }
-    assert all(hasattr(pynvml, name) for name in calls), "the fake has no name that NVML has not"
+    assert all(hasattr(pynvml, name) for name in calls), "the fake has only names that NVML has"
     constants = {name: getattr(pynvml, name) for name in ("NVML_TEMPERATURE_GPU", "NVML_CLOCK_SM", "NVML_CLOCK_MEM")}
     found = inspect_gpu(PynvmlGpu(SimpleNamespace(NVMLError=pynvml.NVMLError, **constants, **calls), "handle"), OWN)
     assert found.facts[:3] == (
         "driver 570.1",
         "40 °C",
-        "clocks 1980 MHz and 3201 MHz (memory), held down by the power cap",
+        "clocks 1980 MHz and 3201 MHz (memory), throttled by the power cap",
     )
     assert found.facts[3].startswith("power limit unknown (this GPU or its driver does not offer it")
-    assert found.facts[4:] == ("MIG off", "nobody else on the GPU")
+    assert found.facts[4:] == ("MIG off", "no other process on the GPU")

@@ -1,4 +1,4 @@
-"""What people are told of a profile."""
+"""Tests of the text report of a profile."""
 
 from dataclasses import replace
 from io import StringIO
@@ -10,14 +10,14 @@ from rich.console import Console
 from policies.charts.plots import plot_profile
 from policies.profile import Profile
 from profiler.energy_plan import full_energy_plan, quick_energy_plan
+from profiler.energy_sweep import EnergySweep, with_energy
 from profiler.report import profile_table, summary
-from profiler.sweep import Sweep, with_energy
 from tests.support.virtual_device import VirtualDevice
 
 PROFILE = Profile("n", (0.002, 0.003, 0.004), model="net", device="here", cvs=(0.01,) * 3)
 
 
-def rendered(profile: Profile, sweep: Sweep | None = None) -> str:
+def rendered(profile: Profile, sweep: EnergySweep | None = None) -> str:
     text = StringIO()
     console = Console(file=text, width=200)
     console.print(profile_table(profile, (1, 3), sweep))
@@ -25,7 +25,7 @@ def rendered(profile: Profile, sweep: Sweep | None = None) -> str:
     return text.getvalue()
 
 
-def measured(quick: bool = False) -> tuple[Profile, Sweep]:
+def measured(quick: bool = False) -> tuple[Profile, EnergySweep]:
     known = VirtualDevice(lambda b: 200.0 + 10.0 * b, lambda b: 0.001 + 0.001 * b)
     plan = quick_energy_plan if quick else full_energy_plan
     profile, sweep = with_energy(PROFILE, known.rig(), plan, lambda share: None)
@@ -47,10 +47,10 @@ def test_energies_come_with_standard_errors_idle_power_and_the_check() -> None:
     assert "ζ(b) is above idle; ± is the standard error" in text
     assert "idle      100.0 ± 0.0 W (before 100.0" in text
     assert "load 0.50" in text
-    assert "by idle and batches of 3" in text
+    assert "predicted from idle power and batches of 3" in text
 
 
-def test_what_has_no_standard_error_shows_none() -> None:
+def test_a_single_window_shows_no_standard_error() -> None:
     text = rendered(*measured(quick=True))
     row = next(line for line in text.splitlines() if line.startswith("│ 1 "))
     assert "±" not in row
@@ -58,17 +58,17 @@ def test_what_has_no_standard_error_shows_none() -> None:
 
 
 @pytest.mark.parametrize("totals", [None, (0.4, 0.5, 0.6)])
-def test_energies_that_were_not_measured_here_are_shown_as_they_are(totals: tuple[float, ...] | None) -> None:
+def test_energies_of_the_profile_are_shown_without_a_sweep(totals: tuple[float, ...] | None) -> None:
     text = rendered(replace(PROFILE, energies=(0.1, 0.2, 0.3), total_energies=totals))
     assert "affine    ζ(b) = 100 b" in text
     assert ("total" in text) is (totals is not None)
 
 
-def test_energies_below_what_the_sensor_sees_are_not_fitted() -> None:
+def test_energies_below_the_resolution_of_the_sensor_are_not_fitted() -> None:
     assert "ζ(b) is 0 at some sizes" in rendered(replace(PROFILE, energies=(0.0, 0.2, 0.3)))
 
 
-def test_energies_above_idle_and_in_total_are_drawn_even_where_nothing_is_above_idle(tmp_path: Path) -> None:
+def test_marginal_and_total_energies_are_drawn_even_if_a_marginal_energy_is_0(tmp_path: Path) -> None:
     profile = replace(PROFILE, energies=(0.0, 0.2, 0.3), total_energies=(0.4, 0.5, 0.6))
     plot_profile(profile, tmp_path / "three.svg")
     text = (tmp_path / "three.svg").read_text()

@@ -1,4 +1,4 @@
-"""A tiny server that answers both protocols by a script: what to do with the first request, the second, ..."""
+"""A stub server for both protocols with scripted replies to the first request, the second, and so on."""
 
 import asyncio
 import gc
@@ -25,10 +25,16 @@ Reply = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 @dataclass
 class Stub:
-    """What the server is to do, and what came.
+    """Behaviour of the stub server, and the calls it received.
 
-    `replies` are used up in order of arrival, each instead of a good answer; None stands for a good one. With a `key`
-    nobody is served without it. `swaps` are the policies that were asked for; it knows all but those called "clever".
+    Attributes:
+        replies: replies used in order of arrival; None, or none left, is a successful response.
+        models: the repository index; None responds 404.
+        metadata: metadata of the model "tiny".
+        key: API key that calls must have; None for none.
+        policy: the current policy; "clever" is the only one that is rejected.
+        swaps: policies set by clients.
+        calls: path, headers and body of each inference call.
     """
 
     replies: list[Reply | None] = field(default_factory=list)
@@ -40,7 +46,7 @@ class Stub:
     calls: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._check_key])
         app.router.add_get("/admin/models/{model}/policy", self._policy)
         app.router.add_put("/admin/models/{model}/policy", self._swap)
         app.router.add_post("/v2/repository/index", self._index)
@@ -51,7 +57,7 @@ class Stub:
         return app
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "no key"}, status=401)
         return await handler(request)
@@ -60,11 +66,11 @@ class Stub:
         return web.json_response({"name": "x", "spec": self.policy, "profile": "tiny on a stub"})
 
     async def _swap(self, request: web.Request) -> web.Response:
-        wanted = (await request.json())["policy"]
-        if wanted == "clever":
+        spec = (await request.json())["policy"]
+        if spec == "clever":
             return web.json_response({"error": "unknown policy 'clever'"}, status=400)
-        self.policy = wanted
-        self.swaps.append(wanted)
+        self.policy = spec
+        self.swaps.append(spec)
         return await self._policy(request)
 
     async def _index(self, _: web.Request) -> web.Response:
@@ -76,15 +82,16 @@ class Stub:
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         output = {"name": "logits", "shape": [1, 1], "datatype": "BYTES", "data": ["0.5:3:newt"]}
-        return await self._answer(request, {"model_name": "tiny", "parameters": FACTS, "outputs": [output]})
+        return await self._respond(request, {"model_name": "tiny", "parameters": FACTS, "outputs": [output]})
 
     async def _predict(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, {"model": "tiny", "predictions": [], **FACTS})
+        return await self._respond(request, {"model": "tiny", "predictions": [], **FACTS})
 
-    async def _answer(self, request: web.Request, good: dict[str, Any]) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, success: dict[str, Any]) -> web.StreamResponse:
         reply = self.replies.pop(0) if self.replies else None
         self.calls.append((request.path, dict(request.headers), await request.read()))
-        return (reply and await reply(request)) or web.Response(text=json.dumps(good), content_type="application/json")
+        response = await reply(request) if reply else None
+        return response or web.Response(text=json.dumps(success), content_type="application/json")
 
 
 async def busy(_: web.Request) -> web.Response:
@@ -106,7 +113,7 @@ def hold(until: asyncio.Event) -> Reply:
 
 @asynccontextmanager
 async def serving(stub: Stub) -> AsyncIterator[str]:
-    """Serve on a free port; the URL."""
+    """Serve on a free port; yield the URL."""
     runner = web.AppRunner(stub.app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -114,12 +121,12 @@ async def serving(stub: Stub) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
-        await asyncio.sleep(0)  # its last transports are told that they are closed on the loop's next round
+        await asyncio.sleep(0)  # the last transports close in the event loop's next iteration
 
 
 @contextmanager
 def serving_in_a_thread(stub: Stub) -> Iterator[str]:
-    """The same for a test that runs a whole command."""
+    """Serve on a thread, for a test that runs a whole command."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def main() -> None:
@@ -136,6 +143,6 @@ def serving_in_a_thread(stub: Stub) -> Iterator[str]:
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-        with warnings.catch_warnings():  # connections that a client left open end with the loop, not in a later test
+        with warnings.catch_warnings():  # collect connections left open by a client now, not in a later test
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

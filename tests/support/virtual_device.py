@@ -1,4 +1,4 @@
-"""A device on a virtual clock whose power is known, seen through a counter that steps every 100 ms."""
+"""A device of known power on a virtual clock, with an energy counter that steps every 100 ms."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,8 +6,8 @@ from math import floor
 
 import numpy as np
 
-from profiler.energy import Instruments, Load, Progress
-from profiler.sweep import Rig
+from profiler.energy import Instruments, LoadProgress, RunningLoad
+from profiler.energy_sweep import EnergyRig
 from tests.support.recorded_board import VirtualTime
 
 STEP = 0.1  # s
@@ -16,16 +16,16 @@ Curve = Callable[[int], float]
 
 
 class VirtualDevice:
-    """Its own meter and feed.
+    """A device that is its own meter and source of load.
 
     Attributes:
-        idle: W at rest.
-        resting: W in the gaps of a part load.
-        power: W in service, by batch size.
-        service_time: s, by batch size.
-        handover: s between two batches that run back to back, at idle power.
-        visited: (size, share) of the loads that ran.
-        fails_at: s after which the meter tells nothing.
+        idle: idle power, W.
+        resting: power in the gaps of a partial load, W.
+        power: power in service by batch size, W.
+        service_time: service time by batch size, s.
+        handover: gap between two batches that run back to back, at idle power, s.
+        visited: (batch size, share of time in service) of the loads that ran.
+        fails_at: instant from which the meter has no reading, s.
     """
 
     source = "nvml"
@@ -41,7 +41,7 @@ class VirtualDevice:
         self.handover = 0.0
         self.visited: list[tuple[int, float]] = []
         self.fails_at = float("inf")
-        self._segments = [(0.0, 0.0, idle)]  # from, J until then, W since then
+        self._segments = [(0.0, 0.0, idle)]  # begin (s), energy until then (J), power since then (W)
 
     def read(self) -> float | None:
         if self.time.now >= self.fails_at:
@@ -51,24 +51,24 @@ class VirtualDevice:
         return joules + watts * (seen - began)
 
     @contextmanager
-    def feed(self, batch_size: int, share: float = 1.0, /) -> Iterator[Load]:
+    def load(self, batch_size: int, share: float = 1.0, /) -> Iterator[RunningLoad]:
         self.visited.append((batch_size, share))
         seconds, began = self.service_time(batch_size), self.time.now
         period = seconds + self.handover if share == 1.0 else seconds / share
         between = self.idle if share == 1.0 else self.resting
         self.draw(between + (self.power(batch_size) - between) * seconds / period)
 
-        def progress() -> Progress:
+        def progress() -> LoadProgress:
             batches = floor((self.time.now - began) / period)
-            return Progress(batches, began + batches * period)
+            return LoadProgress(batches, began + batches * period)
 
         yield progress
         self.draw(self.idle)
 
     def draw(self, watts: float) -> None:
-        """From now on."""
+        """Draw this power from now on."""
         began, joules, before = self._segments[-1]
         self._segments.append((self.time.now, joules + before * (self.time.now - began), watts))
 
-    def rig(self, seed: int = 0) -> Rig:
-        return Rig(Instruments(self, self.time, self.time.sleep), self.feed, np.random.default_rng(seed))
+    def rig(self, seed: int = 0) -> EnergyRig:
+        return EnergyRig(Instruments(self, self.time, self.time.sleep), self.load, np.random.default_rng(seed))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.simulated import Simulation
-from loadgen.sizes import Sizes, longest
+from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.planning.recommendations import BinningProblem, SimulatedCandidate, recommend
 from policies.profile import Profile
 from policies.sizing.size_distributions import parse_sizes
@@ -50,7 +50,7 @@ def test_the_mean_agrees_with_a_simulation_of_the_recommended_policy() -> None:
     best = recommended(45.0)[0]
     rng = np.random.default_rng(11)
     sizes, arrivals = rng.uniform(1.0, 20.0, 20_000), np.cumsum(rng.exponential(2.0, 20_000))
-    run = Simulation(longest(sizes, 8), best.candidate.spec, sizes=Sizes(sizes)).run(arrivals)
+    run = Simulation(longest_request_profile(sizes, 8), best.candidate.spec, sizes=RequestSizes(sizes)).run(arrivals)
     # 2500 batches, each within 20 s and the queue behind a load of 0.8: 1 per cent is about one standard error
     assert run.responses.mean() == pytest.approx(best.response.value, rel=0.05)
     assert best.response.value > 0.99 * best.candidate.least

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.simulated import Device
+from loadgen.simulated import SimulatedDevice
 from policies.catalog import CATALOG, choose
 from policies.profile import load_profile
 from policies.queue.arrivals import poisson
@@ -62,7 +62,7 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
     batcher = Batcher(choice.policy, {"m": 16}, choice.monitor)
     simulated = [
         (s.start, s.finish, [r.id for r in s.launch.requests])
-        for s in simulate(batcher, requests, Device(profile, profile.service_time).service_time)
+        for s in simulate(batcher, requests, SimulatedDevice(profile, profile.service_time).service_time)
     ]
     until = instants[-1]  # after the last arrival the live one drains at once, the simulated one asks on
     before = [entry for entry in simulated if entry[0] < until]

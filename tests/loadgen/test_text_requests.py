@@ -1,4 +1,4 @@
-"""Texts are sent as they were drawn: a generator is made to generate so many tokens, a classifier gets so many."""
+"""Tests of requests to text models: lengths of generated texts and of prompts."""
 
 import json
 import re
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from loadgen import processes
-from loadgen.client import Log
-from loadgen.live import Target
-from loadgen.schedule import Schedule, schedule
-from loadgen.sizes import draw, whole
-from loadgen.texts import PROMPT, SAMPLE
+from loadgen.client import RunLog
+from loadgen.live_run import LoadTarget
+from loadgen.schedule import Schedule, make_schedule
+from loadgen.sizes import draw_request_lengths, whole_tokens
+from loadgen.text_requests import PROMPT, SAMPLE
 from tests.loadgen.test_cli import Shell, shell
-from tests.loadgen.test_live import quiet
+from tests.loadgen.test_live_run import quiet
 from tests.support.stub_server import METADATA, Stub, busy, serving_in_a_thread
 
 __all__ = ["shell"]
@@ -30,35 +30,35 @@ LOAD = ["--rate", "400", "--duration", "0.1", "--seed", "7"]
 
 
 def drawn(words: str, scale: float = 1.0) -> list[int]:
-    instants = schedule("poisson", 400.0, 0.1, 7).instants
-    return [int(length) for length in whole(scale * draw(words, "poisson", len(instants), 7))]
+    instants = make_schedule("poisson", 400.0, 0.1, 7).instants
+    return [int(length) for length in whole_tokens(scale * draw_request_lengths(words, "poisson", len(instants), 7))]
 
 
 def bodies(stub: Stub) -> list[Any]:
     return [json.loads(body) for _, _, body in stub.calls]
 
 
-def asked_for(stub: Stub) -> list[int]:
+def requested_tokens(stub: Stub) -> list[int]:
     return [body["parameters"]["max_new_tokens"] for body in bodies(stub)]
 
 
-def test_scaled_lengths_are_rounded_up_and_never_to_nothing() -> None:
-    assert whole(np.array([0.2, 1.0, 3.0000000001, 2.5, 0.06 * 50])).tolist() == [1, 1, 3, 3, 3]
+def test_scaled_lengths_are_rounded_up_to_at_least_one_token() -> None:
+    assert whole_tokens(np.array([0.2, 1.0, 3.0000000001, 2.5, 0.06 * 50])).tolist() == [1, 1, 3, 3, 3]
 
 
-def test_a_generator_is_made_to_generate_what_the_simulation_draws(shell: Shell) -> None:
+def test_a_generator_is_asked_for_the_lengths_of_the_simulation(shell: Shell) -> None:
     with serving_in_a_thread(stub := Stub(metadata=GENERATOR)) as url:
         content = shell.report(url, *LOAD, "--sizes", "uniform:1:60", "--size-scale", "0.5")
     expected = drawn("uniform:1:60", 0.5)
     assert len(set(expected)) > 10
-    assert sorted(asked_for(stub)) == sorted(expected)
+    assert sorted(requested_tokens(stub)) == sorted(expected)
     assert all(body["parameters"]["ignore_eos"] for body in bodies(stub))
     assert {len(body["inputs"][0]["data"]) for body in bodies(stub)} == {PROMPT}
     assert {path for path, _, _ in stub.calls} == {"/v2/models/tiny/infer"}
     assert content["mean_batch_size"] == pytest.approx(2.0)
 
 
-def test_a_classifier_gets_prompts_of_the_lengths_that_are_drawn_and_no_padding(shell: Shell) -> None:
+def test_a_classifier_gets_prompts_of_the_drawn_lengths_without_padding(shell: Shell) -> None:
     with serving_in_a_thread(stub := Stub(metadata=CLASSIFIER)) as url:
         content = shell.report(url, *LOAD, "--sizes", "uniform:1:64")
     tensors = [body["inputs"][0] for body in bodies(stub)]
@@ -70,7 +70,7 @@ def test_a_classifier_gets_prompts_of_the_lengths_that_are_drawn_and_no_padding(
 
 
 @pytest.mark.parametrize("metadata", [GENERATOR, CLASSIFIER])
-def test_without_sizes_a_text_model_gets_the_same_text_again_and_again(shell: Shell, metadata: Any) -> None:
+def test_without_sizes_a_text_model_always_gets_the_same_text(shell: Shell, metadata: Any) -> None:
     with serving_in_a_thread(stub := Stub([busy], metadata=metadata)) as url:
         content = shell.report(url, *LOAD)
     assert all(body == {"text": SAMPLE} for body in bodies(stub))
@@ -78,36 +78,36 @@ def test_without_sizes_a_text_model_gets_the_same_text_again_and_again(shell: Sh
     assert content["ok"] == len(stub.calls) - 1
 
 
-def test_the_lengths_of_several_processes_are_those_of_the_schedule() -> None:
-    lengths, log, stub = list(range(1, 33)), Log(), Stub(metadata=GENERATOR)
+def test_several_processes_send_the_lengths_of_the_schedule() -> None:
+    lengths, log, stub = list(range(1, 33)), RunLog(), Stub(metadata=GENERATOR)
     timetable = Schedule(np.linspace(0.0, 0.03, 32), 0.031)
     with serving_in_a_thread(stub) as url:
-        processes.load(Target(url, lengths=lengths), timetable, quiet(timetable), log, 3)
-    assert sorted(asked_for(stub)) == lengths
+        processes.run_load_in_processes(LoadTarget(url, lengths=lengths), timetable, quiet(timetable), log, 3)
+    assert sorted(requested_tokens(stub)) == lengths
 
 
-def test_under_each_policy_the_same_lengths(shell: Shell) -> None:
+def test_each_policy_of_a_comparison_gets_the_same_lengths(shell: Shell) -> None:
     with serving_in_a_thread(stub := Stub(metadata=GENERATOR)) as url:
         shell.report(url, *LOAD, "--sizes", "uniform:1:30", "--compare", "greedy", "--compare", "static:8")
-    expected, sent = drawn("uniform:1:30"), asked_for(stub)
+    expected, sent = drawn("uniform:1:30"), requested_tokens(stub)
     half = len(expected)
     assert sorted(sent[:half]) == sorted(sent[half:]) == sorted(expected)
 
 
-def test_a_traces_rows_keep_their_lengths(shell: Shell, tmp_path: Path) -> None:
+def test_the_rows_of_a_trace_keep_their_lengths(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("TIMESTAMP,Tokens\n0,30\n0.3,50\n0.1,41\n0.2,20\n")
     with serving_in_a_thread(stub := Stub(metadata=GENERATOR)) as url:
         shell.report(url, "--arrivals", f"trace:{path}", "--sizes", "trace:Tokens", "--size-scale", "0.1")
-    assert asked_for(stub) == [3, 5, 2, 5]
+    assert requested_tokens(stub) == [3, 5, 2, 5]
 
 
 @pytest.mark.parametrize(
-    ("metadata", "arguments", "says"),
+    ("metadata", "arguments", "message"),
     [
-        (METADATA, ["--sizes", "uniform:1:2"], "takes no texts, .*leave out --sizes"),
-        (GENERATOR, ["--sizes", "uniform:40:50"], r"tiny for \d\d tokens, and 32 is its most; lower --size-scale"),
-        (CLASSIFIER, ["--sizes", "uniform:70:80"], r"tiny for \d\d tokens, and 64 is its most; lower --size-scale"),
+        (METADATA, ["--sizes", "uniform:1:2"], "takes no text, .*leave out --sizes"),
+        (GENERATOR, ["--sizes", "uniform:40:50"], r"has \d\d tokens, the limit of tiny is 32; lower --size-scale"),
+        (CLASSIFIER, ["--sizes", "uniform:70:80"], r"has \d\d tokens, the limit of tiny is 64; lower --size-scale"),
         (GENERATOR, ["--pixels"], "not UINT8 .*leave out --pixels"),
         (GENERATOR, ["--pixels", "--sizes", "uniform:1:2"], "--sizes is for texts"),
         (GENERATOR, ["--size-scale", "2"], "are for --sizes"),
@@ -116,16 +116,18 @@ def test_a_traces_rows_keep_their_lengths(shell: Shell, tmp_path: Path) -> None:
         (GENERATOR, ["--sizes", "uniform:2:1"], "2 is above 1"),
     ],
 )
-def test_what_cannot_be_sent_is_told_in_one_line(shell: Shell, metadata: Any, arguments: list[str], says: str) -> None:
+def test_a_usage_error_is_one_line_on_stderr_and_no_request_is_sent(
+    shell: Shell, metadata: Any, arguments: list[str], message: str
+) -> None:
     with serving_in_a_thread(stub := Stub(metadata=metadata)) as url:
         code, out, err = shell.run(url, *LOAD, *arguments)
     assert (code, out, stub.calls) == (2, "", [])
-    assert re.search(says, err), err
+    assert re.search(message, err), err
     assert err.count("\n") == 1
 
 
-def test_in_several_processes_a_length_over_the_bound_is_told_the_same_way(shell: Shell) -> None:
+def test_in_several_processes_a_length_above_the_limit_is_the_same_error(shell: Shell) -> None:
     with serving_in_a_thread(Stub(metadata=GENERATOR)) as url:
         code, _, err = shell.run(url, *LOAD, "--sizes", "uniform:40:50", "--processes", "2")
     assert (code, err.count("\n")) == (2, 1)
-    assert "32 is its most" in err
+    assert "the limit of tiny is 32" in err

@@ -1,4 +1,4 @@
-"""Energies by batch size, on a virtual clock, of devices whose power is known."""
+"""Tests of measuring energy by batch size, on a virtual clock, with devices of known power."""
 
 import logging
 from dataclasses import replace
@@ -9,12 +9,12 @@ import pytest
 from policies.profile import Profile, parse_profile
 from profiler.energy import Mean, UnmeasuredError, Windows
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
-from profiler.sweep import Point, Sweep, sweep, watts, with_energy
+from profiler.energy_sweep import EnergySweep, LoadPoint, sweep_energies, watts, with_energy
 from server.energy.meters import CountingMeter, NoMeter
 from tests.support.virtual_device import VirtualDevice
 
 SIZES = 32
-# Two edges of each window are seen up to a poll of 0.5 ms late, of 4 s: 0.03 per cent; above idle, up to twice that.
+# Both edges of a window of 4 s are detected up to 0.5 ms late: an error of 0.03 %, of marginal energy up to twice that.
 EXACT = 1e-3
 
 
@@ -41,19 +41,19 @@ def ignore(share: float) -> None:
     pass
 
 
-@pytest.mark.parametrize("handover", [0.0, 0.0004], ids=["no rest", "a rest between batches"])
-def test_known_energies_are_found_for_every_size(handover: float) -> None:
+@pytest.mark.parametrize("handover", [0.0, 0.0004], ids=["no gap", "a gap between batches"])
+def test_known_energies_are_measured_for_every_size(handover: float) -> None:
     known = device(handover=handover)
     found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
     sizes = range(1, SIZES + 1)
     assert found.idle_power == pytest.approx(100.0, rel=EXACT)
-    # the power is a straight line in log b, on which the cubics lie, so it is exact between the measured sizes, too
+    # the power is linear in log b, which cubic interpolation reproduces exactly
     assert found.total_energies == pytest.approx([power(b) * service_time(b) for b in sizes], rel=EXACT)
     assert found.energies == pytest.approx([(power(b) - 100.0) * service_time(b) for b in sizes], rel=2 * EXACT)
     assert found.energy_source == "nvml"
 
 
-def test_a_step_of_the_service_time_is_a_step_of_the_energy_although_its_size_was_not_measured() -> None:
+def test_a_step_of_the_service_time_is_a_step_of_the_energy_at_sizes_that_were_not_measured() -> None:
     known = device(service_time=lambda b: 0.002 if b < 7 else 0.003)
     assert 7 not in full_energy_plan([0.001] * SIZES).sizes
     found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
@@ -63,25 +63,25 @@ def test_a_step_of_the_service_time_is_a_step_of_the_energy_although_its_size_wa
 
 def test_power_between_sizes_stays_between_its_neighbours() -> None:
     known = device(power=lambda b: 200.0 if b < 8 else 500.0)
-    found = sweep(known.rig(), full_energy_plan(profile_of(known).service_times), ignore)
+    found = sweep_energies(known.rig(), full_energy_plan(profile_of(known).service_times), ignore)
     assert all(200.0 * (1 - EXACT) <= p <= 500.0 * (1 + EXACT) for p in found.powers(profile_of(known).service_times))
 
 
-def test_the_quick_plan_takes_seconds_and_four_sizes() -> None:
+def test_the_quick_plan_measures_four_sizes_within_seconds() -> None:
     known = device()
     found, swept = with_energy(profile_of(known), known.rig(), quick_energy_plan, ignore)
     assert known.time.now < 7.0
     assert [size for size, _ in sorted(known.visited)] == [1, 4, 12, 32]
-    # windows of 0.4 s, at whose two edges a poll is lost
+    # windows of 0.4 s, with an error of one poll at both edges
     assert found.total_energies == pytest.approx([power(b) * service_time(b) for b in range(1, 33)], rel=0.005)
     assert "single windows have no standard error" in found.note
     assert swept is not None
     assert swept.part_loads == ()
 
 
-def test_each_pass_visits_all_sizes_in_an_order_of_its_own_between_two_measurements_of_idle_power() -> None:
+def test_each_pass_visits_all_sizes_in_random_order() -> None:
     known, plan = device(), full_energy_plan([0.001] * 8)
-    sweep(known.rig(), plan, ignore)
+    sweep_energies(known.rig(), plan, ignore)
     orders = [[size for size, share in known.visited if share == 1.0][i * 6 : i * 6 + 6] for i in range(3)]
     assert [sorted(order) for order in orders] == [[1, 2, 3, 4, 6, 8]] * 3
     assert orders[0] != orders[1]
@@ -89,28 +89,32 @@ def test_each_pass_visits_all_sizes_in_an_order_of_its_own_between_two_measureme
     assert known.time.now == pytest.approx(plan.duration, rel=0.02)
 
 
-def test_what_lies_between_idle_before_and_after_is_an_error_of_idle_power() -> None:
-    found = Sweep(full_energy_plan([0.001]), (), Mean(100.0, 0.5), Mean(110.0, 0.5))
+def test_half_the_difference_of_idle_power_before_and_after_is_its_error() -> None:
+    found = EnergySweep(full_energy_plan([0.001]), (), Mean(100.0, 0.5), Mean(110.0, 0.5))
     assert found.idle == Mean(105.0, 5.0)
     assert replace(found, after=Mean(100.0, 1.2)).idle.standard_error == pytest.approx(0.65)
     assert replace(found, before=Mean(100.0, inf)).idle == Mean(105.0, 5.0)
 
 
-def test_errors_of_power_are_errors_of_energy() -> None:
-    points = (Point(1, Mean(300.0, 3.0), Mean(500.0, 0.0)),)
-    (reading,) = Sweep(full_energy_plan([0.002]), points, Mean(100.0, 1.0), Mean(100.0, 1.0)).readings([0.002])
+def test_the_error_of_the_power_propagates_to_the_energy() -> None:
+    points = (LoadPoint(1, Mean(300.0, 3.0), Mean(500.0, 0.0)),)
+    (reading,) = EnergySweep(full_energy_plan([0.002]), points, Mean(100.0, 1.0), Mean(100.0, 1.0)).batch_energies(
+        [0.002]
+    )
     assert (reading.total.value, reading.total.standard_error) == pytest.approx((0.6, 0.006))
     assert reading.marginal.value == pytest.approx(0.4)
     assert reading.marginal.standard_error == pytest.approx(0.002 * (9.0 + 0.5) ** 0.5)  # sqrt(1/2) W of idle power
 
 
-def test_a_rate_above_what_the_service_time_allows_is_no_rest() -> None:
-    points = (Point(1, Mean(300.0, 0.0), Mean(600.0, 0.0)),)
-    (reading,) = Sweep(full_energy_plan([0.002]), points, Mean(100.0, 0.0), Mean(100.0, 0.0)).readings([0.002])
+def test_a_rate_above_the_service_rate_means_no_idle_time() -> None:
+    points = (LoadPoint(1, Mean(300.0, 0.0), Mean(600.0, 0.0)),)
+    (reading,) = EnergySweep(full_energy_plan([0.002]), points, Mean(100.0, 0.0), Mean(100.0, 0.0)).batch_energies(
+        [0.002]
+    )
     assert reading.power.value == 300.0
 
 
-def test_no_energy_above_idle_is_below_0() -> None:
+def test_marginal_energy_is_never_negative() -> None:
     known = device(power=lambda b: 99.0 + b)
     found, _ = with_energy(profile_of(known, 4), known.rig(), full_energy_plan, ignore)
     assert found.energies is not None
@@ -118,7 +122,7 @@ def test_no_energy_above_idle_is_below_0() -> None:
     assert min(found.energies) >= 0.0
 
 
-def test_the_duty_cycle_check_holds_where_gaps_are_idle(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_duty_cycle_check_passes_if_gaps_draw_idle_power(caplog: pytest.LogCaptureFixture) -> None:
     known = device()
     found, swept = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
     assert swept is not None
@@ -128,24 +132,24 @@ def test_the_duty_cycle_check_holds_where_gaps_are_idle(caplog: pytest.LogCaptur
     assert caplog.text == ""
 
 
-def test_a_device_that_does_not_rest_in_gaps_is_warned_about_once_with_the_worst_error(
+def test_a_device_that_draws_more_than_idle_power_in_gaps_gives_one_warning_with_the_largest_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     known = device(resting=140.0)
     found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
     (warning,) = caplog.messages
-    # at load 0.2 and b = 16, idle power and batches come to 100 + 0.2 x 280 W; four fifths of 40 W come on top
-    assert warning.startswith("at load 0.20 the device draws 188.0 W, +20.5 % off")
+    # at load 0.2 and b = 16 the prediction is 100 + 0.2 x 280 W; the gaps add four fifths of 40 W
+    assert warning.startswith("at load 0.20 the device draws 188.0 W, +20.5 % from the sum")
     assert "power against idle plus batches of 16: +20.5% at load 0.20" in found.note
 
 
-def test_the_check_runs_at_a_size_of_which_many_batches_fit_into_a_window() -> None:
+def test_the_check_runs_at_a_size_with_many_batches_per_window() -> None:
     assert full_energy_plan([0.001 * b for b in range(1, 33)]).checked == 16
     assert full_energy_plan([0.03 * b for b in range(1, 33)]).checked == 3
     assert full_energy_plan([1.0] * 32).checked == 1
 
 
-def test_the_note_says_how_the_energies_were_measured() -> None:
+def test_the_note_describes_the_energy_measurement() -> None:
     known = device()
     found, _ = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
     for text in (
@@ -157,13 +161,13 @@ def test_the_note_says_how_the_energies_were_measured() -> None:
     assert parse_profile(found.to_json(), "written") == found
 
 
-def test_a_sensor_that_fails_leaves_the_profile_without_energies_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_sensor_leaves_the_profile_without_energies_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     known = device(fails_at=60.0)
     profile = profile_of(known)
     assert with_energy(profile, known.rig(), full_energy_plan, ignore) == (profile, None)
-    assert "not measured after all: the meter tells nothing" in caplog.text
+    assert "has no energy, its measurement failed: the meter has no reading" in caplog.text
     with pytest.raises(UnmeasuredError):
-        sweep(known.rig(), full_energy_plan(profile.service_times), ignore)
+        sweep_energies(known.rig(), full_energy_plan(profile.service_times), ignore)
 
 
 @pytest.mark.parametrize("meter", [NoMeter(), CountingMeter()])
@@ -175,9 +179,9 @@ def test_without_a_sensor_nothing_runs(meter: NoMeter | CountingMeter, caplog: p
     assert (known.visited, known.time.now, caplog.text) == ([], 0.0, "")
 
 
-def test_progress_only_grows_and_ends_at_one() -> None:
+def test_progress_increases_to_one() -> None:
     known, shares = device(), list[float]()
-    sweep(known.rig(), full_energy_plan([0.001] * 4), shares.append)
+    sweep_energies(known.rig(), full_energy_plan([0.001] * 4), shares.append)
     assert shares == sorted(shares)
     assert 0.0 < shares[0] < shares[-1] == pytest.approx(1.0)
 
@@ -204,7 +208,7 @@ def test_a_quick_plan_has_the_smallest_and_the_largest_size(largest: int) -> Non
     assert len(sizes) == min(4, largest)
 
 
-def test_a_plan_is_shortened_to_the_time_there_is_but_windows_keep_three_ticks() -> None:
+def test_a_plan_is_shortened_to_a_given_time_with_windows_of_at_least_three_ticks() -> None:
     plan = full_energy_plan([0.001] * 64)
     assert 280.0 < plan.duration < 400.0
     assert plan.within(75.0).duration == pytest.approx(75.0, rel=0.1)
@@ -216,11 +220,11 @@ def test_a_plan_is_shortened_to_the_time_there_is_but_windows_keep_three_ticks()
 def test_windows_are_longer_for_slow_batches() -> None:
     known = device(service_time=lambda b: 2.0)
     plan = EnergyPlan((1,), 1, Windows(0.0, 0.5, 1), 0.0, Windows(0.0, 0.5, 1))
-    found = sweep(known.rig(), plan, ignore)
+    found = sweep_energies(known.rig(), plan, ignore)
     assert known.time.now > 8.0
     assert found.points[0].rate.value == pytest.approx(0.5, rel=EXACT)
 
 
-def test_watts_for_people() -> None:
+def test_power_is_formatted_with_its_standard_error() -> None:
     assert watts(Mean(112.34, 0.56)) == "112.3 ± 0.6 W"
     assert watts(Mean(112.34, inf)) == "112.3 W"

@@ -1,4 +1,4 @@
-"""The profile a server starts with: measured once, kept, found again."""
+"""Tests of the profile a server starts with: measured once and cached."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -10,17 +10,17 @@ import pytest
 
 from policies.profile import Profile
 from profiler import cache
-from profiler.cache import Key
-from profiler.first import first_profile, subject_of
+from profiler.cache import CacheKey
+from profiler.first_profile import first_profile, make_subject
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.images import emulated_model
 
-KEY = Key("net", "Some CPU", 4, "fp32")
+KEY = CacheKey("net", "Some CPU", 4, "fp32")
 
 
 class KnownExecutor:
-    """Completes every batch at once and says that it took a second for each input."""
+    """Completes every batch at once with a service time of one second per input."""
 
     name = "known"
 
@@ -43,22 +43,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_a_profile_is_measured_once_and_kept() -> None:
+def test_a_profile_is_measured_once_and_cached() -> None:
     executor = KnownExecutor()
-    subject = subject_of(executor, emulated_model("net", 4), NoMeter())
-    first = first_profile(subject, 4, KEY, tunes_by_size=False)
+    subject = make_subject(executor, emulated_model("net", 4), NoMeter())
+    first = first_profile(subject, 4, KEY, autotunes=False)
     ran = executor.batches
     assert ran > 0
     assert first.service_times == (1.0, 2.0, 3.0, 4.0)
     assert (first.model, first.device, first.energy_source) == ("net", "Some CPU", "none")
     assert "; fp32, torch " in first.note
-    assert first_profile(subject, 4, KEY, tunes_by_size=False) == first
+    assert first_profile(subject, 4, KEY, autotunes=False) == first
     assert executor.batches == ran
 
 
 def test_stages_are_measured_one_after_the_other() -> None:
     class Staged(KnownExecutor):
-        """Stage s of a batch of b takes (s + 1) b seconds, all of it 7 b."""
+        """Stage s of a batch of b takes (s + 1) b seconds, the whole batch 7 b."""
 
         def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
             if batch.stages is None:
@@ -68,23 +68,25 @@ def test_stages_are_measured_one_after_the_other() -> None:
             outputs = [f"after {batch.first_stage}"] * len(batch.inputs)
             return completed(outputs, (batch.first_stage + 1.0) * len(batch.inputs))
 
-    subject = subject_of(Staged(), emulated_model("net", 4), NoMeter())
-    first = first_profile(subject, 4, KEY, tunes_by_size=False, stages=3)
+    subject = make_subject(Staged(), emulated_model("net", 4), NoMeter())
+    first = first_profile(subject, 4, KEY, autotunes=False, stages=3)
     assert first.service_times == (7.0, 14.0, 21.0, 28.0)
     assert first.stage_service_times == tuple((b, 2 * b, 3 * b) for b in (1.0, 2.0, 3.0, 4.0))
     assert first.stage_overhead == pytest.approx([6 / 7] * 4)
 
 
-def test_what_another_process_has_measured_while_this_one_waited_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = KnownExecutor()
-    subject = subject_of(executor, emulated_model("net", 4), NoMeter())
+    subject = make_subject(executor, emulated_model("net", 4), NoMeter())
 
     @contextmanager
     def after_another(device: str) -> Iterator[None]:
         assert device == KEY.device
-        cache.store(KEY, Profile("theirs", (1.0, 1.5, 2.0, 2.5), model="net", device="Some CPU", source="measured"))
+        cache.store_profile(
+            KEY, Profile("other process", (1.0, 1.5, 2.0, 2.5), model="net", device="Some CPU", source="measured")
+        )
         yield
 
-    monkeypatch.setattr(cache, "exclusive", after_another)
-    assert first_profile(subject, 4, KEY, tunes_by_size=False).name == "theirs"
+    monkeypatch.setattr(cache, "device_lock", after_another)
+    assert first_profile(subject, 4, KEY, autotunes=False).name == "other process"
     assert executor.batches == 0

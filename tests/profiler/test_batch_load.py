@@ -1,4 +1,4 @@
-"""The load under measurement: batches through the executor's own thread, and the ways it ends."""
+"""Tests of the load for energy measurements, through an executor's thread."""
 
 import asyncio
 import threading
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler.feed import ExecutorFeed, take
+from profiler.batch_load import ExecutorLoad, make_batch
 from server.backends.executor import Batch, Completion, Executor, ThreadExecutor
 
 SERVICE = 2.0  # s
 
 
 class CountingDevice:
-    """Answers at once, and lets go a permit for each batch."""
+    """Completes each batch at once and releases a permit for it."""
 
     def __init__(self) -> None:
         self.served = Semaphore(0)
@@ -32,7 +32,7 @@ class CountingDevice:
 
 
 class InstantExecutor:
-    """Completes every batch at once and says that it took 2 s."""
+    """Completes every batch at once with a service time of 2 s."""
 
     name = "instant"
 
@@ -42,8 +42,8 @@ class InstantExecutor:
         return done
 
 
-def feed(executor: Executor, sleep: Callable[[float], object] = lambda seconds: None) -> ExecutorFeed:
-    return ExecutorFeed(executor, "net", ["a", "b"], np.random.default_rng(3), lambda: 7.0, sleep)
+def feed(executor: Executor, sleep: Callable[[float], object] = lambda seconds: None) -> ExecutorLoad:
+    return ExecutorLoad(executor, "net", ["a", "b"], np.random.default_rng(3), lambda: 7.0, sleep)
 
 
 def await_batches(device: CountingDevice, count: int) -> None:
@@ -60,7 +60,7 @@ def test_batches_run_back_to_back_and_end_with_the_context() -> None:
     executor = ThreadExecutor(device)
     with feed(executor)(3) as load:
         await_batches(device, 50)
-        assert load().batches >= 48  # the last ones may be about to be counted
+        assert load().batches >= 48  # the last ones may not be counted yet
     assert device.sizes == {3}
     assert feeders() == []
     with feed(executor)(2):
@@ -68,7 +68,7 @@ def test_batches_run_back_to_back_and_end_with_the_context() -> None:
     executor.close()
 
 
-def test_ctrl_c_ends_the_feed_and_leaves_the_executor_whole() -> None:
+def test_ctrl_c_ends_the_load_and_leaves_the_executor_usable() -> None:
     device = CountingDevice()
     executor = ThreadExecutor(device)
 
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_the_feed_and_leaves_the_executor_whole() -> None:
     executor.close()
 
 
-def test_what_the_device_raises_is_raised_by_the_load() -> None:
+def test_a_device_error_is_raised_when_the_progress_is_read() -> None:
     device = CountingDevice()
     device.broken = True
     executor = ThreadExecutor(device)
@@ -95,7 +95,7 @@ def test_what_the_device_raises_is_raised_by_the_load() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_gaps_are_uneven_and_make_the_load_in_the_mean(share: float) -> None:
+def test_gaps_are_random_and_give_the_load_on_average(share: float) -> None:
     gaps: list[float] = []
     enough = Semaphore(0)
 
@@ -107,11 +107,11 @@ def test_gaps_are_uneven_and_make_the_load_in_the_mean(share: float) -> None:
         for _ in range(1000):
             assert enough.acquire(timeout=5)
     expected = SERVICE * (1.0 / share - 1.0)
-    # uniform within half of the mean: its standard deviation is 0.29 of it, of a mean of 1000, 0.009; 4 of those
+    # uniform within half of the mean: standard deviation 0.29 of the mean, 0.009 for the mean of 1000; 4 of those
     assert np.mean(gaps) == pytest.approx(expected, rel=0.04)
     assert 0.5 * expected <= min(gaps) < 0.6 * expected
     assert 1.4 * expected < max(gaps) <= 1.5 * expected
 
 
-def test_samples_are_taken_in_turn() -> None:
-    assert take(["a", "b"], 5) == ["a", "b", "a", "b", "a"]
+def test_samples_are_used_in_rotation() -> None:
+    assert make_batch(["a", "b"], 5) == ["a", "b", "a", "b", "a"]

@@ -1,4 +1,4 @@
-"""The picture and the page: they are made of any run, and the page holds all it needs and nothing it should not."""
+"""Tests of the plot and the HTML page of a run: every kind of run, self-contained, without secrets."""
 
 import json
 import re
@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 
 from loadgen import history
-from loadgen.history import Result
-from loadgen.page import page
+from loadgen.history import RunResult
+from loadgen.page import render_report_page
 from loadgen.plots import plot_runs
-from loadgen.report import Objective, Record, from_records, report
-from loadgen.settings import hide_secrets, settings
+from loadgen.report import Record, RunObjective, make_report, outcome_from_records
+from loadgen.run_settings import hide_secrets, run_settings
 
-OBJECTIVE = Objective(0.02, w2=1.0)
+OBJECTIVE = RunObjective(0.02, w2=1.0)
 PLAIN = [Record(0.1 * i, 0.1 * i, 0.1 * i + 0.01 + 0.001 * (i % 7), 200) for i in range(200)]
 FULL = [Record(r.scheduled, r.sent, r.finished, 200, 1 + i % 3, 0.001, 0.01, 0.05) for i, r in enumerate(PLAIN)]
 LOST = [Record(r.scheduled, r.sent, r.finished, "connection") for r in PLAIN]
 
 
-def result(policy: str, records: Sequence[Record]) -> Result:
-    return Result(policy, report(from_records(records), 20.0, OBJECTIVE), history.from_records(records))
+def result(policy: str, records: Sequence[Record]) -> RunResult:
+    return RunResult(
+        policy, make_report(outcome_from_records(records), 20.0, OBJECTIVE), history.history_from_records(records)
+    )
 
 
 RUNS = {
@@ -37,8 +39,8 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("objective", [OBJECTIVE, Objective()])
-def test_every_run_has_its_picture(name: str, objective: Objective, tmp_path: Path) -> None:
+@pytest.mark.parametrize("objective", [OBJECTIVE, RunObjective()])
+def test_every_run_can_be_plotted(name: str, objective: RunObjective, tmp_path: Path) -> None:
     path = tmp_path / "run.png"
     plot_runs(RUNS[name], objective, name, path)
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -71,8 +73,8 @@ def read(text: str) -> tuple[Tags, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_page_holds_its_script_and_asks_for_nothing(name: str) -> None:
-    tags, charts = read(page(RUNS[name], OBJECTIVE, name, {"seed": "0"}))
+def test_the_page_contains_its_script_and_loads_nothing(name: str) -> None:
+    tags, charts = read(render_report_page(RUNS[name], OBJECTIVE, name, {"seed": "0"}))
     assert tags.addresses == ["data:,"]
     assert tags.tags.count("script") == 3
     assert "b" not in tags.tags
@@ -82,29 +84,29 @@ def test_the_page_holds_its_script_and_asks_for_nothing(name: str) -> None:
     ]
 
 
-def test_all_policies_stand_in_the_table_and_in_the_charts() -> None:
-    tags, charts = read(page(RUNS["several"], OBJECTIVE, "several", {}))
+def test_all_policies_are_in_the_table_and_in_the_charts() -> None:
+    tags, charts = read(render_report_page(RUNS["several"], OBJECTIVE, "several", {}))
     assert {"greedy", "timeout:5", "</script><b>", "cost"} <= set(tags.cells)
-    assert [line["name"] for line in charts[1]["lines"]] == ["greedy", "timeout:5"]  # the third has no answers
+    assert [line["name"] for line in charts[1]["lines"]] == ["greedy", "timeout:5"]  # the third has no responses
     assert charts[0]["slo_y"] == charts[1]["slo_x"] == 20.0
 
 
-def test_the_best_of_several_is_marked_where_less_is_better() -> None:
-    text = page([result("a", FULL), result("b", [*FULL, *LOST])], OBJECTIVE, "", {})
+def test_the_best_of_several_values_is_marked_if_less_is_better() -> None:
+    text = render_report_page([result("a", FULL), result("b", [*FULL, *LOST])], OBJECTIVE, "", {})
     assert re.search(r"late: not within the SLO</th><td class=best>0</td><td>200</td>", text)
     assert not re.search(r"throughput[^/]*/s</th>[^/]*class=best", text)
 
 
-def test_a_line_of_a_chart_is_numbers_and_gaps() -> None:
-    _, charts = read(page([result("", [*FULL[:100], *FULL[150:]])], OBJECTIVE, "", {}))
+def test_the_lines_of_a_chart_have_only_finite_numbers_and_nulls() -> None:
+    _, charts = read(render_report_page([result("", [*FULL[:100], *FULL[150:]])], OBJECTIVE, "", {}))
     median = charts[0]["lines"][1]
     assert median["name"] == "p50"
     assert None in median["y"] or len(median["y"]) < 6
     assert np.isfinite([value for value in median["y"] if value is not None]).all()
 
 
-def test_the_settings_name_versions_and_no_secrets() -> None:
-    words = settings(
+def test_the_settings_have_versions_and_no_secrets() -> None:
+    words = run_settings(
         ["generate-load", "http://me:pw@host", "--api-key", "hush"], {"server": "http://me:pw@host", "x": None}
     )
     assert "hush" not in str(words)

@@ -1,0 +1,114 @@
+"""A live run against a server from one process; processes.py runs it from several."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aiohttp import ClientSession
+
+from loadgen import client
+from loadgen.client import RunLog
+from loadgen.progress import INTERVAL, Progress
+from loadgen.schedule import Schedule
+from loadgen.text_requests import text_sender
+from policies.types import SpecError
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """Server, model and content of the requests.
+
+    Attributes:
+        url: URL of the server.
+        model: model name; None if the server has only one.
+        image: the image file to send; None is matplotlib's sample photograph.
+        pixels: whether to send raw pixels by the Open Inference Protocol instead of an image.
+        give_up_after: time-out of a request, s.
+        key: API key; None for a server without keys.
+        lengths: lengths of the texts to send in order, tokens; None sends one image or one text, as the model takes.
+    """
+
+    url: str
+    model: str | None = None
+    image: Path | None = None
+    pixels: bool = False
+    give_up_after: float = client.GIVE_UP_AFTER
+    key: str | None = None
+    lengths: Sequence[int] | None = None
+
+    async def sender(self, session: ClientSession) -> client.Sender:
+        """Make the sender for the model's input.
+
+        Raises:
+            SpecError: there is no server, or no model on it that takes this content.
+        """
+        if self.pixels:
+            return await client.pixel_sender(session, self.url, self.model)
+        found = None if self.image else await text_sender(session, self.url, self.model, self.lengths)
+        if found is None and self.lengths is not None:
+            raise SpecError(f"the model at {self.url} takes no text, and only texts have sizes; leave out --sizes")
+        return found or await client.image_sender(session, self.url, self.model, self.image)
+
+    def share(self, first: int, step: int) -> "LoadTarget":
+        """The target of a process that sends only every `step`-th request, from the `first` on."""
+        return self if self.lengths is None else replace(self, lengths=self.lengths[first::step])
+
+
+def run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> bool:
+    """Send all requests and wait for their responses; return whether Ctrl-C interrupted the run.
+
+    Args:
+        target: server, model and content.
+        schedule: arrival instants.
+        progress: shows the progress.
+        log: receives the records, also those of an interrupted run.
+
+    Raises:
+        SpecError: the target cannot be used.
+    """
+    allow_many_connections()
+    try:
+        with progress, asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run_load(target, schedule, progress, log))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+async def _run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> None:
+    async with client.open_session(target.give_up_after, target.key) as session:
+        sender = await target.sender(session)
+        ticker = asyncio.create_task(_tick(progress, log))
+        try:
+            await client.offer(sender, schedule.instants.tolist(), log)
+        finally:
+            ticker.cancel()
+            await asyncio.wait([ticker])
+
+
+async def _tick(progress: Progress, log: RunLog) -> None:
+    start = time.monotonic()
+    while not progress.quiet:
+        progress.show(time.monotonic() - start, log)
+        await asyncio.sleep(INTERVAL / 2)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Factory of uvloop's event loop; None, for asyncio's own, where it is not installed."""
+    try:
+        import uvloop
+    except ImportError:  # not available for Windows
+        return None
+    return uvloop.new_event_loop
+
+
+def allow_many_connections() -> None:
+    """Raise the limit of open files to its maximum, since an open loop has one connection per request in flight."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

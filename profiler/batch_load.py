@@ -1,0 +1,71 @@
+"""Load for energy measurements: batches of one size through the server's executor, back to back or with gaps."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from profiler.energy import RunningLoad, feed_batches
+from server.backends.executor import Batch, Completion, Executor
+
+
+class BatchLoad(Protocol):
+    """A source of load on a device."""
+
+    def __call__(self, batch_size: int, share: float = 1.0, /) -> AbstractContextManager[RunningLoad]:
+        """Run batches of one size while the context is open.
+
+        Args:
+            batch_size: b.
+            share: approximate share of time in service; 1 is back to back.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLoad:
+    """A BatchLoad that runs an executor's batches on its own thread.
+
+    Attributes:
+        executor: runs the batches; nothing else uses it meanwhile.
+        model: the model's name in the executor.
+        samples: decoded inputs, used in rotation.
+        rng: draws the gaps of a partial load; equal gaps could alias with a sensor that samples only part of the time.
+        clock: current time, s.
+        sleep: sleeps for a number of seconds, on the load's thread.
+    """
+
+    executor: Executor
+    model: str
+    samples: Sequence[Any]
+    rng: np.random.Generator
+    clock: Callable[[], float]
+    sleep: Callable[[float], object]
+
+    @contextmanager
+    def __call__(self, batch_size: int, share: float = 1.0, /) -> Iterator[RunningLoad]:
+        """Run batches while the context is open; leaving it waits for the batch in service, also on Ctrl-C."""
+        batch = Batch(self.model, make_batch(self.samples, batch_size))
+        # created and closed here but used on the thread, so its event loop must not become this thread's current one
+        with (
+            asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner,
+            feed_batches(lambda: self._turn(runner, batch, share), self.clock) as load,
+        ):
+            yield load
+
+    def _turn(self, runner: asyncio.Runner, batch: Batch, share: float) -> None:
+        async def once() -> Completion:
+            return await self.executor.run(batch)
+
+        completion = runner.run(once())
+        if share < 1.0:
+            service = completion.finished - completion.started
+            self.sleep(service * (1.0 / share - 1.0) * float(self.rng.uniform(0.5, 1.5)))
+
+
+def make_batch(samples: Sequence[Any], batch_size: int) -> list[Any]:
+    """Inputs of one batch, which uses the samples in rotation."""
+    return [samples[i % len(samples)] for i in range(batch_size)]

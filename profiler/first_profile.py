@@ -1,0 +1,128 @@
+"""The profile a server starts with: the cached one, else a quick measurement that is then cached."""
+
+import asyncio
+import logging
+from time import monotonic
+
+import numpy as np
+
+from policies.profile import Profile
+from policies.types import SpecError
+from profiler import cache
+from profiler.energy_plan import quick_energy_plan
+from profiler.energy_sweep import is_sensor, make_rig, with_energy
+from profiler.lengths import power_of_two_sizes, with_lengths
+from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
+from profiler.stages import with_stages
+from server.backends.executor import Executor, ThreadExecutor
+from server.config import Settings
+from server.energy.meters import EnergyMeter
+from server.errors import OutOfMemoryError
+from server.models.model import ServedModel
+from server.models.text_sources import identity
+
+_PASSES = 5  # over all stages and batch sizes
+_log = logging.getLogger("batchwright.profiler")
+
+
+def first_profile(
+    subject: Subject, max_batch_size: int, key: cache.CacheKey, autotunes: bool, stages: int | None = None
+) -> Profile:
+    """Return the cached profile of `key`, else measure one and cache it.
+
+    Args:
+        subject: the model under measurement; nothing else uses its executor meanwhile.
+        max_batch_size: largest batch size to measure.
+        key: cache key of the profile.
+        autotunes: whether the device's first batch of each size is slow (cuDNN).
+        stages: number of stages the model is split into; None: it is not, and no stage is measured.
+    """
+    cached = cache.load_cached_profile(key)
+    if cached is None:
+        with cache.device_lock(key.device):
+            cached = cache.load_cached_profile(key)  # another process may have measured it while this one waited
+            if cached is None:
+                return _measure_and_cache(subject, key, quick_plan(max_batch_size, autotunes), stages)
+    _log.info("%s: profile from %s", subject.model, key.path)
+    return cached
+
+
+def _measure_and_cache(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, stages: int | None) -> Profile:
+    model, began = subject.model, monotonic()
+    _log.info("%s: measuring a quick profile up to batch size %d on %s", model, key.max_batch_size, key.device)
+    profile = _measure(subject, plan, key)
+    if stages is not None:
+        staged = profile.in_stages(stages)
+        profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, _Progress(f"{model}, by stage")))
+    if subject.texts is not None:
+        sizes = power_of_two_sizes(key.max_batch_size)
+        profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))
+    cache.store_profile(key, profile)
+    _log.info("%s: profiled in %.1f s, cached in %s", model, monotonic() - began, key.path)
+    return profile
+
+
+class FirstProfiles:
+    """The server's interface to the profiler."""
+
+    def kept(self, settings: Settings, model: str, largest: int) -> Profile | None:
+        """Return the cached profile of a model on a real device for batches of up to `largest`, or None."""
+        return cache.load_cached_profile(_key(settings, model, largest))
+
+    def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter) -> Profile:
+        """Return the cached profile, else measure one on the executor's device, which nothing else uses meanwhile.
+
+        Raises:
+            SpecError: the largest batch does not fit into the device's free memory.
+        """
+        from server.backends import torch_images
+
+        place, _ = torch_images.resolve_device(settings.device)
+        key, tunes = _key(settings, model.name, model.max_batch_size), torch_images.tunes(place, model)
+        try:
+            return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
+        except OutOfMemoryError as error:
+            raise SpecError(
+                f"{key.model}: a batch of {key.max_batch_size} does not fit into the free memory of {key.device}; "
+                "give a smaller --max-batch-size"
+            ) from error
+
+
+def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
+    from server.backends import torch_images  # torch takes seconds to import, and an emulated device needs none of it
+
+    place, device_name = torch_images.resolve_device(settings.device)
+    about = ", ".join(
+        filter(None, (torch_images.settings(place, stages=settings.stages), identity(model, settings.specs[model])))
+    )
+    return cache.CacheKey(model, device_name, largest, about)
+
+
+def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
+    """A served model with synthetic samples, on a device with this meter."""
+    samples = model.codec.synthetic_samples(16, np.random.default_rng(1))
+    return Subject(executor, model.name, samples, meter, model.codec if model.codec.lengths else None)
+
+
+def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey) -> Profile:
+    """Measure service times and, on a device with a sensor, the energy of four sizes, which takes five seconds more."""
+    rng, progress = np.random.default_rng(0), _Progress(subject.model)
+    measurement = asyncio.run(measure_service_times(subject, plan, rng, progress))
+    about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.package_versions().items())])
+    profile = measurement.profile(f"{subject.model}-{cache.slug(key.device)}", subject.model, key.device, about)
+    if is_sensor(subject.meter):
+        _log.info("%s: measuring the energy of a few batch sizes by %s", subject.model, subject.meter.about)
+    return with_energy(profile, make_rig(subject, rng), quick_energy_plan, lambda share: None)[0]
+
+
+class _Progress:
+    """Logs progress at every quarter, since a server's start-up has no terminal for a progress bar."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._next = 0.25
+
+    def __call__(self, share: float) -> None:
+        if share >= self._next:
+            _log.info("%s: profile %d %% done", self._model, round(100 * share))
+            self._next = share + 0.25

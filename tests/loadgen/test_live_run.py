@@ -1,0 +1,122 @@
+"""Tests of live runs: several processes, policy swaps, and the progress line."""
+
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from loadgen import processes
+from loadgen.client import RunLog
+from loadgen.live_run import LoadTarget
+from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
+from loadgen.processes import process_count
+from loadgen.progress import Progress, progress_line
+from loadgen.report import Record
+from loadgen.schedule import Schedule
+from policies.types import SpecError
+from tests.support.stub_server import Stub, busy, serving_in_a_thread
+
+
+def quiet(schedule: Schedule) -> Progress:
+    return Progress(schedule, "", quiet=True)
+
+
+def test_several_processes_send_the_requests_of_the_schedule() -> None:
+    schedule, log, stub = Schedule(np.linspace(0.0, 0.03, 31), 0.031), RunLog(), Stub([None, busy])
+    with serving_in_a_thread(stub) as url:
+        interrupted = processes.run_load_in_processes(LoadTarget(url, pixels=True), schedule, quiet(schedule), log, 2)
+    assert not interrupted
+    assert sorted(r.scheduled for r in log.records) == schedule.instants.tolist()
+    assert Counter(r.status for r in log.records) == {200: 30, 503: 1}
+    assert (log.sent, log.errors) == (31, 1)
+    assert all(r.scheduled <= r.sent <= r.finished for r in log.records)
+
+
+def test_ctrl_c_stops_all_processes_and_keeps_the_records() -> None:
+    async def interrupt(_: web.Request) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), RunLog()
+    with serving_in_a_thread(Stub([None, None, interrupt])) as url:
+        assert processes.run_load_in_processes(LoadTarget(url, pixels=True), schedule, quiet(schedule), log, 2)
+    assert 0 < len(log.records) == log.sent < 600_000
+
+
+def test_an_error_in_a_worker_process_is_raised_in_the_parent() -> None:
+    schedule = Schedule(np.zeros(2), 1.0)
+    with serving_in_a_thread(Stub()) as url, pytest.raises(SpecError, match="no model 'huge'"):
+        processes.run_load_in_processes(LoadTarget(url, "huge"), schedule, quiet(schedule), RunLog(), 2)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(10, 1), (2500, 3)])
+def test_auto_starts_enough_processes_for_the_peak_rate(rate: int, expected: int) -> None:
+    instants = np.concatenate([np.zeros(5), 1.0 + np.arange(rate) / rate])
+    assert process_count("auto", Schedule(instants, 2.0), cores=8) == expected
+    assert process_count("auto", Schedule(instants, 2.0), cores=1) == 1
+    assert process_count("3", Schedule(instants, 2.0), cores=1) == 3
+
+
+@pytest.mark.parametrize("words", ["0", "65", "-1", "two", "1.5", ""])
+def test_an_invalid_number_of_processes_is_an_error(words: str) -> None:
+    with pytest.raises(SpecError, match="--processes is"):
+        process_count(words, Schedule(np.zeros(1), 1.0), cores=8)
+
+
+@pytest.mark.parametrize("failure", [None, SpecError("x"), KeyboardInterrupt()])
+def test_the_original_policy_is_restored_after_any_exception(failure: BaseException | None) -> None:
+    stub = Stub(policy="static:8")
+    with (
+        serving_in_a_thread(stub) as url,
+        suppress(SpecError, KeyboardInterrupt),
+        restored_policy(find_policy_admin(url, None, None)) as swap,
+    ):
+        swap("greedy")
+        if failure is not None:
+            raise failure
+    assert stub.swaps == ["greedy", "static:8"]
+
+
+def test_a_rejected_policy_is_an_error_with_the_servers_reason() -> None:
+    words = "cannot set the policy 'clever' at .*: unknown policy 'clever'"
+    with (
+        serving_in_a_thread(Stub()) as url,
+        restored_policy(find_policy_admin(url, "tiny", None)) as swap,
+        pytest.raises(SpecError, match=words),
+    ):
+        swap("clever")
+
+
+def test_a_policy_that_cannot_be_restored_is_an_error_with_the_url_to_put_it_to() -> None:
+    words = r"the policy 'clever' is not restored: .*PUT it to .*/admin/models/tiny/policy"
+    with (
+        serving_in_a_thread(Stub(policy="clever")) as url,
+        pytest.raises(SpecError, match=words),
+        restored_policy(find_policy_admin(url, None, None)) as swap,
+    ):
+        swap("greedy")
+
+
+def test_the_policy_is_described_if_the_server_allows_reading_it() -> None:
+    with serving_in_a_thread(Stub(key="secret")) as url:
+        assert read_policy_info(url, None, "secret") == {"policy": "greedy", "profile": "tiny on a stub"}
+        assert read_policy_info(url, None, None) == {}
+
+
+def test_the_progress_line_has_requests_sent_responses_and_remaining_time() -> None:
+    schedule, log = Schedule(np.linspace(0.0, 3.0, 4), 4.0), RunLog(sent=3)
+    log.add(Record(0.0, 0.0, 0.02, 200))
+    log.add(Record(1.0, 1.0, 1.5, 503))
+    line = progress_line(schedule, 2.5, 1.0, log)
+    assert line == "2 s, 2 s to go · 3 of 4 sent (1/s) · 1 answered, 1 errors · p95 20 ms"
+    assert "waiting for 1 responses" in progress_line(schedule, 5.0, 0.0, log)
+
+
+def test_a_quiet_progress_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = Schedule(np.zeros(1), 1.0)
+    with quiet(schedule) as progress:
+        progress.show(10.0, RunLog())
+    assert capsys.readouterr() == ("", "")
