@@ -9,8 +9,8 @@ from starlette.routing import Route
 
 import server.api.admin
 import server.app.application
-from benchmarks.routes import check_routes
-from benchmarks.serving import serving
+from benchmarks.support.harness import serving
+from benchmarks.support.openapi_fuzzing import check_routes
 from server.api.inference import Inference
 from server.api.open_inference.routes import Documents, Infer, open_inference_routes
 from server.api.openapi_document import api_document
