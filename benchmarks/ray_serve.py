@@ -64,7 +64,7 @@ class Cluster:
         config["applications"][0]["deployments"][0]["user_config"] = dict(user_config)
         file = self.folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        line = [_BIN / "serve", "deploy", "--address", self.dashboard, file]
+        line = [str(_BIN / "serve"), "deploy", "--address", self.dashboard, str(file)]
         subprocess.run(line, check=True, cwd=harness.ROOT, capture_output=True)
 
     def application(self) -> Any:
