@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.paper.multi_bin_theory import Exponential, Uniform
 from benchmarks.support import multi_bin_figures
 from benchmarks.support.harness import TRACE, measure_parts, require_trace
 from loadgen.simulated import Simulation
@@ -21,7 +22,6 @@ from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
 from policies.sizing.bins import batch_time, equal_edges, optimised_edges
-from policies.sizing.bins_theory import Exponential, Uniform
 
 SEEDS, REQUESTS, LARGE = 10, 128_000, 128
 UNIFORM = Uniform(1.0, 20.0)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.paper.proposition_4 import SizeIndependent, optimal_control_limit
 from benchmarks.paper.setting import (
     CONSTANT_MS,
     LOADS,
@@ -16,11 +17,10 @@ from benchmarks.paper.setting import (
     variant,
 )
 from benchmarks.support.harness import new_figure
-from policies.charts.action_chart import breaking, chart_rows, policy_chart, policy_key
+from policies.charts.action_chart import breaking, chart_rows, control_limit_of, policy_chart, policy_key
 from policies.profile import Profile
 from policies.smdp.distributions import DETERMINISTIC, Gamma, ServiceDistribution
 from policies.smdp.solver import Solution, solve
-from policies.smdp.structure import SizeIndependent, control_limit_of, optimal_control_limit
 
 _LARGEST = 8  # B_max
 _EXPONENTIAL = Gamma((1.0,))

@@ -20,7 +20,6 @@ service time is exponential besides (Assumption 4). Elsewhere it need not hold: 
 The energy that each request adds, beta, is spent under every policy and does not matter.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -66,20 +65,6 @@ def optimal_control_limit(case: SizeIndependent) -> int:
         if q * ((q + 1) / 2.0 + chi - r) - r**2 * xi**q + r * (r - chi) - priced >= 0.0:
             return q
     return case.max_batch_size
-
-
-def control_limit_of(batch_size: Sequence[int], max_batch_size: int) -> int | None:
-    """The control limit of an action table, equation (31); None where it has no such structure.
-
-    Args:
-        batch_size: action for queue length 0, 1, 2, ...; the last repeats.
-        max_batch_size: B_max.
-    """
-    limit = next((length for length, action in enumerate(batch_size) if action != 0), None)
-    if limit is None or batch_size[-1] != max_batch_size:
-        return None
-    expected = [0 if length < limit else min(length, max_batch_size) for length in range(len(batch_size))]
-    return limit if list(batch_size) == expected else None
 
 
 def _root(chi: float, largest: int) -> float:

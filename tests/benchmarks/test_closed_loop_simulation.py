@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from loadgen.closed_loop import Device, Learning, Phase, closed_loop, trial
+from benchmarks.paper.closed_loop_simulation import Device, Learning, Phase, closed_loop, trial
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
