@@ -1,7 +1,7 @@
-"""The closed loop on a virtual clock: a device changes while it serves, and the policy follows what is observed.
+"""The closed loop on a virtual clock: a device changes while it serves, and the policy is solved again.
 
-The rules are those of the live controller (policies/adaptation/drift.py); here they are asked after each batch, and a
-new policy decides a while after it was called for, as long as solving may take.
+Drift is detected by the rules of the live controller (policies/adaptation/drift.py), evaluated after each batch. A new
+policy takes effect after a constant time for solving.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ from policies.queue.batcher import Batcher
 from policies.queue.simulator import Service, simulate
 from policies.types import Kind, Launch, Request
 
-SOLVING = 0.25  # s, from the call for a new policy until it decides
+SOLVING = 0.25  # s, from the detection of a drift until the new policy takes effect
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the device truly is from an instant on, s."""
+    """The device's actual profile from an instant on, s."""
 
     start: float
     profile: Profile
@@ -38,7 +38,7 @@ class Device:
 
     Attributes:
         phases: ascending; the first starts at 0.
-        noise: factor on each service time, drawn once a batch.
+        noise: draws the factor on the service time of a batch.
     """
 
     phases: Sequence[Phase]
@@ -49,17 +49,24 @@ class Device:
         return next(phase.profile for phase in reversed(self.phases) if phase.start <= instant)
 
     def service_time(self, launch: Launch) -> float:
-        """Of a launch, by the instant at which it starts, s."""
+        """Service time of a launch by the profile at its start, s."""
         return self.at(launch.requests[0].started).service_time(len(launch.requests)) * self.noise()
 
     def energy(self, service: Service) -> float:
-        """Of a batch, J; 0 where the profile has none."""
+        """Energy of a batch, J; 0 if the profile has none."""
         return self.at(service.start).energy(len(service.launch.requests)) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A new policy: when it was called for, when it decided first (s), and why; no drifts where it knew beforehand."""
+    """A policy swap.
+
+    Attributes:
+        noticed: instant of the detection, s.
+        swapped: instant at which the new policy takes effect, s.
+        drifts: detected drifts; empty for a swap at a known change.
+        chosen: the new policy.
+    """
 
     noticed: float
     swapped: float
@@ -67,26 +74,26 @@ class Swap:
     chosen: Chosen
 
 
-class Pilot(Protocol):
-    """Sees each batch, and now and then wants another policy."""
+class SwapRule(Protocol):
+    """Decides after each batch whether the policy is swapped."""
 
     def after(self, service: Service, energy: float) -> Swap | None:
-        """A batch ended; its energy in J. What is to decide from some later instant on, if anything is."""
+        """The swap that follows from a batch and its energy, J; None for no swap."""
         ...
 
 
-class Learning:
-    """Goes by what it observes."""
+class DriftDetection:
+    """Swaps the policy when a drift is detected."""
 
     def __init__(self, spec: str, profile: Profile) -> None:
-        """`profile` is what is believed at first."""
+        """Start with a policy solved for `profile`."""
         self._spec = spec
         self._evidence = Evidence(profile)
         self._joules = 0.0
         self._evidence.reading(0.0, 0.0)
 
     def after(self, service: Service, energy: float) -> Swap | None:
-        """Hand the batch to the rules; solve again where they say so."""
+        """A swap to a policy solved for the refitted profile, if the batch completes the evidence of a drift."""
         self._joules += energy
         self._evidence.batch(len(service.launch.requests), service.finish - service.start)
         self._evidence.reading(service.finish, self._joules)
@@ -97,28 +104,28 @@ class Learning:
         return Swap(service.finish, service.finish + SOLVING, refit.drifts, again)
 
 
-class Knowing:
-    """Has the policy solved for the truth from the very instant of each change: what learning is measured against."""
+class KnownChanges:
+    """Swaps the policy at each change of the device without delay: the reference for drift detection."""
 
     def __init__(self, spec: str, device: Device) -> None:
-        """Solves for all phases but the first beforehand."""
-        self._to_come = [Swap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
+        """Solve for all phases but the first."""
+        self._pending = [Swap(p.start, p.start, (), choose(spec, p.profile)) for p in device.phases[1:]]
 
     def after(self, service: Service, energy: float) -> Swap | None:
-        """The policy for a phase that has begun."""
-        return self._to_come.pop(0) if self._to_come and self._to_come[0].swapped <= service.finish else None
+        """The swap to the policy for a phase that has started."""
+        return self._pending.pop(0) if self._pending and self._pending[0].swapped <= service.finish else None
 
 
 @dataclass(frozen=True)
 class ClosedRun:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        arrivals: of each request, s, in order of completion.
-        responses: its response time, s.
-        starts: of each batch, s.
-        energies: of each batch, J.
-        swaps: in order.
+        arrivals: arrival time of each request, s, in order of completion.
+        responses: response time of each request, s.
+        starts: start of each batch, s.
+        energies: energy of each batch, J.
+        swaps: policy swaps in order.
     """
 
     arrivals: NDArray[np.float64]
@@ -128,7 +135,7 @@ class ClosedRun:
     swaps: tuple[Swap, ...]
 
     def cost(self, w2: float, begin: float, end: float) -> float:
-        """Mean response time in ms, of those who arrive, plus w2 x mean power in W, from `begin` to `end`, s."""
+        """Mean response time, ms, of the arrivals from `begin` to `end`, s, plus w2 x their mean power, W."""
         mine = (self.arrivals >= begin) & (self.arrivals < end)
         joules = self.energies[(self.starts >= begin) & (self.starts < end)].sum()
         return float(1e3 * self.responses[mine].mean() + w2 * joules / (end - begin))
@@ -143,26 +150,26 @@ class _Log:
     swaps: list[Swap] = field(default_factory=list)
 
 
-def closed_loop(chosen: Chosen, device: Device, instants: Instants, pilot: Pilot) -> ClosedRun:
-    """Serve one request for each instant of arrival, by the policy at first chosen and by those that the pilot wants.
+def closed_loop(chosen: Chosen, device: Device, instants: Instants, rule: SwapRule) -> ClosedRun:
+    """Serve one request for each arrival, under the chosen policy and those that the rule swaps in.
 
-    What the monitor has seen of the arrivals is kept through a swap.
+    The monitor's rate estimate survives a swap.
 
     Args:
-        chosen: newly; its monitor remembers.
-        device: what truly serves.
-        instants: of arrival, s, sorted.
-        pilot: newly made.
+        chosen: the first policy, with a new monitor.
+        device: serves the batches.
+        instants: arrival times, s, sorted.
+        rule: a new one.
     """
     requests = [Request(i, at, Kind()) for i, at in enumerate(instants.tolist())]
     batcher = Batcher(chosen.policy, {"": chosen.profile.max_batch_size}, chosen.monitor)
     log = _Log()
     solving: Swap | None = None
     for service, energy in _served(batcher, device, requests, log):
-        wanted = pilot.after(service, energy)
-        if wanted is not None:
-            log.swaps.append(wanted)
-            solving = wanted
+        swap = rule.after(service, energy)
+        if swap is not None:
+            log.swaps.append(swap)
+            solving = swap
         if solving is not None and solving.swapped <= service.finish:
             batcher.policy, solving = solving.chosen.policy, None
     return ClosedRun(
@@ -185,45 +192,48 @@ def _served(
 
 @dataclass(frozen=True)
 class Trial:
-    """One change of a device under load, and how the loop took it.
+    """One change of a device under load, and the costs of three ways to react.
 
     Attributes:
-        swaps: all of them.
-        noticed: from the change to the first call for a new policy, s; inf where it was not noticed.
-        settled: from the change until the last new policy decided, s.
-        cost: before the change; and from the last swap on, learning, knowing, and never swapping.
+        swaps: swaps by drift detection.
+        noticed: time from the change to the first detection, s; inf if there is none.
+        settled: time from the change until the last new policy takes effect, s.
+        before: cost before the change.
+        detected: cost after the last swap, by drift detection.
+        known: cost in the same interval with a swap at the change.
+        unchanged: cost in the same interval without a swap.
     """
 
     swaps: tuple[Swap, ...]
     noticed: float
     settled: float
     before: float
-    learning: float
-    knowing: float
+    detected: float
+    known: float
     unchanged: float
 
 
 def trial(profile: Profile, truth: Phase, w2: float, instants: Instants) -> Trial:
-    """A device that is `profile` until it becomes `truth`, served by smdp with this weight.
+    """Serve under smdp with a weight on a device that changes once.
 
     Args:
-        profile: believed, and true until the change.
-        truth: from its start on.
-        w2: weight of the power, per W.
-        instants: of arrival, s.
+        profile: the device's before the change, for which the first policy is solved.
+        truth: the device after the change.
+        w2: weight of the mean power, per W.
+        instants: arrival times, s.
     """
     spec, device, end = f"smdp:w2={w2:g}", Device([Phase(0.0, profile), truth]), float(instants[-1])
-    learning = closed_loop(choose(spec, profile), device, instants, Learning(spec, profile))
-    knowing = closed_loop(choose(spec, profile), device, instants, Knowing(spec, device))
-    unchanged = closed_loop(choose(spec, profile), device, instants, Knowing(spec, Device(device.phases[:1])))
-    after = [swap for swap in learning.swaps if swap.noticed >= truth.start]
+    detected = closed_loop(choose(spec, profile), device, instants, DriftDetection(spec, profile))
+    known = closed_loop(choose(spec, profile), device, instants, KnownChanges(spec, device))
+    unchanged = closed_loop(choose(spec, profile), device, instants, KnownChanges(spec, Device(device.phases[:1])))
+    after = [swap for swap in detected.swaps if swap.noticed >= truth.start]
     begin = after[-1].swapped if after else truth.start
     return Trial(
-        swaps=learning.swaps,
+        swaps=detected.swaps,
         noticed=after[0].noticed - truth.start if after else inf,
         settled=begin - truth.start if after else inf,
-        before=learning.cost(w2, 0.0, truth.start),
-        learning=learning.cost(w2, begin, end),
-        knowing=knowing.cost(w2, begin, end),
+        before=detected.cost(w2, 0.0, truth.start),
+        detected=detected.cost(w2, begin, end),
+        known=known.cost(w2, begin, end),
         unchanged=unchanged.cost(w2, begin, end),
     )

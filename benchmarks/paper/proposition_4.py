@@ -1,9 +1,10 @@
-"""Where the best policy has a simple form: control limits, and the one case in which the limit has a closed form.
+"""Proposition 4: the optimal control limit in closed form.
 
 Source: Xu, Zhou and Niu (arXiv 2501.02181), section VI: Proposition 4 (after Deb and Serfozo, 1973), Corollary 1 and
-equations (31) and (32). A control limit holds where the service time does not depend on the batch size (Assumption 1),
-B_min = 1 (Assumption 2) and the energy is linear in it (Assumption 3); its value is known in closed form where the
-service time is exponential besides (Assumption 4). Elsewhere it need not hold: the journal's appendix E.
+equations (31) and (32). The optimal policy is a control limit if the service time does not depend on the batch size
+(Assumption 1), B_min = 1 (Assumption 2) and the energy is linear in the batch size (Assumption 3). The limit has a
+closed form if the service time is also exponential (Assumption 4). Otherwise the optimal policy may have another
+structure: the journal's appendix E.
 
 | symbol | name here     | meaning, unit                                         | equation |
 |--------|---------------|-------------------------------------------------------|----------|
@@ -17,7 +18,7 @@ service time is exponential besides (Assumption 4). Elsewhere it need not hold: 
 | D_q    | D             | the limit is the first q with D_q >= 0                | (32)     |
 | Q      | control limit | launch min(s, B_max) from s = Q on                    | (31)     |
 
-The energy that each request adds, beta, is spent under every policy and does not matter.
+The energy that each request adds, beta, is the same under every policy and has no effect on the limit.
 """
 
 from dataclasses import dataclass
