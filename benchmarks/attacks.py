@@ -150,27 +150,27 @@ def _pixels(samples: int, **more: Any) -> tuple[bytes, bytes]:
 def large_ids(attacker: Attacker) -> None:
     """2a: 60 compressed calls with an `id` of 8 MB, answers left unread."""
     entry = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    body = gzip.compress(json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode())
-    attacker.in_parallel(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip", read=False, buffer=4096), 60)
-    attacker.wait()
+    _post_compressed(attacker, json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode(), b"", 60)
 
 
 def large_ids_served(attacker: Attacker) -> None:
     """2b: the same `id` with a valid picture as a binary tensor, so that the call is served and the id echoed."""
-    document, pixels = _pixels(1, id="x" * 8_000_000)
-    body = gzip.compress(document + pixels)
-    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
-    attacker.in_parallel(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 60)
-    attacker.wait()
+    _post_compressed(attacker, *_pixels(1, id="x" * 8_000_000), 60)
 
 
 def nested_parameters(attacker: Attacker) -> None:
     """2c: 6 compressed calls with 8 MB of nested lists in `parameters`."""
     document, pixels = _pixels(1)
     document = document[:-1] + b', "parameters": {"x": ' + _lists(8_000_000) + b"}}"
-    body = gzip.compress(document + pixels)
-    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
-    attacker.in_parallel(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 6)
+    _post_compressed(attacker, document, pixels, 6)
+
+
+def _post_compressed(attacker: Attacker, document: bytes, tensor: bytes, count: int) -> None:
+    """Send the call `count` times in parallel, compressed, and leave the answers unread."""
+    body, headers = gzip.compress(document + tensor), ["Content-Encoding: gzip"]
+    if tensor:
+        headers.append(f"Inference-Header-Content-Length: {len(document)}")
+    attacker.in_parallel(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), count)
     attacker.wait()
 
 
@@ -237,40 +237,31 @@ def pipelined(attacker: Attacker) -> None:
     """5a: 150 connections that send a picture and, before its answer, 4 MB of a second request."""
     first = _image_request()
     second = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode() + bytes(4_000_000)
-
-    def send_two() -> None:
-        connection = attacker.connect()
-        connection.settimeout(1.0)
-        attacker.send(connection, first + second)
-
-    attacker.in_parallel(send_two, 150)
-    attacker.wait()
+    _pipeline(attacker, first + second, 150)
 
 
 def pipelined_small(attacker: Attacker) -> None:
     """5b: 150 connections that send a picture and, before its answer, 20,000 small requests."""
     first = _image_request()
-
-    def send_many() -> None:
-        connection = attacker.connect()
-        connection.settimeout(1.0)
-        attacker.send(connection, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000)
-
-    attacker.in_parallel(send_many, 150)
-    attacker.wait()
+    _pipeline(attacker, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000, 150)
 
 
 def pipelined_unread(attacker: Attacker) -> None:
     """5c: 1,000 connections that leave an answer of 4 MB unread and send 250 KB of a second request."""
     head = b"GET /assets/plotly.js HTTP/1.1\r\nHost: x\r\n\r\nPOST /predict HTTP/1.1\r\nHost: x\r\n"
     request = head + b"Content-Length: 50000000\r\n\r\n" + bytes(250_000)
+    _pipeline(attacker, request, 1000, 4096)
 
-    def send_one() -> None:
-        connection = attacker.connect(4096)
+
+def _pipeline(attacker: Attacker, requests: bytes, count: int, buffer: int | None = None) -> None:
+    """Send the requests on `count` connections in parallel, without reading answers."""
+
+    def send() -> None:
+        connection = attacker.connect(buffer)
         connection.settimeout(1.0)
-        attacker.send(connection, request)
+        attacker.send(connection, requests)
 
-    attacker.in_parallel(send_one, 1000)
+    attacker.in_parallel(send, count)
     attacker.wait()
 
 

@@ -77,21 +77,8 @@ _ODD_LEAVES = [
         -(2**63),
     ),
     *(-(2**63) - 1, 10**30, 0.0, -0.0, 1.0, 2.5, 1e308, float("nan"), float("inf"), float("-inf"), "", "0", "x", "\0"),
-    *(
-        "\n",
-        "\u2028",
-        "\ud800",
-        "a" * 300,
-        "image",
-        "logits",
-        "features",
-        "RAW",
-        "UINT8",
-        "BYTES",
-        "FP32",
-        "FP16",
-        "bytes",
-    ),
+    *("\n", "\u2028", "\ud800", "a" * 300),
+    *("image", "logits", "features", "RAW", "UINT8", "BYTES", "FP32", "FP16", "bytes"),
     *(f"{_MARK}{text}{_MARK}" for text in _UNWRITABLE),
 ]
 ODD: st.SearchStrategy[Any] = st.recursive(
