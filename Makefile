@@ -7,7 +7,7 @@ EXTRAS ?= [dev]
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## create .venv and install everything into it
 
@@ -42,6 +42,24 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.ceiling
 	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
+	$(BIN)/python -m benchmarks.page
+
+bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about an hour; needs the trace)
+	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.closed_loop
+	$(BIN)/python -m benchmarks.objective
+	$(BIN)/python -m benchmarks.identity
+	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.lazy_live
+	$(BIN)/python -m benchmarks.lazy_texts
+	$(BIN)/python -m benchmarks.text_live
+	$(BIN)/python -m benchmarks.page
+
+bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)
+	$(BIN)/python -m benchmarks.scrape
+	$(BIN)/python -m benchmarks.container
+	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
+	$(BIN)/python -m benchmarks.page
 
 stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs, overload, 15 minutes of faults (about 40 minutes)
 	$(BIN)/python -m benchmarks.attacks
@@ -49,9 +67,16 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.page
 
-paper: $(STAMP)  ## print the papers' tables beside ours and draw their figures
+paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
 	$(BIN)/python -m benchmarks.paper
+
+paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 20 minutes; needs the trace)
+	$(BIN)/python -m benchmarks.batchmonitor
+	$(BIN)/python -m benchmarks.lazy
+	$(BIN)/python -m benchmarks.multi_bin
+	$(BIN)/python -m benchmarks.traces
 
 # ruff's S rules (bandit's) check our own code in `make check`; this checks the installed packages.
 audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, with pip-audit
@@ -63,4 +88,4 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
-.PHONY: help install serve test check format bench stress paper audit gpu
+.PHONY: help install serve test check format bench bench-live bench-deploy stress paper paper-batching audit gpu

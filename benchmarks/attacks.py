@@ -1,15 +1,14 @@
-"""Attack a started server on its HTTP edge, and measure what it costs the server and its honest clients.
+"""Attack a started server by HTTP, and measure the cost to the server and to its other clients.
 
 Each attack has a server of its own on an emulated device with `--queue-bytes` of 64 MiB. Before, during and after the
-attack, generate-load offers honest pictures at load 0.5, and a probe opens a connection every 50 ms and asks for
-/v2/health/live. Reported: bytes that the attacker put on the wire, the growth of the server's resident memory over
-what it held under honest load, the longest time without an answered probe, the probes' 99th percentile and failures,
-and how many honest requests were answered.
+attack, generate-load offers images at load 0.5, and a probe opens a connection every 50 ms and gets /v2/health/live.
+Reported: bytes that the attacker sent, the growth of the server's resident memory over that under the normal load, the
+longest time without an answered probe, the probes' 99th percentile and failures, and the number of normal requests
+that were answered.
 
-Everything runs on the loopback interface, in bounded time. The script ends with exit code 1 if a bound is broken.
+All connections are on the loopback interface, in bounded time. The exit code is 1 if a bound is broken.
 """
 
-import argparse
 import gzip
 import json
 import multiprocessing
@@ -34,17 +33,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prefixed import PREFIX
-from benchmarks.processes import held
-from benchmarks.serving import RECORDS, Server, command_line, running, save
+from benchmarks.servers.path_prefix import PREFIX
+from benchmarks.support import harness
+from benchmarks.support.processes import resource_usage
 from policies.profile import load_profile
 
 PROFILE = "googlenet-tesla-p4-x10"
 QUEUE_BYTES = 64 * 2**20
 LOAD = 0.5
-_CALM_S, _ATTACK_S, _HONEST_S = 4.0, 12.0, 22.0
-_PROBE_S, _GIVE_UP_S = 0.05, 5.0
-_FILES = 400  # the limit of open files under the attacks on connections
+_BEFORE_S, _ATTACK_S, _LOAD_S = 4.0, 12.0, 22.0
+_PROBE_S, _CONNECTION_TIMEOUT_S = 0.05, 5.0
+_FILES = 400  # limit of open files under the attacks on connections
 _GROWTH_MB = 1.5 * QUEUE_BYTES / 2**20 + 64
 _LIVENESS_MS = 250.0
 _PREDICT_KEY = "p"
@@ -53,17 +52,17 @@ _INFER = "/v2/models/googlenet/infer"
 
 
 class Attacker:
-    """What an attack has to hand: the server's address, connections that stay open, and a count of bytes sent.
+    """Connections to the server that stay open, with a count of bytes sent and statuses received.
 
     Attributes:
-        port: of the server, on 127.0.0.1.
-        end: instant at which the attack is over, s of time.monotonic.
-        wire_bytes: sent so far.
-        statuses: of the answers that were read, counted.
+        port: the server's, on 127.0.0.1.
+        end: instant at which the attack ends, s of time.monotonic.
+        wire_bytes: bytes sent so far.
+        statuses: number of answers read, by status.
     """
 
     def __init__(self, port: int, seconds: float) -> None:
-        """Attack the server at `port` for so many seconds."""
+        """Attack the server at `port` for `seconds`."""
         self.port = port
         self.end = time.monotonic() + seconds
         self.wire_bytes = 0
@@ -72,29 +71,29 @@ class Attacker:
         self._lock = threading.Lock()
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
-        """Open a connection that stays open until the attack is over."""
+        """Open a connection that stays open until the end of the attack."""
         connection = socket.socket()
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(_GIVE_UP_S)
+        connection.settimeout(_CONNECTION_TIMEOUT_S)
         connection.connect(("127.0.0.1", self.port))
         with self._lock:
             self._open.append(connection)
         return connection
 
     def send(self, connection: socket.socket, data: bytes) -> None:
-        """Send all of it, or as much as the server takes within five seconds."""
+        """Send data, or as much of it as the server takes before the connection's timeout."""
         sent, view = 0, memoryview(data)
         try:
             while sent < len(data):
                 sent += connection.send(view[sent : sent + 2**18])
         except OSError:
-            pass  # refused or cut off by the server
+            pass  # the server closed the connection or stopped reading
         with self._lock:
             self.wire_bytes += sent
 
     def read_status(self, connection: socket.socket) -> None:
-        """Read the first bytes of an answer, and count its status."""
+        """Count the status of an answer."""
         try:
             words = connection.recv(4096).split(b" ", 2)
         except OSError:
@@ -103,7 +102,7 @@ class Attacker:
             self.statuses[words[1].decode() if len(words) > 1 else "none"] += 1
 
     def post(self, path: str, body: bytes, *headers: str, read: bool = True, buffer: int | None = None) -> None:
-        """Send one POST on a connection of its own; read its status, or leave the answer unread."""
+        """Send one POST on a new connection; read its status, or leave the answer unread."""
         head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
         try:
             connection = self.connect(buffer)
@@ -114,14 +113,14 @@ class Attacker:
         if read:
             self.read_status(connection)
 
-    def at_once(self, work: Callable[[], None], count: int) -> None:
-        """Do it so many times, in threads."""
+    def in_parallel(self, work: Callable[[], None], count: int) -> None:
+        """Call `work` `count` times, in at most 64 threads."""
         with ThreadPoolExecutor(min(count, 64)) as pool:
             for _ in range(count):
                 pool.submit(work)
 
-    def hold(self) -> None:
-        """Keep all connections as they are until the attack is over."""
+    def wait(self) -> None:
+        """Wait for the end of the attack with all connections open."""
         time.sleep(max(0.0, self.end - time.monotonic()))
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ def nested_index(attacker: Attacker) -> None:
 
 
 def _pixels(samples: int, **more: Any) -> tuple[bytes, bytes]:
-    """A call's document and its binary tensor, all zeros."""
+    """A call's JSON document, and its binary tensor of zeros."""
     size = samples * 224 * 224 * 3
     parameters = {"binary_data_size": size}
     entry = {"name": "image", "datatype": "UINT8", "shape": [samples, 224, 224, 3], "parameters": parameters}
@@ -151,28 +150,28 @@ def _pixels(samples: int, **more: Any) -> tuple[bytes, bytes]:
 def large_ids(attacker: Attacker) -> None:
     """2a: 60 compressed calls with an `id` of 8 MB, answers left unread."""
     entry = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]}
-    body = gzip.compress(json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode())
-    attacker.at_once(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip", read=False, buffer=4096), 60)
-    attacker.hold()
+    _post_compressed(attacker, json.dumps({"id": "x" * 8_000_000, "inputs": [entry]}).encode(), b"", 60)
 
 
 def large_ids_served(attacker: Attacker) -> None:
     """2b: the same `id` with a valid picture as a binary tensor, so that the call is served and the id echoed."""
-    document, pixels = _pixels(1, id="x" * 8_000_000)
-    body = gzip.compress(document + pixels)
-    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
-    attacker.at_once(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 60)
-    attacker.hold()
+    _post_compressed(attacker, *_pixels(1, id="x" * 8_000_000), 60)
 
 
 def nested_parameters(attacker: Attacker) -> None:
     """2c: 6 compressed calls with 8 MB of nested lists in `parameters`."""
     document, pixels = _pixels(1)
     document = document[:-1] + b', "parameters": {"x": ' + _lists(8_000_000) + b"}}"
-    body = gzip.compress(document + pixels)
-    headers = ("Content-Encoding: gzip", f"Inference-Header-Content-Length: {len(document)}")
-    attacker.at_once(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), 6)
-    attacker.hold()
+    _post_compressed(attacker, document, pixels, 6)
+
+
+def _post_compressed(attacker: Attacker, document: bytes, tensor: bytes, count: int) -> None:
+    """Send the call `count` times in parallel, compressed, and leave the answers unread."""
+    body, headers = gzip.compress(document + tensor), ["Content-Encoding: gzip"]
+    if tensor:
+        headers.append(f"Inference-Header-Content-Length: {len(document)}")
+    attacker.in_parallel(lambda: attacker.post(_INFER, body, *headers, read=False, buffer=4096), count)
+    attacker.wait()
 
 
 def unread_answers(attacker: Attacker) -> None:
@@ -192,7 +191,7 @@ def _leave_unread(attacker: Attacker, samples: int) -> None:
         if time.monotonic() < attacker.end:
             attacker.post(_INFER, body, header, read=False, buffer=4096)
             time.sleep(0.5)
-    attacker.hold()
+    attacker.wait()
 
 
 def compressed_json(attacker: Attacker) -> None:
@@ -200,8 +199,8 @@ def compressed_json(attacker: Attacker) -> None:
     small = gzip.compress(b'{"inputs": ' + _lists(8_000_000) + b"}")
     large = gzip.compress(b'{"inputs": [' + b'{"":[]},' * 1_000_000 + b"1]}")
     for _ in range(4):
-        attacker.at_once(lambda: attacker.post(_INFER, small, "Content-Encoding: gzip"), 4)
-        attacker.at_once(lambda: attacker.post(_INFER, large, "Content-Encoding: gzip"), 4)
+        attacker.in_parallel(lambda: attacker.post(_INFER, small, "Content-Encoding: gzip"), 4)
+        attacker.in_parallel(lambda: attacker.post(_INFER, large, "Content-Encoding: gzip"), 4)
 
 
 def costly_json(attacker: Attacker) -> None:
@@ -209,7 +208,7 @@ def costly_json(attacker: Attacker) -> None:
     objects = b",".join(b'{"name":"a","data":[1,2,3]}' for _ in range(16_000))
     body = gzip.compress(b'{"inputs": [' + objects + b"]}")
     while time.monotonic() < attacker.end:
-        attacker.at_once(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip"), 24)
+        attacker.in_parallel(lambda: attacker.post(_INFER, body, "Content-Encoding: gzip"), 24)
         time.sleep(0.2)
 
 
@@ -227,8 +226,8 @@ def prefix_authorisation(attacker: Attacker) -> None:
                 connection.close()
 
 
-def _picture_request() -> bytes:
-    """A whole request with the pixels of one picture."""
+def _image_request() -> bytes:
+    """The bytes of an HTTP request with the pixels of one image."""
     document, pixels = _pixels(1)
     head = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {len(document)}\r\n"
     return f"{head}Content-Length: {len(document) + len(pixels)}\r\n\r\n".encode() + document + pixels
@@ -236,43 +235,34 @@ def _picture_request() -> bytes:
 
 def pipelined(attacker: Attacker) -> None:
     """5a: 150 connections that send a picture and, before its answer, 4 MB of a second request."""
-    first = _picture_request()
+    first = _image_request()
     second = f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode() + bytes(4_000_000)
-
-    def send_two() -> None:
-        connection = attacker.connect()
-        connection.settimeout(1.0)
-        attacker.send(connection, first + second)
-
-    attacker.at_once(send_two, 150)
-    attacker.hold()
+    _pipeline(attacker, first + second, 150)
 
 
 def pipelined_small(attacker: Attacker) -> None:
     """5b: 150 connections that send a picture and, before its answer, 20,000 small requests."""
-    first = _picture_request()
-
-    def send_many() -> None:
-        connection = attacker.connect()
-        connection.settimeout(1.0)
-        attacker.send(connection, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000)
-
-    attacker.at_once(send_many, 150)
-    attacker.hold()
+    first = _image_request()
+    _pipeline(attacker, first + b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000, 150)
 
 
 def pipelined_unread(attacker: Attacker) -> None:
     """5c: 1,000 connections that leave an answer of 4 MB unread and send 250 KB of a second request."""
     head = b"GET /assets/plotly.js HTTP/1.1\r\nHost: x\r\n\r\nPOST /predict HTTP/1.1\r\nHost: x\r\n"
     request = head + b"Content-Length: 50000000\r\n\r\n" + bytes(250_000)
+    _pipeline(attacker, request, 1000, 4096)
 
-    def send_one() -> None:
-        connection = attacker.connect(4096)
+
+def _pipeline(attacker: Attacker, requests: bytes, count: int, buffer: int | None = None) -> None:
+    """Send the requests on `count` connections in parallel, without reading answers."""
+
+    def send() -> None:
+        connection = attacker.connect(buffer)
         connection.settimeout(1.0)
-        attacker.send(connection, request)
+        attacker.send(connection, requests)
 
-    attacker.at_once(send_one, 1000)
-    attacker.hold()
+    attacker.in_parallel(send, count)
+    attacker.wait()
 
 
 def silent_handshakes(attacker: Attacker) -> None:
@@ -291,17 +281,17 @@ def _silent(attacker: Attacker, count: int) -> None:
             attacker.connect()
         except OSError:
             attacker.statuses["not connected"] += 1
-    attacker.hold()
+    attacker.wait()
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One of the attacks.
+    """An attack, and the server it needs.
 
     Attributes:
-        run: the attack; its docstring is its description.
-        tls: whether the server speaks TLS.
-        files: the server's limit of open files; None: as it is.
+        run: the attack; the record takes its number and description from the docstring.
+        tls: whether the server uses TLS.
+        files: the server's limit of open files; None: this process's own limit.
         prefixed: whether the server runs below a root_path, with keys.
     """
 
@@ -336,11 +326,11 @@ ATTACKS = (
 
 @dataclass
 class Probes:
-    """Liveness probes, one every 50 ms, each on a connection of its own.
+    """Liveness probes, one every 50 ms, each on a new connection.
 
     Attributes:
-        times: how long each answered probe took, s.
-        failed: probes with another answer than 200, or none within five seconds.
+        times: duration of each answered probe, s.
+        failed: number of probes without a 200 within five seconds.
         gap: longest time from one answered probe to the next, s.
     """
 
@@ -350,7 +340,7 @@ class Probes:
 
     @classmethod
     def run(cls, port: int, certificate: str | None, stop: Event, result: Connection) -> None:
-        """Probe until told to stop, in a process of its own, and send what was found."""
+        """Probe until `stop` is set, in a process of its own, and send the probes over `result`."""
         probes, last = cls(), time.monotonic()
         context = None if certificate is None else _trusting(certificate)
         while not stop.is_set():
@@ -368,7 +358,8 @@ class Probes:
     def _probe(self, port: int, context: ssl.SSLContext | None) -> bool:
         try:
             with ExitStack() as stack:
-                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), _GIVE_UP_S))
+                address = ("127.0.0.1", port)
+                connection = stack.enter_context(socket.create_connection(address, _CONNECTION_TIMEOUT_S))
                 if context is not None:
                     connection = stack.enter_context(context.wrap_socket(connection))
                 connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -379,7 +370,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack did; times in ms, memory in MB."""
+    """The effect of one attack; times in ms, memory in MB; "honest" is the normal load."""
 
     attack: str
     about: str
@@ -396,28 +387,29 @@ class Outcome:
 
     @property
     def broken(self) -> list[str]:
-        """The bounds that do not hold."""
+        """Messages on the bounds that were exceeded."""
         found = []
         if self.rss_growth_mb > _GROWTH_MB:
             found.append(f"memory grew by {self.rss_growth_mb:.0f} MB, over {_GROWTH_MB:.0f}")
         if self.liveness_p99_ms > _LIVENESS_MS or self.failed_probes:
             found.append(f"liveness p99 {self.liveness_p99_ms:.0f} ms, {self.failed_probes} probes failed")
         if self.honest_answered < self.honest_scheduled:
-            found.append(f"{self.honest_scheduled - self.honest_answered} honest requests lost: {self.honest_errors}")
+            lost = self.honest_scheduled - self.honest_answered
+            found.append(f"{lost} requests of the normal load failed: {self.honest_errors}")
         if self.attack == "4" and self.answers_to_attacker.get("200", 0):
-            found.append(f"{self.answers_to_attacker['200']} policies swapped without the right")
+            found.append(f"{self.answers_to_attacker['200']} policies swapped without an admin key")
         return found
 
 
 def _trusting(certificate: str) -> ssl.SSLContext:
-    """A client's context for the server's own certificate, by whatever name it is called."""
+    """A client's context that trusts the server's own certificate under any host name."""
     context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False
     return context
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed pair for 127.0.0.1, made by openssl."""
+    """Make a self-signed certificate and its key for 127.0.0.1 with openssl."""
     cert, key = folder / "cert.pem", folder / "key.pem"
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
     kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -427,7 +419,8 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def _arguments(attack: Attack, folder: Path) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.prefixed"] if attack.prefixed else command_line("serve-model")
+    prefixed = [sys.executable, "-m", "benchmarks.servers.path_prefix"]
+    command = prefixed if attack.prefixed else harness.command_line("serve-model")
     command += ["googlenet", "--device", f"emulated:{PROFILE}", "--policy", "greedy"]
     command += ["--queue-bytes", str(QUEUE_BYTES), "--log-level", "warning"]
     if attack.tls:
@@ -442,44 +435,42 @@ def _arguments(attack: Attack, folder: Path) -> list[str]:
 
 
 def run_attack(attack: Attack) -> Outcome:
-    """Start a server, load it, attack it, and return what happened."""
+    """Start a server, load it, attack it, and return the outcome."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         command = _arguments(attack, folder)
         certificate = str(folder / "cert.pem") if attack.tls else None
         context = None if certificate is None else _trusting(certificate)
-        server = stack.enter_context(running(*command, tls=context, files=attack.files))
+        server = stack.enter_context(harness.running(*command, tls=context, files=attack.files))
         return _measured(attack, server, certificate)
 
 
-def _measured(attack: Attack, server: Server, certificate: str | None) -> Outcome:
+def _measured(attack: Attack, server: harness.Server, certificate: str | None) -> Outcome:
     port = urllib.parse.urlsplit(server.url).port or 0
     rate = LOAD * load_profile(PROFILE).capacity
-    load = [*command_line("generate-load"), server.url, "--rate", str(rate), "--duration", str(_HONEST_S)]
     environment = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", "BATCHWRIGHT_API_KEY": _PREDICT_KEY}
     if certificate is not None:
         environment["SSL_CERT_FILE"] = certificate
-    honest = subprocess.Popen(
-        [*load, "--pixels", "--processes", "1", "--json"], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    time.sleep(_CALM_S)
-    before, peak, processes = held(server.process.pid).rss_mb, 0.0, multiprocessing.get_context("spawn")
+    arrivals = ("--rate", str(rate), "--duration", str(_LOAD_S))
+    load = harness.start_load(server.url, *arrivals, "--pixels", "--processes", "1", env=environment)
+    time.sleep(_BEFORE_S)
+    before, peak, processes = resource_usage(server.process.pid).rss_mb, 0.0, multiprocessing.get_context("spawn")
     stop, (receiving, sending) = processes.Event(), processes.Pipe(duplex=False)
     prober = processes.Process(target=Probes.run, args=(port, certificate, stop, sending))
     prober.start()
-    time.sleep(1.0)  # until it probes
+    time.sleep(1.0)  # the new process imports this module first
     attacker = Attacker(port, _ATTACK_S)
     thread = threading.Thread(target=attack.run, args=(attacker,))
     thread.start()
-    while honest.poll() is None:
-        peak = max(peak, held(server.process.pid).rss_mb)
+    while load.poll() is None:
+        peak = max(peak, resource_usage(server.process.pid).rss_mb)
         time.sleep(0.05)
     thread.join()
     stop.set()
     probes: Probes = receiving.recv()
     prober.join()
     attacker.close()
-    report = json.loads(honest.communicate()[0])
+    report = json.loads(load.communicate()[0])
     return Outcome(
         attack=attack.name,
         about=(attack.run.__doc__ or "").partition(": ")[2].rstrip("."),
@@ -497,13 +488,14 @@ def _measured(attack: Attack, server: Server, certificate: str | None) -> Outcom
 
 
 _HEAD = (
-    "| attack | sent, MB | memory growth, MB | longest liveness gap, ms | liveness p99, ms | failed | honest answered |"
+    *("attack", "sent, MB", "memory growth, MB", "longest liveness gap, ms", "liveness p99, ms", "failed"),
+    "honest answered",
 )
 
 
-def row(outcome: Outcome) -> str:
+def cells(outcome: Outcome) -> tuple[str, ...]:
     """One row of the table that is printed and recorded."""
-    cells = (
+    return (
         f"{outcome.attack}: {outcome.about}",
         f"{outcome.wire_bytes / 1e6:.2f}",
         f"{outcome.rss_growth_mb:.0f}",
@@ -512,25 +504,22 @@ def row(outcome: Outcome) -> str:
         f"{outcome.failed_probes}",
         f"{outcome.honest_answered} of {outcome.honest_scheduled}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the attacks, print the table, and record it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.argument_parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="ATTACK", help="the attacks' numbers, such as 1 2a; not recorded")
     chosen = parser.parse_args(arguments)
-    lines = [_HEAD, "|---|---|---|---|---|---|---|"]
-    print("\n".join(lines), flush=True)
     outcomes = []
     for attack in ATTACKS:
         if chosen.only is None or attack.name in chosen.only:
-            outcomes.append(run_attack(attack))
-            lines.append(row(outcomes[-1]))
-            print(lines[-1], outcomes[-1].answers_to_attacker, *outcomes[-1].broken, sep="\n    ", flush=True)
+            outcomes.append(outcome := run_attack(attack))
+            print(*cells(outcome), sep=" | ")
+            print("", outcome.answers_to_attacker, *outcome.broken, sep="\n    ", flush=True)
     if chosen.only is None:
-        save("attacks", [asdict(outcome) for outcome in outcomes])
-        (RECORDS / "attacks.md").write_text("\n".join(lines) + "\n")
+        harness.save_record("attacks", [asdict(outcome) for outcome in outcomes])
+        (harness.RECORDS / "attacks.md").write_text(harness.markdown_table(_HEAD, map(cells, outcomes)) + "\n")
     sys.exit(any(outcome.broken for outcome in outcomes))
 
 

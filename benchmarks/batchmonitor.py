@@ -1,18 +1,17 @@
-"""BatchMonitor's figure 2 in simulation: mean response time and requests per joule of five ways to batch.
+"""BatchMonitor's figure 2 in simulation: mean response time and requests per joule of six policies.
 
 Khan et al., "Efficient Adaptive Batching of DNN Inference Services for Improved Latency": 300 s of rates from 1 to 240
-requests a second, on a server of its own for each network. The paper gives neither its rates nor its deadline nor a
-profile, so these are ours: rates swing as a cosine with a period of 100 s, Poisson within each second; the deadline is
-200 ms, for which the largest batch under it is about as much slower than rate matching as printed (14 times).
+requests a second, on one server for each network. The paper gives neither its rates nor its deadline nor a profile.
+Ours: the rate is a cosine with a period of 100 s, with Poisson arrivals within each second; the deadline is 200 ms, at
+which max-under-deadline is slower than rate matching by about the printed factor of 14.
 
 Service times and energies are affine. ResNet-50 on a Tesla V100 in mixed precision: l = 0.1412 b + 1.935 ms, zeta =
 41.42 b + 175.6 mJ, fitted to table 1 of Inoue (arXiv 1912.06322), which quotes NVIDIA's inference white paper; the
-energies are board power x service time. The others are modelled from it: what a batch costs once goes by the number of
-weight layers (50, 101, 19), what each request adds by multiplications and additions (4.09, 7.80, 19.63 x 10^9).
-Everything is twice as long, and costs twice the energy, as that V100: mean response times are then near those printed.
+energies are board power x service time. The other networks are modelled from it: the constant term scales with the
+number of weight layers (50, 101, 19), the slope with multiplications and additions (4.09, 7.80, 19.63 x 10^9).
+All service times and energies are twice those of the V100, so that mean response times are near the printed ones.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.serving import run_json, save, serving
+from benchmarks.support import harness
 from loadgen.simulated import Simulation
 from policies.charts.averages import PALETTE
 from policies.profile import Profile
@@ -30,7 +29,6 @@ from policies.queue.arrivals import Instants, steps
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "batchmonitor-figure-2.png"
 LARGEST, SLOWER = 32, 2.0
 DURATION, PERIOD, LOW, HIGH, SEED = 300, 100.0, 1.0, 240.0, 0
 POLICIES: Mapping[str, str] = {
@@ -41,14 +39,12 @@ POLICIES: Mapping[str, str] = {
     "smdp, w2 = 0.1": "smdp:w2=0.1",
     "smdp, w2 = 0.5": "smdp:w2=0.5",
 }
-
-
-LIVE = ("rate matching",)  # with --live, five minutes each
+LIVE = ("rate matching",)  # measured with --live, five minutes each
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What its batches cost beside those of ResNet-50: once a batch, and for each request."""
+    """Numbers of weight layers, and of multiplications and additions, 10^9."""
 
     layers: float
     operations: float
@@ -78,7 +74,7 @@ def rates() -> list[float]:
 
 
 def arrivals() -> Instants:
-    """Poisson within each second; the same for everybody."""
+    """Poisson arrivals within each second; the same for all policies."""
     return steps(rates(), [1.0] * DURATION, float(DURATION), np.random.default_rng(SEED))
 
 
@@ -95,43 +91,36 @@ def cell(name: str, spec: str, instants: Instants) -> dict[str, float]:
 
 
 def live(name: str, spec: str, instants: Instants) -> dict[str, float]:
-    """The same arrivals over HTTP, on an emulated device."""
+    """The figures of the same arrivals over HTTP, on an emulated device."""
     with TemporaryDirectory() as folder:
         file, trace = Path(folder) / "profile.json", Path(folder) / "arrivals.csv"
         file.write_text(profile(name).to_json())
         trace.write_text("TIMESTAMP\n" + "\n".join(map(repr, instants.tolist())) + "\n")
-        with serving("demo", "--device", f"emulated:{file}", "--policy", spec) as server:
-            found = run_json("generate-load", server.url, "--arrivals", f"trace:{trace}", "--pixels")
-    joules = 1e-3 * found["energy_per_request_mj"]
-    size = found["mean_batch_size"]
+        with harness.serving("demo", "--device", f"emulated:{file}", "--policy", spec) as server:
+            found = harness.run_json("generate-load", server.url, "--arrivals", f"trace:{trace}", "--pixels")
     return {
         "mean_ms": found["mean_ms"],
         "p99_ms": found["p99_ms"],
-        "requests_per_joule": 1 / joules,
-        "mean_batch_size": size,
+        "requests_per_joule": 1e3 / found["energy_per_request_mj"],
+        "mean_batch_size": found["mean_batch_size"],
     }
 
 
 def table(record: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """The record as Markdown."""
-    lines = ["| network | policy | mean, ms | p99, ms | requests per joule | mean batch |", "|---|---|---|---|---|---|"]
-    for name, policies in record.items():
-        lines += [f"| {name} | {policy} | {_figures(figures)} |" for policy, figures in policies.items()]
-    return "\n".join(lines)
-
-
-def _figures(figures: Mapping[str, float]) -> str:
-    return (
-        f"{figures['mean_ms']:.2f} | {figures['p99_ms']:.1f} | {figures['requests_per_joule']:.3f} "
-        f"| {figures['mean_batch_size']:.2f}"
+    columns = {"mean_ms": ".2f", "p99_ms": ".1f", "requests_per_joule": ".3f", "mean_batch_size": ".2f"}
+    rows = (
+        (name, policy, *(format(figures[key], style) for key, style in columns.items()))
+        for name, policies in record.items()
+        for policy, figures in policies.items()
     )
+    head = ("network", "policy", "mean, ms", "p99, ms", "requests per joule", "mean batch")
+    return harness.markdown_table(head, rows)
 
 
-def draw(record: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
-    """Rates over time; mean response times; requests per joule: the paper's three panels."""
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
-    figure = Figure(figsize=(13, 7), layout="constrained")
+def draw(record: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """The paper's three panels: rates over time, mean response times, requests per joule."""
+    figure = harness.new_figure(13, 7)
     axes = figure.subplot_mosaic([["rates", "rates"], ["mean_ms", "requests_per_joule"]], height_ratios=(1, 2))
     axes["rates"].step(np.arange(DURATION), rates(), where="post", color="black", lw=1)
     axes["rates"].set(
@@ -146,8 +135,7 @@ def draw(record: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) ->
     axes["requests_per_joule"].set(ylabel="requests per joule", title="(c) energy")
     handles, labels = axes["mean_ms"].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
+    harness.save_figure(figure, harness.FIGURES / "batchmonitor-figure-2.png")
 
 
 def _bars(axes: "Axes", record: Mapping[str, Mapping[str, Mapping[str, float]]], key: str) -> None:
@@ -157,12 +145,15 @@ def _bars(axes: "Axes", record: Mapping[str, Mapping[str, Mapping[str, float]]],
         places = np.arange(len(record)) - 0.4 + (i + 0.5) * width
         axes.bar(places, heights, width, color=color, label=policy)
     axes.set_xticks(range(len(record)), list(record))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
+    harness.finish_axes(axes)
+    axes.grid(visible=False, axis="x")
 
 
 def main() -> None:
-    """Print the table, write the record, draw the picture."""
+    """Print the table, write the record, draw the figure."""
+    parser = harness.argument_parser(__doc__)
+    parser.add_argument("--live", action="store_true", help=f"measure {LIVE[0]} over HTTP too: five minutes")
+    is_live = parser.parse_args().live
     instants = arrivals()
     record: dict[str, dict[str, Any]] = {
         name: {policy: cell(name, spec, instants) for policy, spec in POLICIES.items()} for name in NETWORKS
@@ -174,12 +165,12 @@ def main() -> None:
         "policies": dict(POLICIES),
         "printed_ms": PRINTED_MS,
     }
-    if "--live" in sys.argv[1:]:
+    if is_live:
         measured = {policy: live("ResNet-50", POLICIES[policy], instants) for policy in LIVE}
         print(table({"ResNet-50, live": measured}))
         settings["ResNet-50, live"] = measured
-    save("batchmonitor", {**settings, "cells": record})
-    draw(record, FIGURE)
+    harness.save_record("batchmonitor", {**settings, "cells": record})
+    draw(record)
 
 
 if __name__ == "__main__":

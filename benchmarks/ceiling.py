@@ -1,7 +1,7 @@
-"""The gateway's ceiling: one server process, an emulated device of a microsecond, wrk with 32 kept-alive connections.
+"""Maximum throughput of the gateway: one server process, a device of 1 us a batch, wrk with 32 connections.
 
-Open Inference Protocol, one 150,528-byte picture a call, classification output; beside it, in turn, the yardstick of
-benchmarks/bare.py, which reads the same body and answers trivially. Needs Debian's wrk.
+A call has one 150,528-byte image by the Open Inference Protocol and the classification output. The server with and
+without log lines and the baseline of benchmarks/servers/bare_fastapi.py are measured in turns. Needs Debian's wrk.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.serving import bare, save, serving
+from benchmarks.support.harness import argument_parser, save_record, serving, serving_bare_fastapi
 
 _LUA = """
 local file = io.open("{body}", "rb")
@@ -24,7 +24,7 @@ wrk.headers["Inference-Header-Content-Length"] = "{length}"
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
-    """A profile of one microsecond a batch, and wrk's script with the body."""
+    """Write a profile of 1 us a batch, and wrk's script with the body."""
     profile = folder / "instant.json"
     sizes = {"batch_size": [1, 32], "service_time_s": [1e-6, 1e-6]}
     profile.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "instant", **sizes}))
@@ -48,30 +48,31 @@ def _wrk(url: str, script: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print and record requests a second, ours, ours without a log and the yardstick's, and the CPU time when idle."""
+    """Print and record calls a second of the three servers, their ratios, and the CPU time when idle."""
+    argument_parser(__doc__).parse_args()
     if shutil.which("wrk") is None:
         print("skipped: wrk is not installed (apt-get install wrk)")
         return
     with tempfile.TemporaryDirectory() as name:
         profile, script = _files(Path(name))
-        ours, quiet, yardstick = [], [], []
+        ours, without_log, baseline = [], [], []
         arguments = ("googlenet", "--device", f"emulated:{profile}", "--policy", "greedy")
         with (
             serving(*arguments) as server,
-            serving(*arguments, "--log-level", "warning") as silent,
-            bare(str(profile)) as other,
+            serving(*arguments, "--log-level", "warning") as silent,  # nearly every batch has one request and one line
+            serving_bare_fastapi(str(profile)) as bare,
         ):
             idle = server.cpu_seconds()
             time.sleep(10)
             idle = (server.cpu_seconds() - idle) / 10
             for _ in range(3):
-                yardstick.append(_wrk(other.url, script))
+                baseline.append(_wrk(bare.url, script))
                 ours.append(_wrk(server.url, script))
-                quiet.append(_wrk(silent.url, script))
-    record = {"ours": ours, "without a log": quiet, "bare": yardstick, "idle_cpu_share": idle}
-    for name, runs in (("median_ratio", ours), ("median_ratio_without_a_log", quiet)):
-        record[name] = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(runs, yardstick, strict=True))
-    save("ceiling", record)
+                without_log.append(_wrk(silent.url, script))
+    record = {"ours": ours, "without a log": without_log, "bare": baseline, "idle_cpu_share": idle}
+    for name, runs in (("median_ratio", ours), ("median_ratio_without_a_log", without_log)):
+        record[name] = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(runs, baseline, strict=True))
+    save_record("ceiling", record)
     print(json.dumps(record, indent=1))
 
 

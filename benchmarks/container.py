@@ -1,9 +1,10 @@
-"""The Dockerfile's steps without Docker: its COPY, RUN make, ENV, USER, HEALTHCHECK and CMD in a temporary folder.
+"""Run the Dockerfile's steps without Docker: COPY, RUN make, ENV, USER, HEALTHCHECK and CMD in a temporary folder.
 
-What .dockerignore leaves of the working tree is copied, `make` runs as the Dockerfile says, and its command serves as
-an unprivileged user to whom all but /tmp and the cache is read-only, as in deploy/compose.yaml, on an emulated device.
-Then: the health check passes, a prediction is answered, SIGTERM ends it with exit code 0 after the drain delay. Steps
-that would change this machine (packages, users, its own cache) are listed, not run. Needs root, to become another user.
+The working tree is copied without the files of .dockerignore, `make` runs as in the Dockerfile, and the image's command
+serves on an emulated device as an unprivileged user with write access to /tmp and the cache only, as in
+deploy/compose.yaml. Checked: the health check passes, a prediction is answered, and SIGTERM ends the server with exit
+code 0 after the drain delay. Steps that would change this machine (packages, users, its own cache) are listed, not run.
+Needs root, to change the user.
 """
 
 import json
@@ -24,30 +25,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from benchmarks.serving import free_port, save
+from benchmarks.support.harness import ROOT, argument_parser, free_port, save_record, wait_until
 
-ROOT = Path(__file__).parent.parent
 USER = 10001
 DRAIN = 5.0  # s, as in deploy/compose.yaml
 READY = 120.0  # s
 ARGUMENTS = ["--device", "emulated:googlenet-tesla-p4"]
 _AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
-_BARE = {"PATH": "/usr/bin:/bin", "HOME": "/home/nobody-is-here"}  # nothing of this machine's environment
+_BARE = {"PATH": "/usr/bin:/bin", "HOME": "/home/none"}  # without this machine's environment
 _READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && ! touch x && exec "$@"'
 
 
 def steps(dockerfile: str) -> list[tuple[str, str]]:
-    """(instruction, rest) of each, comments and continued lines resolved."""
+    """The instructions with their arguments, without comments, continued lines joined."""
     lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", dockerfile, flags=re.MULTILINE)).splitlines()
     return [(line.split(None, 1)[0], " ".join(line.split()[1:])) for line in lines if line.strip()]
 
 
 def last(all_steps: list[tuple[str, str]], instruction: str) -> str:
+    """The arguments of an instruction where it occurs last."""
     return [rest for name, rest in all_steps if name == instruction][-1]
 
 
 def copied(patterns: list[str]) -> list[str]:
-    """What COPY . . takes: files that git knows or would add, less .dockerignore."""
+    """The files that COPY . . copies: those that git tracks or would add, less the patterns of .dockerignore."""
     line = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split("\0")
     return [file for file in files if file and (ROOT / file).is_file() and not _ignored(file, patterns)]
@@ -59,7 +60,7 @@ def _ignored(file: str, patterns: list[str]) -> bool:
 
 
 def build(all_steps: list[tuple[str, str]], into: Path) -> dict[str, Any]:
-    """Copy, and run what can be run; what was and what was not."""
+    """Copy the files and run the `make` steps; return the number of files and the steps run and not run."""
     patterns = (ROOT / ".dockerignore").read_text().split()
     files = copied(patterns)
     for file in files:
@@ -75,7 +76,7 @@ def build(all_steps: list[tuple[str, str]], into: Path) -> dict[str, Any]:
 
 
 def environment(all_steps: list[tuple[str, str]], cache: Path) -> dict[str, str]:
-    """ENV's variables with the cache in its place."""
+    """The variables of ENV, with `cache` in place of the image's cache."""
     given = dict(pair.split("=", 1) for name, rest in all_steps if name == "ENV" for pair in shlex.split(rest))
     ours = {key: str(cache) if "/.cache" in value else value for key, value in given.items()}
     return _BARE | ours | {"BATCHWRIGHT_DRAIN_DELAY_S": f"{DRAIN:g}"}
@@ -83,7 +84,7 @@ def environment(all_steps: list[tuple[str, str]], cache: Path) -> dict[str, str]
 
 @contextmanager
 def container(all_steps: list[tuple[str, str]], folder: Path, port: int) -> Iterator["subprocess.Popen[str]"]:
-    """The image's command as the unprivileged user, all of the folder read-only to it but the cache."""
+    """The process of the image's command, as the unprivileged user; of the folder it can write the cache only."""
     cache, tree = folder / "cache", folder / "tree"
     cache.mkdir()
     os.chown(cache, USER, USER)
@@ -107,25 +108,29 @@ def _print(log: IO[str]) -> None:
 
 
 def healthy(all_steps: list[tuple[str, str]], tree: Path, port: int) -> bool:
-    """HEALTHCHECK's command, asked until it agrees."""
+    """Whether HEALTHCHECK's command succeeds within `READY`."""
     line = json.loads(last(all_steps, "HEALTHCHECK").split("CMD", 1)[1].replace(":8000", f":{port}"))
-    end = time.monotonic() + READY
-    while time.monotonic() < end:
-        if subprocess.run(line, cwd=tree, stderr=subprocess.DEVNULL, check=False).returncode == 0:
-            return True
-        time.sleep(0.5)
-    return False
+
+    def succeeds() -> bool:
+        return subprocess.run(line, cwd=tree, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+    try:
+        wait_until(succeeds, READY, 0.5)
+    except TimeoutError:
+        return False
+    return True
 
 
 def predict(port: int) -> dict[str, Any]:
+    """The answer to a photograph."""
     photograph = (resources.files("matplotlib") / "mpl-data" / "sample_data" / "grace_hopper.jpg").read_bytes()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/predict", photograph, timeout=30) as answer:
         document: dict[str, Any] = json.load(answer)
     return {key: document[key] for key in ("model", "batch_size", "energy_source")}
 
 
-def load(tree: Path, port: int) -> dict[str, Any]:
-    """A little of what the compose file's loadgen sends, by the same program and user."""
+def generate_load(tree: Path, port: int) -> dict[str, Any]:
+    """The report of two seconds of load, by the program and user of the compose file's loadgen service."""
     url = f"http://127.0.0.1:{port}"
     line = [*_AS_USER, ".venv/bin/generate-load", url, "--pixels", "--rate", "50", "--duration", "2", "--json"]
     done = subprocess.run(line, cwd=tree, env=_BARE, stdout=subprocess.PIPE, check=True)
@@ -133,8 +138,8 @@ def load(tree: Path, port: int) -> dict[str, Any]:
     return {key: report[key] for key in ("scheduled", "ok", "errors")}
 
 
-def end(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """SIGTERM; how long it took, and the exit code."""
+def terminate(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Send SIGTERM; return the exit code and the time until the end."""
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     code = process.wait(timeout=60)
@@ -142,13 +147,14 @@ def end(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def status(pid: int) -> dict[str, str]:
-    """Whose process it is, and what it may do."""
+    """The user and the capabilities of a process."""
     found = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
     return {key: found[key].replace("\t", " ") for key in ("Name", "Uid", "CapBnd", "NoNewPrivs")}
 
 
 def main() -> None:
-    """Print and record what happened; exit code 1 where something is amiss."""
+    """Print and record the checks; exit code 1 if one fails."""
+    argument_parser(__doc__).parse_args()
     all_steps, port = steps((ROOT / "Dockerfile").read_text()), free_port()
     with TemporaryDirectory(prefix="image-") as name:
         folder = Path(name)
@@ -157,9 +163,9 @@ def main() -> None:
         with container(all_steps, folder, port) as process:
             record["healthy"] = healthy(all_steps, folder / "tree", port)
             record["process"] = status(process.pid)
-            record["answer"], record["load"] = predict(port), load(folder / "tree", port)
-            record |= end(process)
-    save("container", record)
+            record["answer"], record["load"] = predict(port), generate_load(folder / "tree", port)
+            record |= terminate(process)
+    save_record("container", record)
     print(json.dumps(record, indent=1))
     sys.exit(not (record["healthy"] and record["exit_code"] == 0 and record["drained_s"] >= DRAIN))
 

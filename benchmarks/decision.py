@@ -1,9 +1,9 @@
-"""How long a decision takes with 1000 waiting, taking the batch included."""
+"""Time of one decision with 1000 waiting requests, including taking the batch out of the queue."""
 
 from statistics import median
 from time import perf_counter
 
-from benchmarks.serving import save
+from benchmarks.support.harness import argument_parser, save_record
 from policies.catalog import choose
 from policies.profile import load_profile
 from policies.queue.batcher import Batcher
@@ -13,7 +13,7 @@ SPECS = ("greedy", "static:8", "timeout:20", "rate-matching", "max-under-deadlin
 
 
 def microseconds(spec: str, rounds: int = 2000) -> float:
-    """Median of a decision that launches out of 1000 waiting requests, us."""
+    """Median time of a decision that launches out of 1000 waiting requests, us."""
     profile = load_profile("googlenet-tesla-p4")
     chosen = choose(spec, profile)
     batcher = Batcher(chosen.policy, {"m": profile.max_batch_size}, chosen.monitor)
@@ -33,8 +33,9 @@ def microseconds(spec: str, rounds: int = 2000) -> float:
 
 def main() -> None:
     """Print and record the medians."""
+    argument_parser(__doc__).parse_args()
     record = {spec: round(microseconds(spec), 2) for spec in SPECS}
-    save("decision", record)
+    save_record("decision", record)
     for spec, value in record.items():
         print(f"{spec:40s} {value:6.2f} us")
 

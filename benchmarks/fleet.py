@@ -1,96 +1,81 @@
 """Two devices of different speed behind one server, measured against the simulated fleet.
 
-python -m benchmarks.fleet [--requests N]: about a quarter of an hour on two quiet cores. One emulated device plays
-googlenet-tesla-p4-x10, or the same `pace` times slower, the other takes twice as long for every batch. Loads are shares
-of what both can serve together; the arrivals are the same over HTTP and on the virtual clock, raw pixels by the Open
-Inference Protocol. What HTTP and the client cost, some 5 ms here, is the same at any pace and weighs less in a slower
-one: what is left there is what the server decides. A cell that stands in the record is not measured again.
+One emulated device plays googlenet-tesla-p4-x10, or the same profile `pace` times slower; the other takes twice as long
+for every batch. Loads are shares of the capacity of both; the arrivals are the same over HTTP and on the virtual clock,
+raw pixels by the Open Inference Protocol. HTTP and the client add about 5 ms at any pace, so at a slower pace the
+difference shows the server's decisions. Cells that are in the record are not measured again.
 """
 
-import argparse
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.serving import RECORDS, load, run_json, save, serving
+from benchmarks.support.harness import argument_parser, fill_record, markdown_table, run_json, save_table, serving
 from policies.profile import load_profile
 
 NAME, PROFILE = "fleet", "googlenet-tesla-p4-x10"
-SLOWER = 2.0  # times: the second device
+SLOWER = 2.0  # service times of the second device over the first one's
 PACES = (1.0, 4.0, 8.0)
 POLICIES = ("greedy", "smdp:w2=16")
 LOADS = (0.3, 0.6, 0.85)
 CELLS = {
-    f"{policy} @ {load_} x{pace:g}": (pace, policy, load_) for pace in PACES for load_ in LOADS for policy in POLICIES
+    f"{policy} @ {load} x{pace:g}": (pace, policy, load) for pace in PACES for load in LOADS for policy in POLICIES
 }
 
 
-def slowed(times: float, folder: Path) -> Path:
-    """The file of a profile like `PROFILE` but so many times slower; its energies are the same."""
-    fast, path = load_profile(PROFILE), folder / f"slower-{times:g}.json"
-    slow = tuple(times * seconds for seconds in fast.service_times)
+def slowed(factor: float, folder: Path) -> Path:
+    """The file of a profile like `PROFILE`, with the same energies and service times `factor` times as long."""
+    fast, path = load_profile(PROFILE), folder / f"slower-{factor:g}.json"
+    slow = tuple(factor * seconds for seconds in fast.service_times)
     path.write_text(replace(fast, name=path.stem, source="modelled", service_times=slow).to_json())
     return path
 
 
-def measure(devices: tuple[Path, Path], policy: str, arrivals: list[str]) -> dict[str, Any]:
-    """One cell, live, with what share the slower device served; and the same on the virtual clock."""
-    device = ",".join(f"emulated:{path}" for path in devices)
-    with serving("googlenet", "--device", device, "--policy", policy) as server:
-        pixels = [server.url, "--model", "googlenet", "--pixels"]
-        run_json("generate-load", *pixels, "--rate", "20", "--duration", "3")
-        before = server.metric("batchwright_batch_size_sum")
-        live = run_json("generate-load", *pixels, *arrivals)
-        after = server.metric("batchwright_batch_size_sum")
-    served = {labels: count - before.get(labels, 0.0) for labels, count in after.items()}
-    share = sum(n for labels, n in served.items() if str(devices[1]) in labels) / sum(served.values())
-    simulated = run_json("generate-load", "--simulate", ",".join(map(str, devices)), "--policy", policy, *arrivals)
+def measure(pace: float, policy: str, load: float, requests: int) -> dict[str, Any]:
+    """One cell: the reports of the server and of the simulator, and the share of requests of the slower device."""
+    rate = load * load_profile(PROFILE).capacity * (1.0 + 1.0 / SLOWER) / pace
+    arrivals = ["--rate", f"{rate:.6f}", "--duration", f"{requests / rate:.3f}", "--seed", "1"]
+    with TemporaryDirectory() as name:
+        devices = slowed(pace, Path(name)), slowed(SLOWER * pace, Path(name))
+        emulated = ",".join(f"emulated:{path}" for path in devices)
+        with serving("googlenet", "--device", emulated, "--policy", policy) as server:
+            pixels = [server.url, "--model", "googlenet", "--pixels"]
+            run_json("generate-load", *pixels, "--rate", "20", "--duration", "3")
+            before = server.by_label("batchwright_batch_size_sum", "device")
+            live = run_json("generate-load", *pixels, *arrivals)
+            after = server.by_label("batchwright_batch_size_sum", "device")
+        served = {device: count - before.get(device, 0.0) for device, count in after.items()}
+        share = sum(n for device, n in served.items() if str(devices[1]) in device) / sum(served.values())
+        simulated = run_json("generate-load", "--simulate", ",".join(map(str, devices)), "--policy", policy, *arrivals)
     return {"live": live, "slow_share": share, "simulated": simulated}
-
-
-def arrivals(pace: float, load_: float, requests: int) -> list[str]:
-    """The flags that make them."""
-    rate = load_ * load_profile(PROFILE).capacity * (1.0 + 1.0 / SLOWER) / pace
-    return ["--rate", f"{rate:.6f}", "--duration", f"{requests / rate:.3f}", "--seed", "1"]
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    lines = [
-        "| pace | policy | load | answered | mean ms, measured | simulated | difference | p95 ms, measured | simulated "
-        "| difference | share of the slower device |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for key, (pace, policy, load_) in CELLS.items():
-        if key in record:
-            live, simulated, share = (record[key][name] for name in ("live", "simulated", "slow_share"))
-            compared = " | ".join(_compared(live[name], simulated[name]) for name in ("mean_ms", "p95_ms"))
-            answered = f"{live['ok']} of {live['scheduled']}"
-            lines.append(f"| {pace:g} | {policy} | {load_} | {answered} | {compared} | {share:.1%} |")
-    return "\n".join(lines) + "\n"
+    head = ["pace", "policy", "load", "answered", "mean ms, measured", "simulated", "difference"]
+    head += ["p95 ms, measured", "simulated", "difference", "share of the slower device"]
+    return markdown_table(head, (list(_cells(key, record[key])) for key in CELLS if key in record)) + "\n"
 
 
-def _compared(live: float, simulated: float) -> str:
-    return f"{live:.2f} | {simulated:.2f} | {live / simulated - 1:+.1%}"
+def _cells(key: str, cell: dict[str, Any]) -> Iterator[object]:
+    (pace, policy, load), live, simulated = CELLS[key], cell["live"], cell["simulated"]
+    yield from (f"{pace:g}", policy, load, f"{live['ok']} of {live['scheduled']}")
+    for name in ("mean_ms", "p95_ms"):
+        yield from (f"{live[name]:.2f}", f"{simulated[name]:.2f}", f"{live[name] / simulated[name] - 1:+.1%}")
+    yield f"{cell['slow_share']:.1%}"
 
 
 def main() -> None:
     """Fill the record cell by cell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=4000, help="of a cell")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--requests", type=int, default=4000, help="requests of a cell")
     requests = parser.parse_args().requests
-    record = load(NAME)
-    with TemporaryDirectory() as name:
-        for key, (pace, policy, load_) in CELLS.items():
-            if key not in record:
-                devices = slowed(pace, Path(name)), slowed(SLOWER * pace, Path(name))
-                record[key] = measure(devices, policy, arrivals(pace, load_, requests))
-                print(key, {side: record[key][side]["mean_ms"] for side in ("live", "simulated")}, flush=True)
-                save(NAME, record)
-    heading = f"# Two devices, {PROFILE} at a pace and one {SLOWER:g} times slower: measured against simulated"
-    (RECORDS / f"{NAME}.md").write_text(f"{heading}\n\n{table(record)}")
-    print(table(record))
+    record = fill_record(NAME, {key: partial(measure, *cell, requests) for key, cell in CELLS.items()})
+    heading = f"Two devices, {PROFILE} at a pace and one {SLOWER:g} times slower: measured against simulated"
+    save_table(NAME, heading, table(record))
 
 
 if __name__ == "__main__":

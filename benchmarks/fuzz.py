@@ -1,11 +1,9 @@
-"""Hostile input, many cases: the tensor protocol's parser and the codec by hypothesis, the routes by schemathesis.
+"""Hostile input: the tensor protocol's parser and the image codec by hypothesis, the routes by schemathesis.
 
-Every case must give something consistent or a client error of one line; never another exception, a 5xx that is not
-documented, or an answer that the OpenAPI document does not describe. `--cases` counts those of the parser,
-`--examples` those of each route.
+Every case must give a consistent result or a client error of one line. Failures are: any other exception, a 5xx that
+is not documented, and an answer that the OpenAPI document does not describe.
 """
 
-import argparse
 import json
 import resource
 import time
@@ -15,15 +13,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from benchmarks.hostile import CASES, Case, judge
-from benchmarks.serving import load, save, serving
+from benchmarks.support.harness import argument_parser, load_record, save_record, serving
+from benchmarks.support.hostile_inputs import CASES, Case, judge
 
-_ROUND = 5000  # hypothesis remembers what it tried: rounds keep its memory small
-_SLOW = 1.0  # s; a case that takes longer counts as a failure
+_ROUND = 5000  # cases a round; hypothesis keeps all cases of a round in memory
+_SLOW = 1.0  # s; a case that takes longer is a failure
 
 
 def fuzz(cases: int) -> dict[str, Any]:
-    """Judge that many cases and count them by target and what came of them."""
+    """Judge this many cases, and count them by target and outcome."""
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
     slowest = 0.0
@@ -33,7 +31,7 @@ def fuzz(cases: int) -> dict[str, Any]:
         began = time.perf_counter()
         try:
             outcome = judge(case)
-        except Exception as error:  # noqa: BLE001  (to count it and go on)
+        except Exception as error:  # noqa: BLE001  (counted as a failure)
             outcome = f"FAILED {type(error).__name__}"
             failures.append(f"{outcome}: {error}"[:200] + f" on {case!r}"[:2000])
         took = time.perf_counter() - began
@@ -63,8 +61,8 @@ def _round(one: Any, cases: int, number: int) -> None:
 
 
 def fuzz_routes(examples: int) -> dict[str, Any]:
-    """Call every route of a running server that many times, half of them wrongly."""
-    from benchmarks.routes import check_routes  # importing schemathesis takes a second
+    """Make this many calls of every route of a running server, half of them invalid."""
+    from benchmarks.support.openapi_fuzzing import check_routes  # importing schemathesis takes a second
 
     with serving("googlenet", "--device", "emulated:googlenet-tesla-p4", "--policy", "greedy") as server:
         tally = check_routes(server.url, examples)
@@ -78,17 +76,17 @@ def fuzz_routes(examples: int) -> dict[str, Any]:
 
 def main() -> None:
     """Fuzz, print and record; exit code 1 if anything failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=200_000, help="of the parser; 0 leaves it out")
-    parser.add_argument("--examples", type=int, default=300, help="of each route; 0 leaves the routes out")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--cases", type=int, default=200_000, help="cases of the parser and codec; 0 skips them")
+    parser.add_argument("--examples", type=int, default=300, help="calls of each route; 0 skips the routes")
     chosen = parser.parse_args()
     warnings.simplefilter("error")
-    record: dict[str, Any] = load("fuzz")
+    record: dict[str, Any] = load_record("fuzz")
     if chosen.cases:
         record["parser"] = fuzz(chosen.cases)
     if chosen.examples:
         record["routes"] = fuzz_routes(chosen.examples)
-    save("fuzz", record)
+    save_record("fuzz", record)
     print(json.dumps(record, indent=1))
     raise SystemExit(1 if any(part["failures"] for part in record.values()) else 0)
 

@@ -1,26 +1,21 @@
-"""LazyBatching in simulation: the paper's comparison, greedy beside it, and preempting only when it pays.
+"""LazyBatching in simulation: the paper's comparison, greedy, and catch-up, which preempts only when it pays.
 
-python -m benchmarks.lazy [paper] [grid] [coverage] [decision]: all of them without a word, about 12 minutes on one
-core; draw: only the pictures, from the record.
-
-The paper's setting: ResNet, 1.1 ms for one input, batches of at most 64, Poisson arrivals, 20 runs. It gives no times
-of larger batches; ours are l(b) = 0.9 + 0.2 b ms in 10 equal stages. Means over the runs stand with their quartiles, as
-the paper's error bars do.
+About 12 minutes on one core. The paper's setting: ResNet, 1.1 ms for one input, batches of at most 64, Poisson
+arrivals, 20 runs. The paper gives no times of larger batches; ours are l(b) = 0.9 + 0.2 b ms in 10 equal stages. Means
+over the runs are given with their quartiles, the paper's error bars.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.serving import load, save
+from benchmarks.support import harness
 from loadgen.simulated import SimulatedDevice, simulate_policy
 from policies.catalog import choose, rate_time_constant
 from policies.charts.averages import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
@@ -36,7 +31,6 @@ from policies.unrolled import Node, timesteps, unrolled
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 SEEDS, LARGEST = 20, 64
 RATES = (16, 500, 1000, 2000)
 SLOS_MS = (20, 40, 60, 80, 100)
@@ -56,7 +50,7 @@ POLICIES: Mapping[str, tuple[str, str, str]] = {  # name: spec, colour, line sty
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)  # a/c of l(b) = c + a b
 STAGES = (4, 8, 16)
 LOADS = (0.05, 0.2, 0.5, 0.7, 0.9)
-LAUNCHES = 6_000  # in each run of the grid, about
+LAUNCHES = 6_000  # about, in each run of the grid
 STUDENT = 2.093  # 97.5 per cent of the t distribution of 19 degrees of freedom
 COVERAGES = (0.16, 0.5, 0.7, 0.9, 0.99, 1.0)
 TRANSLATED: tuple[Slack, ...] = ("printed", "remaining")
@@ -70,19 +64,16 @@ def resnet() -> Profile:
 
 
 def arrivals(rate: float, requests: int, seed: int) -> Instants:
-    """So many Poisson arrivals, about; the same for every policy."""
+    """About this many Poisson arrivals; the same for every policy."""
     return poisson(rate, requests / rate, np.random.default_rng(seed))
 
 
 def runner(spec: str, profile: Profile) -> _Runner:
-    """Serves arrivals by a policy; solved once, each run with a monitor of its own."""
+    """A function that simulates a policy, which is solved once; each run has a new monitor."""
     chosen = choose(spec, profile)
     return lambda instants: simulate_policy(
         replace(chosen, monitor=ForgettingMonitor(rate_time_constant(profile))), instants
     )
-
-
-# (a), (b): the paper's setting
 
 
 def paper() -> dict[str, Any]:
@@ -108,7 +99,7 @@ def paper() -> dict[str, Any]:
 
 
 def overhead(profile: Profile) -> float:
-    """Sum over i of l_i(b) over l(b), the largest of all sizes."""
+    """The largest sum over i of l_i(b) over l(b) of all batch sizes."""
     return round(max(profile.stage_overhead), 6)
 
 
@@ -136,31 +127,30 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 
 def paper_tables(record: Mapping[str, Any]) -> str:
-    """The record as Markdown."""
-    lines = [f"stage overhead {record['stage_overhead']:g}", ""]
+    """The record of the paper's setting as Markdown."""
+    tables = [f"stage overhead {record['stage_overhead']:g}"]
     for key in ("mean_ms", "p99_ms", "throughput_hz", "mean_batch_size"):
-        lines += [f"| {key} | " + " | ".join(f"{rate}/s" for rate in RATES) + " |", "|---" * 5 + "|"]
-        for name, cell in record["cells"].items():
-            lines.append(_row(name, [cell["by_rate"][str(rate)][key] for rate in RATES], 2))
-        lines.append("")
+        rows = (
+            _row(name, [cell["by_rate"][str(rate)][key] for rate in RATES]) for name, cell in record["cells"].items()
+        )
+        tables.append(harness.markdown_table((key, *(f"{rate}/s" for rate in RATES)), rows))
     for rate in RATES[2:]:
-        lines += [f"| late at {rate}/s, % | " + " | ".join(f"{slo} ms" for slo in SLOS_MS) + " |", "|---" * 6 + "|"]
-        for name, cell in record["cells"].items():
-            lines.append(_row(name, [[100 * x for x in each] for each in cell["violations"][str(rate)]], 2))
-        lines.append("")
-    return "\n".join(lines)
+        rows = (_row(name, _per_cent(cell["violations"][str(rate)])) for name, cell in record["cells"].items())
+        tables.append(harness.markdown_table((f"late at {rate}/s, %", *(f"{slo} ms" for slo in SLOS_MS)), rows))
+    return "\n\n".join(tables) + "\n"
 
 
-def _row(name: str, spreads: Sequence[Sequence[float]], digits: int) -> str:
-    return f"| {name} | " + " | ".join(f"{m:.{digits}f} ({a:.{digits}f}..{b:.{digits}f})" for a, m, b in spreads) + " |"
+def _row(name: str, spreads: Sequence[Sequence[float]]) -> list[str]:
+    return [name, *(f"{mean:.2f} ({low:.2f}..{high:.2f})" for low, mean, high in spreads)]
 
 
-# (c): catch-up against greedy
+def _per_cent(spreads: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[100 * x for x in spread] for spread in spreads]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A cell of the grid: service times, in stages, at a load."""
+    """A cell of the grid: service times, in stages, at a load; `overhead` is a factor on the times of stages."""
 
     shape: str
     times: tuple[float, ...]
@@ -170,13 +160,13 @@ class Setting:
 
     @property
     def profile(self) -> Profile:
-        """By stages, which take so many times as long as the whole."""
+        """The profile, with equal stages."""
         by_stage = tuple((self.overhead * t / self.stages,) * self.stages for t in self.times)
         return Profile(self.shape, self.times, stage_service_times=by_stage)
 
 
 def settings() -> list[Setting]:
-    """The whole grid of c + a b; two shapes that no line fits; and stages that cost something."""
+    """The grid of c + a b, two shapes that are not affine, and stages with an overhead."""
     sizes = range(1, LARGEST + 1)
     lines = {f"a/c = {ratio:g}": tuple(1e-3 * (1 + ratio * b) for b in sizes) for ratio in RATIOS}
     bent = {
@@ -189,10 +179,10 @@ def settings() -> list[Setting]:
 
 
 def compare(setting: Setting) -> dict[str, Any]:
-    """Catch-up and LazyBatching against greedy, the same arrivals; per cent of greedy's mean response time."""
+    """Catch-up and LazyBatching against greedy on the same arrivals, in per cent of greedy's mean response time."""
     profile = setting.profile
     rate = setting.load * profile.capacity
-    slo = f"{1e5 * profile.service_time(1):g}"  # ms: 100 times what a request takes alone
+    slo = f"{1e5 * profile.service_time(1):g}"  # ms: 100 times the service time of a request alone
     greedy = runner("greedy:max_wait_ms=inf", profile)
     size = float(greedy(arrivals(rate, 5000, SEEDS)).batch_sizes.mean())
     requests = int(np.clip(LAUNCHES * size / setting.stages, 800, 8000))
@@ -219,7 +209,7 @@ def _means(serve: _Runner, runs: Sequence[Instants]) -> NDArray[np.float64]:
 
 
 def grid() -> list[dict[str, Any]]:
-    """Every cell, printed as it comes."""
+    """All cells, each printed when it is measured."""
     cells = []
     for setting in settings():
         cells.append(compare(setting))
@@ -227,13 +217,10 @@ def grid() -> list[dict[str, Any]]:
     return cells
 
 
-# (d): dynamic graphs
-
-
 def transformer() -> Profile:
-    """2.4 ms for a sentence of the mean length: a fifth in the encoder, the rest in the decoder, a stage a word.
+    """2.4 ms for a sentence of the mean length: a fifth in the encoder, the rest in the decoder, one stage a word.
 
-    Reading the weights takes most of a decoder's time: each sentence adds a fiftieth of what a batch costs once.
+    Reading the weights takes most of a decoder's time: each sentence adds a fiftieth of a batch's constant time.
     """
     word = 1e-3 * 0.8 * 2.4 / float(np.mean(sentences(100_000, 0)))
     shape = [(1 + 0.02 * b) / 1.02 for b in range(1, LARGEST + 1)]
@@ -242,13 +229,13 @@ def transformer() -> Profile:
 
 
 def sentences(number: int, seed: int) -> NDArray[np.int64]:
-    """Words of German sentences: log-normal, 16 per cent up to 10 and 90 per cent up to 32 words as in figure 11."""
+    """Lengths of German sentences, words: log-normal, 16 per cent up to 10 and 90 per cent up to 32 as in figure 11."""
     words = np.random.default_rng([seed, 11]).lognormal(2.811, 0.511, number)
     return np.clip(np.ceil(words), 1, LONGEST).astype(np.int64)
 
 
 def coverage(rate: float = 1000.0, slo: float = 0.06) -> list[dict[str, Any]]:
-    """Section VI-C: what it does to the violations with how many words the slack reckons."""
+    """Violations of the SLO by the number of words that the slack assumes: section VI-C."""
     profile, seen = transformer(), sentences(100_000, 0).tolist()
     cells = []
     for share, slack in product(COVERAGES, TRANSLATED):
@@ -270,18 +257,15 @@ def _translate(policy: LazyBatching, rate: float, slo: float, seed: int) -> simu
     return simulator.run(Batcher(policy, {"": LARGEST}, NoMonitor()), requests, device.service_time, device.energy)
 
 
-# the cost of deciding
-
-
 @dataclass(frozen=True)
 class Timed:
-    """A policy, and how long each of its decisions took, s."""
+    """A policy that appends the time of each of its decisions, s, to `times`."""
 
     inner: Policy
     times: list[float]
 
     def decide(self, state: State, /) -> Action:
-        """The inner policy's."""
+        """The inner policy's decision."""
         began = perf_counter()
         action = self.inner.decide(state)
         self.times.append(perf_counter() - began)
@@ -289,7 +273,7 @@ class Timed:
 
 
 def decision() -> dict[str, list[float]]:
-    """Median and 99th percentile of a decision, us, over the first run of the paper's setting at 2000 a second."""
+    """Median and 99th percentile of the time of a decision, us, in the paper's setting at 2000 requests a second."""
     found: dict[str, list[float]] = {}
     for name in ("lazy", "lazy, remaining", "lazy, Oracle", "catch-up"):
         chosen = choose(POLICIES[name][0].format(slo=100), resnet())
@@ -300,21 +284,16 @@ def decision() -> dict[str, list[float]]:
     return found
 
 
-# pictures
-
-
-def draw_paper(record: Mapping[str, Any], path: Path) -> None:
-    """Mean and 99th percentile by rate, and the share of violations by SLO: the manner of figures 12, 14 and 15."""
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
-    figure = Figure(figsize=(13, 8), layout="constrained")
+def draw_paper(record: Mapping[str, Any]) -> None:
+    """Mean and 99th percentile by rate, and the share of violations by SLO, as in figures 12, 14 and 15."""
+    figure = harness.new_figure(13, 8)
     axes = figure.subplots(2, 2)
     for name, cell in record["cells"].items():
         by_rate = [cell["by_rate"][str(rate)] for rate in RATES]
         _line(axes[0, 0], name, range(len(RATES)), [each["mean_ms"] for each in by_rate])
         _line(axes[0, 1], name, range(len(RATES)), [each["p99_ms"] for each in by_rate])
         for panel, rate in zip(axes[1], RATES[2:], strict=True):
-            _line(panel, name, SLOS_MS, [[100 * x for x in each] for each in cell["violations"][str(rate)]])
+            _line(panel, name, SLOS_MS, _per_cent(cell["violations"][str(rate)]))
     axes[0, 0].set(title="(a) mean response time, SLO 100 ms", ylabel="ms")
     axes[0, 1].set(title="(b) 99th percentile, SLO 100 ms", ylabel="ms")
     for panel in axes[0]:
@@ -324,7 +303,7 @@ def draw_paper(record: Mapping[str, Any], path: Path) -> None:
         panel.set(title=f"({letter}) answered late at {rate}/s", xlabel="SLO, ms", ylabel="per cent", ylim=(-3, 103))
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=110)
+    harness.save_figure(figure, harness.FIGURES / "lazy-paper.png")
 
 
 def _line(axes: "Axes", name: str, x: Sequence[float], spreads: Sequence[Sequence[float]]) -> None:
@@ -332,14 +311,12 @@ def _line(axes: "Axes", name: str, x: Sequence[float], spreads: Sequence[Sequenc
     low, mean, high = np.array(spreads).T
     axes.plot(x, mean, style, color=colour, marker=".", label=name)
     axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
-    axes.grid(alpha=0.25)
+    harness.finish_axes(axes)
 
 
-def draw_grid(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """What catch-up makes of greedy's mean response time, by load; a panel for each number of stages."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
+def draw_grid(cells: Sequence[Mapping[str, Any]]) -> None:
+    """Mean response time of catch-up against greedy's by load; a panel for each number of stages."""
+    figure = harness.new_figure(13, 4.6)
     panels = figure.subplots(1, len(STAGES), sharey=True)
     colours = (BLUE, SKY, GREEN, ORANGE, VERMILLION, PURPLE)
     for panel, stages in zip(panels, STAGES, strict=True):
@@ -352,17 +329,15 @@ def draw_grid(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.axhline(0, color="black", lw=0.8)
         panel.axhline(1, color=GREY, lw=0.8, ls=":")
         panel.set(title=f"{stages} stages", xlabel="load")
-        panel.grid(alpha=0.25)
+        harness.finish_axes(panel)
     panels[0].set_ylabel("mean response time against greedy's, per cent")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(path, dpi=110)
+    harness.save_figure(figure, harness.FIGURES / "lazy-grid.png")
 
 
-def draw_coverage(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw_coverage(cells: Sequence[Mapping[str, Any]]) -> None:
     """Violations and mean response time by coverage."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = harness.new_figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     for panel, key, factor, label in (
         (left, "violations", 100.0, "answered later than 60 ms, per cent"),
@@ -376,26 +351,20 @@ def draw_coverage(cells: Sequence[Mapping[str, Any]], path: Path) -> None:
         words = {c["coverage"]: c["dec_timesteps"] for c in cells}
         panel.set_xticks(range(len(words)), [f"{share:.0%}\n{steps} words" for share, steps in words.items()])
         panel.set(xlabel="coverage of dec_timesteps", ylabel=label, ylim=(0, None))
-        panel.grid(alpha=0.25)
+        harness.finish_axes(panel)
     left.legend(frameon=False)
-    figure.savefig(path, dpi=110)
+    harness.save_figure(figure, harness.FIGURES / "lazy-coverage.png")
 
 
 def main() -> None:
-    """Run what is asked for, or everything; print, record, draw."""
-    record = load("lazy")
-    for part in [word for word in sys.argv[1:] if word != "draw"] if sys.argv[1:] else PARTS:
-        began = perf_counter()
-        record[part] = PARTS[part]()
-        print(f"{part}: {perf_counter() - began:.0f} s")
-        save("lazy", record)
-    draw_paper(record["paper"], FIGURES / "lazy-paper.png")
-    draw_grid(record["grid"], FIGURES / "lazy-grid.png")
-    draw_coverage(record["coverage"], FIGURES / "lazy-coverage.png")
+    """Simulate the chosen parts, print, record and draw."""
+    parts = (paper, grid, coverage, decision)
+    record = harness.measure_parts("lazy", __doc__, {part.__name__: part for part in parts})
+    draw_paper(record["paper"])
+    draw_grid(record["grid"])
+    draw_coverage(record["coverage"])
     print(paper_tables(record["paper"]))
 
-
-PARTS: Mapping[str, Callable[[], Any]] = {"paper": paper, "grid": grid, "coverage": coverage, "decision": decision}
 
 if __name__ == "__main__":
     main()

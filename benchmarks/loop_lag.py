@@ -1,19 +1,21 @@
-"""How long the event loop keeps a trivial request waiting while a model runs on the CPU, and while it does not."""
+"""Round-trip times of a health check while a model runs on the CPU, and while the server is idle.
+
+The difference shows how long batches delay the event loop.
+"""
 
 import socket
-import subprocess
 import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.serving import Server, command_line, save, serving
+from benchmarks.support.harness import Server, argument_parser, save_record, serving, start_load
 
 _PROBE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def _round_trips(server: Server, seconds: float) -> dict[str, float]:
-    """Of a health check every 20 ms on one connection, ms."""
+    """Percentiles of the round-trip time of a health check every 20 ms on one connection, ms."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     times = []
     end = time.monotonic() + seconds
@@ -31,16 +33,15 @@ def _round_trips(server: Server, seconds: float) -> dict[str, float]:
 
 def main() -> None:
     """Print and record both."""
+    argument_parser(__doc__).parse_args()
     record: dict[str, Any] = {}
-    flags = ["--device", "cpu", "--weights", "random", "--policy", "greedy"]
-    with serving("resnet18", *flags) as server:
+    with serving("resnet18", "--device", "cpu", "--weights", "random", "--policy", "greedy") as server:
         record["idle"] = _round_trips(server, 10)
-        load = [*command_line("generate-load"), server.url, "--pixels", "--rate", "20", "--duration", "22", "--json"]
-        with subprocess.Popen(load, stdout=subprocess.PIPE) as generator:
+        with start_load(server.url, "--pixels", "--rate", "20", "--duration", "22") as load:
             time.sleep(2)
             record["serving"] = _round_trips(server, 18)
-            generator.communicate()
-    save("loop_lag", record)
+            load.communicate()
+    save_record("loop_lag", record)
     print(record)
 
 

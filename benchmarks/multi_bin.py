@@ -1,42 +1,37 @@
-"""Multi-bin batching in simulation: the paper's figures 3, 4, 6, 8 and 9, and recorded lengths, theory beside them.
+"""Multi-bin batching in simulation: the paper's figures 3, 4, 6, 8 and 9, and recorded lengths, beside the theory.
 
-python -m benchmarks.multi_bin [uniform] [exponential] [lengths] [compared] [errors]: all of them without a word, about
-four minutes on one core; draw: only the pictures, from the record.
-
-Runs are of the central queue (policies/queue/central.py), each with its own seed; their mean, least and greatest are
-told. The rows called "batcher" are of the server's own queue and policies on a virtual clock, as generate-load
---simulate runs them. Uniform sizes on [1, 20] s and batches of 128 are the paper's setting. Its answers to GSM8K are
-not at hand: lengths are those of Azure's trace of conversations (2023), and a token takes 20 ms.
+About four minutes on one core. Runs are of the central queue (policies/queue/central.py), each with its own seed;
+recorded are their mean, least and greatest values. "batcher" values are of the server's own queue and policies on a
+virtual clock, as in generate-load --simulate. Uniform sizes on [1, 20] s and batches of 128 are the paper's setting. In
+place of its answers to GSM8K, which are not published, lengths are those of Azure's trace of conversations (2023), at
+20 ms a token.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import multi_bin_figures
-from benchmarks.serving import load, save
+from benchmarks.paper.multi_bin_theory import Exponential, Uniform
+from benchmarks.support import multi_bin_figures
+from benchmarks.support.harness import TRACE, measure_parts, require_trace
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
 from policies.sizing.bins import batch_time, equal_edges, optimised_edges
-from policies.sizing.bins_theory import Exponential, Uniform
 
-TRACE = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023-conv.csv"
 SEEDS, REQUESTS, LARGE = 10, 128_000, 128
 UNIFORM = Uniform(1.0, 20.0)
 BINS = (1, 2, 3, 4, 5)
 RATES = (0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14)  # 1/s
 EXPONENTIAL, EXPONENTIAL_BATCH, EXPONENTIAL_REQUESTS = Exponential(10.0), 200, 200_000
-SMALL, SERVERS, TOKEN = 8, 8, 0.02  # batch and servers of figure 6; s a token
+SMALL, SERVERS, TOKEN = 8, 8, 0.02  # batch size and servers of figure 6; s a token
 LENGTH_BINS = (1, 2, 4, 8, 16, 32)
 SERVED_RATES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)  # 1/s, by eight servers
-COMPARED = (  # in front of one server, with a token for the unit of time; joining at no cost, whatever the batch
+COMPARED = (  # on one server, with a token as the unit of time; joining has no cost and no limit of the batch's time
     "greedy",
     "static:8,max_wait_ms=inf",
     "multi-bin:4,batch_size=8,max_wait_ms=inf",
@@ -47,7 +42,7 @@ COMPARED = (  # in front of one server, with a token for the unit of time; joini
 COMPARED_RATES, COMPARED_SEEDS, COMPARED_REQUESTS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03), 3, 6000
 ERRORS = (0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 ERROR_BINS = (2, 4, 8)
-OVERLOAD = 1.1  # of what is expected to be the throughput: a full queue, but no longer than need be
+OVERLOAD = 1.1  # arrival rate over the expected throughput: the queue is never empty, and grows slowly
 _Floats = NDArray[np.float64]
 
 
@@ -58,12 +53,12 @@ def spread(values: Iterable[float], digits: int = 4) -> list[float]:
 
 
 def arrivals(rate: float, number: int, rng: np.random.Generator) -> _Floats:
-    """Poisson, so many."""
+    """`number` Poisson arrivals, s."""
     return np.cumsum(rng.exponential(1.0 / rate, number))
 
 
 def binned(edges: Sequence[float], sizes: _Floats) -> NDArray[np.int64]:
-    """The bin of each."""
+    """The bin of each size."""
     return np.searchsorted(edges, sizes, side="right").astype(np.int64)
 
 
@@ -74,11 +69,8 @@ def batcher(spec: str, sizes: _Floats, instants: _Floats) -> float:
     return len(run.responses) / run.elapsed
 
 
-# uniform sizes: figures 3 and 4
-
-
 def uniform() -> dict[str, Any]:
-    """Throughput overloaded, and throughput and response time by arrival rate."""
+    """Uniform sizes: throughput under overload, and throughput and response time by arrival rate (figures 3 and 4)."""
     overloaded = {}
     for bins in BINS:
         runs = [_uniform_run(bins, 20.0, seed) for seed in range(SEEDS)]
@@ -125,11 +117,8 @@ def _by_rate(runs: Sequence[CentralRun], rate: float, bins: int, batch_size: int
     }
 
 
-# exponential sizes: appendix A.4
-
-
 def exponential() -> dict[str, Any]:
-    """The bound, what its edges give exactly, what the best edges give, and simulation, overloaded."""
+    """Exponential sizes (appendix A.4): throughput by the bound, by its edges, by the best edges, and simulated."""
     cells = {}
     for bins in BINS:
         edges = EXPONENTIAL.edges(bins, EXPONENTIAL_BATCH)
@@ -152,11 +141,8 @@ def _exponential_run(edges: Sequence[float], seed: int) -> CentralRun:
     return serve(arrivals(40.0, len(sizes), rng), sizes, binned(edges, sizes), EXPONENTIAL_BATCH)
 
 
-# recorded lengths: figure 6
-
-
 def lengths() -> dict[str, Any]:
-    """The gain over one bin, and throughput and response time of eight servers by arrival rate."""
+    """Recorded lengths (figure 6): gain over one bin, and throughput and response time of eight servers by rate."""
     tokens = _tokens()
     one, base = batch_time(tokens, (), SMALL), _backlog(tokens, np.zeros(len(tokens), dtype=np.int64))
     gains = {}
@@ -184,18 +170,17 @@ def lengths() -> dict[str, Any]:
 
 
 def _tokens() -> _Floats:
-    if not TRACE.is_file():
-        sys.exit(f"no trace at {TRACE}: put azure-llm-2023-conv.csv (Azure/AzurePublicDataset) there")
+    require_trace(TRACE)
     return trace_column(str(TRACE), "GeneratedTokens")
 
 
 def _backlog(tokens: _Floats, bins: NDArray[np.int64]) -> float:
-    """Throughput when all are there from the beginning, in this order; by tokens."""
+    """Throughput of a backlog in this order, 1/token."""
     return serve(np.zeros(len(tokens)), tokens, bins, SMALL).throughput
 
 
 def _learned(bins: int, tokens: _Floats) -> NDArray[np.int64]:
-    """Bins by edges that are learned from those who came before."""
+    """Bins by edges that are learned from the earlier requests."""
     chosen = choose(f"multi-bin:{bins},batch_size={SMALL}", longest_request_profile(tokens, SMALL))
     return np.array([chosen.arriving("", size).bin for size in tokens.tolist()])
 
@@ -206,7 +191,7 @@ def _shuffled_gain(tokens: _Floats, edges: Sequence[float], seed: int) -> float:
 
 
 def _own_gain(tokens: _Floats, bins: int) -> float:
-    """By the server's own queue, in file order, arrivals a tenth faster than either policy can serve."""
+    """Gain over one bin in the server's own queue, in file order, at arrival rates 10 per cent over the capacity."""
 
     def throughput(bins: int) -> float:
         rate = OVERLOAD * SMALL / batch_time(tokens, optimised_edges(tokens, bins, SMALL), SMALL)
@@ -230,11 +215,8 @@ def _by_served_rate(tokens: _Floats, bins: int) -> list[dict[str, Any]]:
     return cells
 
 
-# other policies, by the server's own queue
-
-
 def compared() -> dict[str, Any]:
-    """Mean response time, tokens, by policy and arrival rate (requests a token)."""
+    """Other policies in the server's own queue: mean response time, tokens, by arrival rate, requests a token."""
     tokens = _tokens()
     device = longest_request_profile(tokens, SMALL)
     cells: dict[str, list[list[float]]] = {spec: [] for spec in COMPARED}
@@ -251,11 +233,8 @@ def compared() -> dict[str, Any]:
     return {"rates": COMPARED_RATES, "seeds": COMPARED_SEEDS, "requests": COMPARED_REQUESTS, "mean_tokens": cells}
 
 
-# predictions that err: figure 8
-
-
 def errors() -> dict[str, Any]:
-    """Throughput by the probability of each neighbouring bin: the paper's setting, and recorded lengths."""
+    """Wrong predictions (figure 8): throughput by the probability of each neighbouring bin, in both settings."""
     tokens = _tokens()
     settings: dict[str, tuple[int, Callable[[int], Sequence[float]], Callable[[np.random.Generator], _Floats]]] = {
         "uniform": (LARGE, UNIFORM.edges, lambda rng: rng.uniform(UNIFORM.low, UNIFORM.high, REQUESTS)),
@@ -280,34 +259,20 @@ def _mistaken_run(
     draw: Callable[[np.random.Generator], _Floats],
     batch_size: int,
 ) -> float:
-    """Throughput of a backlog, 1/s (1/token of lengths), where section 6.2's errors are made; `key`: K, p_e, seed."""
+    """Throughput of a backlog, 1/s (1/token for lengths), with section 6.2's errors; `key`: K, p_e, seed."""
     bins, error, seed = key
     rng = np.random.default_rng([seed, bins, round(1000 * error)])
     sizes = draw(rng)
     draws, true = rng.random(len(sizes)), binned(edges, sizes)
-    said = true + np.where(draws < error, -1, np.where(draws >= 1.0 - error, 1, 0))
-    said = np.where((said < 0) | (said >= bins), true, said)
-    return serve(np.zeros(len(sizes)), sizes, said, batch_size).throughput
-
-
-PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "uniform": uniform,
-    "exponential": exponential,
-    "lengths": lengths,
-    "compared": compared,
-    "errors": errors,
-}
+    predicted = true + np.where(draws < error, -1, np.where(draws >= 1.0 - error, 1, 0))
+    predicted = np.where((predicted < 0) | (predicted >= bins), true, predicted)
+    return serve(np.zeros(len(sizes)), sizes, predicted, batch_size).throughput
 
 
 def main() -> None:
-    """Run what is asked for, write the record, draw the pictures."""
-    asked = sys.argv[1:] or list(PARTS)
-    record = load("multi_bin")
-    for name in asked:
-        if name != "draw":
-            record[name] = PARTS[name]()
-            save("multi_bin", record)
-    multi_bin_figures.draw(record)
+    """Simulate the chosen parts, record and draw."""
+    parts = (uniform, exponential, lengths, compared, errors)
+    multi_bin_figures.draw(measure_parts("multi_bin", __doc__, {part.__name__: part for part in parts}))
 
 
 if __name__ == "__main__":

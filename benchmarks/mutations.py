@@ -1,7 +1,7 @@
-"""Apply one-line mutations to a copy of the code, one at a time, and run the tests that should notice.
+"""Apply one-line mutations to a copy of the code, one at a time, and run the tests that should fail.
 
-Each mutation removes a safeguard that once was missed by every test. A mutation that no test notices survives, and the
-script ends with exit code 1. Needs the development environment: `python -m benchmarks.mutations`.
+Each mutation removes a safeguard that no test covered in the past. A mutation survives if no test fails; the exit code
+is then 1. Needs the development environment.
 """
 
 import json
@@ -13,9 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.serving import save
+from benchmarks.support.harness import ROOT, argument_parser, save_record
 
-ROOT = Path(__file__).parent.parent
 _COPIED = ("policies", "server", "profiler", "loadgen", "benchmarks", "deploy", "tests", "pyproject.toml")
 
 
@@ -25,10 +24,10 @@ class Mutation:
 
     Attributes:
         about: the safeguard that it removes.
-        file: in which it does.
-        before: the text that is replaced; it stands in the file once.
-        after: what it is replaced by.
-        tests: files or folders of tests that have to notice.
+        file: the file that it changes.
+        before: the text that is replaced; it occurs in the file once.
+        after: the replacement.
+        tests: files or folders of tests of which one must fail.
     """
 
     about: str
@@ -125,7 +124,8 @@ def _failed(folder: Path, tests: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Apply all mutations, print and record which test notices each, and end with 1 if one survives."""
+    """Apply all mutations, print and record the test that fails for each; exit code 1 if one survives."""
+    argument_parser(__doc__).parse_args()
     record, survived = [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -144,7 +144,7 @@ def main() -> None:
             survived += not failed
             record.append({"mutation": mutation.about, "file": mutation.file, "caught_by": failed})
             print(f"{mutation.about}: {', '.join(failed) or 'SURVIVED'}", flush=True)
-    save("mutations", record)
+    save_record("mutations", record)
     print(json.dumps({"mutations": len(record), "survived": survived}))
     sys.exit(bool(survived))
 

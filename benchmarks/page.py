@@ -1,17 +1,17 @@
-"""Write docs/benchmarks.md from the records: `python -m benchmarks.page`.
+"""Write docs/benchmarks.md from the records.
 
-Every number on that page stands in a record under benchmarks/records/, which one of the scripts wrote. A test renders
-the page again and compares.
+Every number of that page is in a record under benchmarks/records/, which one of the scripts wrote. A test renders the
+page again and compares.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
+from typing import Any
 
-from benchmarks.serving import RECORDS, load
+from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "benchmarks.md"
 _HEAD = """# Benchmarks
 
 This page is written from the [records](../benchmarks/records) by `python -m benchmarks.page`. Each section names the
@@ -22,75 +22,69 @@ noisy: compare what was measured side by side in one run. A record is of the cod
 """
 
 
+def recorded(name: str) -> str:
+    """The text of a record that is a Markdown page already, without its heading."""
+    lines = (RECORDS / f"{name}.md").read_text().strip().splitlines()
+    return "\n".join(lines[1:] if lines[0].startswith("# ") else lines).strip()
+
+
 @dataclass(frozen=True)
 class Section:
     """One part of the page.
 
     Attributes:
         title: its heading.
-        script: the module that measures it.
+        script: the module that measures it; its record has the same name.
         about: what is measured, in a sentence or two.
-        render: makes the section's text, mostly a table.
+        render: makes the section's text; None: the record's own Markdown.
     """
 
     title: str
     script: str
     about: str
-    render: Callable[[], str]
+    render: Callable[[], str] | None = None
 
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def recorded(name: str) -> Callable[[], str]:
-    """Return what makes the text of a record that is a page already, without its heading."""
-
-    def text() -> str:
-        lines = (RECORDS / f"{name}.md").read_text().strip().splitlines()
-        return "\n".join(lines[1:] if lines[0].startswith("# ") else lines).strip()
-
-    return text
+    def __str__(self) -> str:
+        text = recorded(self.script) if self.render is None else self.render()
+        return f"## {self.title}\n\n{self.about} (`python -m benchmarks.{self.script}`)\n\n{text}\n"
 
 
 def _ceiling() -> str:
-    record = load("ceiling")
+    record = load_record("ceiling")
     names = {"ours": "Batchwright", "without a log": "without a line of log for each batch", "bare": "bare FastAPI"}
     base = median(run["requests_per_s"] for run in record["bare"])
     rates = {name: median(run["requests_per_s"] for run in record[key]) for key, name in names.items()}
     rows = [(name, f"{rate:.0f}", f"{rate / base:.2f}") for name, rate in rates.items()]
-    return table(("server", "calls/s, median of three", "of bare FastAPI"), rows)
+    return markdown_table(("server", "calls/s, median of three", "of bare FastAPI"), rows)
 
 
 def _closed_loop() -> str:
     rows = []
-    for name, run in load("closed_loop").items():
+    for name, run in load_record("closed_loop").items():
         policy, _, loads = name.partition(", ")
-        noticed = run["noticed_after_s"]
-        told = "" if noticed is None else f"{noticed:.1f}"
-        rows.append((loads.removeprefix("load "), policy, run["cost"], run["mean_ms"], run["mean_power_w"], told))
-    return table(("load", "policy", "cost", "mean response time, ms", "mean power, W", "adapted after, s"), rows)
+        adapted = "" if run["noticed_after_s"] is None else f"{run['noticed_after_s']:.1f}"
+        rows.append((loads.removeprefix("load "), policy, run["cost"], run["mean_ms"], run["mean_power_w"], adapted))
+    head = ("load", "policy", "cost", "mean response time, ms", "mean power, W", "adapted after, s")
+    return markdown_table(head, rows)
 
 
 def _objective() -> str:
-    record = load("objective")
+    record = load_record("objective")
     ours, greedy = (record[name]["steps"] for name in ("smdp:slo_p95_ms=120", "greedy"))
     rows = [
         (one["load"], one["p95_ms"], other["p95_ms"], one["energy_mj"], other["energy_mj"])
         for one, other in zip(ours, greedy, strict=True)
     ]
-    return table(("load", "p95, ms", "greedy", "energy per request, mJ", "greedy"), rows)
+    return markdown_table(("load", "p95, ms", "greedy", "energy per request, mJ", "greedy"), rows)
 
 
 def _soak() -> str:
-    record = load("soak")
-    answered, memory = record["counted_by_the_server"], record["rss_mb"]
+    record = load_record("soak")
+    memory = record["rss_mb"]
     rows = [
         ("minutes", record["minutes"]),
         ("calls", record["calls"]),
-        *((f"requests counted as {outcome}", count) for outcome, count in answered.items()),
+        *((f"requests counted as {outcome}", count) for outcome, count in record["counted_by_the_server"].items()),
         ("policies swapped", sum(record["swaps"].values())),
         ("faults ordered", sum(record["faults"].values())),
         ("memory in the first calm half minute after minute 2, MB", memory["early"]),
@@ -98,25 +92,26 @@ def _soak() -> str:
         ("memory when all was over, MB", memory["idle after"]),
         ("wrong answers, and contradictions in the counts", record["wrong_in_all"]),
     ]
-    return table(("", ""), rows)
+    return markdown_table(("", ""), rows)
 
 
 def _fuzz() -> str:
-    record = load("fuzz")
+    record = load_record("fuzz")
     rows = [
         ("hostile inputs of the parsers", record["parser"]["cases"], record["parser"]["failures"]),
         ("calls drawn from the OpenAPI document", record["routes"]["calls"], record["routes"]["failures"]),
     ]
-    return table(("", "number", "failures"), rows)
+    return markdown_table(("", "number", "failures"), rows)
 
 
 def _decision() -> str:
-    return table(("policy", "us"), load("decision").items())
+    return markdown_table(("policy", "us"), load_record("decision").items())
 
 
 def _mutations() -> str:
-    rows = ((one["mutation"], "<br>".join(f"`{name}`" for name in one["caught_by"])) for one in load("mutations"))
-    return table(("safeguard that is removed", "test that fails"), rows)
+    record: list[dict[str, Any]] = load_record("mutations")
+    rows = ((one["mutation"], "<br>".join(f"`{name}`" for name in one["caught_by"])) for one in record)
+    return markdown_table(("safeguard that is removed", "test that fails"), rows)
 
 
 SECTIONS = (
@@ -125,12 +120,11 @@ SECTIONS = (
         "live_against_simulated",
         "One minute of Poisson arrivals over HTTP with 150,528-byte bodies, and the same arrivals in the simulator. "
         "The difference is what HTTP and the interpreter cost; `bare` is the shortest batcher that FastAPI allows.",
-        recorded("live_against_simulated"),
     ),
     Section(
         "Gateway throughput",
         "ceiling",
-        "wrk on 32 connections sends pictures of 150,528 bytes to a device that takes a microsecond for each batch.",
+        "wrk on 32 connections sends images of 150,528 bytes to a device that takes a microsecond for each batch.",
         _ceiling,
     ),
     Section(
@@ -156,60 +150,44 @@ SECTIONS = (
     Section(
         "Overload",
         "overload",
-        "More requests than the device can serve, from clients that wait for 1 s. Goodput counts answers in time. The "
-        "rows of other servers are of an earlier run.",
-        recorded("overload"),
+        "More requests than the device can serve, from clients with a time-out of 1 s. Goodput counts answers in time. "
+        "The rows of other servers are of an earlier run.",
     ),
     Section(
-        "Attacks on the HTTP edge",
+        "Attacks on the HTTP interface",
         "attacks",
-        "Attacks on a server with a memory budget of 64 MiB, beside honest clients at load 0.5 and a liveness probe "
-        "every 50 ms.",
-        recorded("attacks"),
+        "Attacks on a server with a memory budget of 64 MiB, beside a normal load of 0.5 (`honest`) and a liveness "
+        "probe every 50 ms.",
     ),
     Section(
         "Soak",
         "soak",
-        "Bursts, corrupt pictures, clients that leave, time-outs, policy swaps, and a fault of the device every 30 s.",
+        "Bursts, corrupt images, abandoned calls, time-outs, policy swaps, and a fault of the device every 30 s.",
         _soak,
     ),
-    Section("Hostile input", "fuzz", "Bodies, headers and pictures that are wrong in every way, at random.", _fuzz),
+    Section("Hostile input", "fuzz", "Randomly invalid bodies, headers and images.", _fuzz),
     Section(
         "Mutations",
         "mutations",
         "Each safeguard is removed from a copy of the code; a test has to fail.",
         _mutations,
     ),
-    Section("Two devices", "fleet", "One server with two emulated devices, measured and simulated.", recorded("fleet")),
-    Section(
-        "Planning",
-        "planning",
-        "Fleets as `solve-policy --plan` sizes them, checked by simulation.",
-        recorded("planning"),
-    ),
-    Section("Ray Serve", "ray_serve", "Two replicas on emulated devices behind Ray's proxies.", recorded("ray_serve")),
-    Section("Texts", "text_live", "Text models on the CPU under multi-bin policies.", recorded("text_live")),
-    Section(
-        "LazyBatching of texts",
-        "lazy_texts",
-        "The small translator on the CPU, iteration by iteration.",
-        recorded("lazy_texts"),
-    ),
+    Section("Two devices", "fleet", "One server with two emulated devices, measured and simulated."),
+    Section("Planning", "planning", "Fleets as `solve-policy --plan` sizes them, checked by simulation."),
+    Section("Ray Serve", "ray_serve", "Two replicas on emulated devices behind Ray's proxies."),
+    Section("Texts", "text_live", "Text models on the CPU under multi-bin policies."),
+    Section("LazyBatching of texts", "lazy_texts", "The small translator on the CPU, decode step by decode step."),
 )
 
 
 def render() -> str:
     """Return the whole page."""
-    return "\n".join([_HEAD, *map(_text, SECTIONS)])
-
-
-def _text(section: Section) -> str:
-    about = f"{section.about} (`python -m benchmarks.{section.script}`)"
-    return f"## {section.title}\n\n{about}\n\n{section.render()}\n"
+    return "\n".join([_HEAD, *map(str, SECTIONS)])
 
 
 def main() -> None:
     """Write the page."""
+    argument_parser(__doc__).parse_args()
     PAGE.write_text(render())
 
 

@@ -1,9 +1,9 @@
-"""A real Prometheus scrapes a real server under load: does every query return data, and do the numbers agree?
+"""Prometheus scrapes a server under load; checks that every query of deploy/ returns data and the numbers agree.
 
-The server is benchmarks/drill.py's, on an emulated device that is slower than its profile says, so that it drifts. The
-rules are deploy's with their windows shortened (an hour becomes 20 s), so that offsets and burn rates have a past.
-A plain load comes first, and its report is compared with what Prometheus has; then all that may happen: a burst that is
-partly refused, a failing device, another policy, bad input, time-outs that pass. Needs Debian's `prometheus`.
+The server is benchmarks/servers/fault_injection.py, on an emulated device that is slower than its profile, so that it
+drifts. The rules are deploy's with shortened windows (an hour becomes 20 s), so that offsets and burn rates have data.
+A steady load comes first, and its report is compared with Prometheus's numbers. Then: a burst that is partly rejected,
+a failing device, another policy, bad input, expired requests. Needs Debian's `prometheus`.
 """
 
 import json
@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
 from math import isnan
@@ -26,22 +26,19 @@ from typing import Any
 
 import yaml
 
-from benchmarks.drill import give
-from benchmarks.serving import Server, command_line, free_port, run_json, running, save
+from benchmarks.servers.fault_injection import order_fault
+from benchmarks.support import harness
 from deploy.expressions import DEPLOY, RULES, Expression, all_expressions
 from policies.profile import load_profile
 
 PROFILE = "googlenet-tesla-p4-x10"
-BELIEVED = 0.8  # of the device's service times, by the profile that the server starts with
+BELIEVED = 0.8  # service times of the profile that the server starts with, over the device's
 POLICY = "smdp:slo_p95_ms=120"
-CAPACITY = 64  # of the queue
-COMPARED = "smdp:slo_p95_ms=300"  # response times beside which 2 ms outside the server, the client's, are few
+CAPACITY = 64  # requests that may wait
+COMPARED = "smdp:slo_p95_ms=300"  # response times so long that the client's 2 ms hardly count
 TOLERANCE = 0.02
 SHORTENED = {"1d": 40, "6h": 30, "2h": 25, "1h": 20, "30m": 15, "15m": 5, "10m": 5, "5m": 10, "2m": 3, "1m": 5}  # s
 VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "10s", "$__interval": "1s", "$__range": "60s"}
-
-
-# Prometheus
 
 
 def shortened(expression: str) -> str:
@@ -53,8 +50,8 @@ def shortened(expression: str) -> str:
     return re.sub(r"(\[|offset )(\d+[mhd])\b", short, expression)
 
 
-def asked(expression: Expression) -> str:
-    """The query by which one sees whether an expression has data; of an alert, every side of every comparison."""
+def data_query(expression: Expression) -> str:
+    """A query that returns data if the expression has data; for an alert, also where its condition is false."""
     text = shortened(expression.text)
     for variable, value in VARIABLES.items():
         text = text.replace(variable, value)
@@ -64,7 +61,7 @@ def asked(expression: Expression) -> str:
 
 
 def configure(folder: Path, target: str) -> Path:
-    """Deploy's configuration, scraping the target every second by shortened rules."""
+    """Write deploy's configuration with shortened rules, which scrapes the target every second; return its path."""
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["scrape_configs"] = [job for job in config["scrape_configs"] if job["job_name"] == "batchwright"]
@@ -83,56 +80,39 @@ def configure(folder: Path, target: str) -> Path:
 
 @contextmanager
 def prometheus(target: str) -> Iterator[str]:
-    """A Prometheus that scrapes the target, its URL; its data go with it."""
+    """The URL of a Prometheus that scrapes the target; its data are deleted at the end."""
     with TemporaryDirectory() as name:
-        folder, address = Path(name), f"127.0.0.1:{free_port()}"
+        folder, address = Path(name), f"127.0.0.1:{harness.free_port()}"
         files = [f"--config.file={configure(folder, target)}", f"--storage.tsdb.path={folder / 'data'}"]
         line = ["prometheus", *files, f"--web.listen-address={address}", "--log.level=warn"]
         process = subprocess.Popen(line)
         try:
-            _await(f"http://{address}/-/ready")
+            harness.wait_until(lambda: harness.answers(f"http://{address}/-/ready"), 30.0, 0.1)
             yield f"http://{address}"
         finally:
             process.terminate()
             process.wait(timeout=30)
 
 
-def _await(url: str) -> None:
-    for _ in range(100):
-        with suppress(urllib.error.URLError), urllib.request.urlopen(url, timeout=1):
-            return
-        time.sleep(0.1)
-    raise RuntimeError(f"{url} does not answer")
-
-
 def query(url: str, path: str, **parameters: str) -> list[Any]:
-    """What Prometheus answers: a list of series."""
+    """Prometheus's answer to a query: a list of series."""
     with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
         result: list[Any] = json.load(answer)["data"]["result"]
     return result
 
 
 def value(url: str, expression: str) -> float:
-    """One number, now."""
+    """The current value of an expression with one series."""
     return float(query(url, "query", query=expression)[0]["value"][1])
 
 
-# what happens to the server
-
-
-def swap(server: Server, policy: str) -> None:
-    address = f"{server.url}/admin/models/googlenet/policy"
-    body = json.dumps({"policy": policy}).encode()
-    urllib.request.urlopen(urllib.request.Request(address, body, method="PUT"), timeout=30).close()
-
-
-def send(server: Server, body: bytes, timeout_ms: int) -> int:
-    """One picture to /predict; the status."""
+def predict(server: harness.Server, body: bytes, timeout_ms: int) -> int:
+    """Send one image to /predict, and return the status."""
     return post(urllib.request.Request(f"{server.url}/predict", body, {"x-timeout-ms": str(timeout_ms)}))
 
 
 def post(request: urllib.request.Request) -> int:
-    """Send it; the status, whatever it is."""
+    """Send a request, and return the status of the answer or of the error."""
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return int(answer.status)
@@ -140,42 +120,38 @@ def post(request: urllib.request.Request) -> int:
         return error.code
 
 
-def poison(server: Server) -> int:
-    """A sample on which drill.py's device fails; the status."""
+def poison(server: harness.Server) -> int:
+    """Send a sample on which the device fails, and return the status."""
     pixels = b"POISON".ljust(224 * 224 * 3, b"\x00")
     address = f"{server.url}/v2/models/googlenet/infer"
     return post(urllib.request.Request(address, pixels, {"inference-header-content-length": "0"}))
 
 
-def misfortunes(server: Server, orders: Path) -> dict[str, Any]:
-    """Everything that a dashboard wants to show, in 45 s."""
+def incidents(server: harness.Server, orders: Path) -> dict[str, Any]:
+    """Cause everything that the dashboards show, in 45 s; return the errors that the clients saw."""
     photograph = (resources.files("matplotlib") / "mpl-data" / "sample_data" / "grace_hopper.jpg").read_bytes()
-    load = ["--pixels", "--rate", "120", "--duration", "40", "--seed", "1", "--json"]
-    swap(server, POLICY)
-    behind = subprocess.Popen([*command_line("generate-load"), server.url, *load], stdout=subprocess.PIPE)
+    server.set_policy("googlenet", POLICY)
+    load = harness.start_load(server.url, "--pixels", "--rate", "120", "--duration", "40", "--seed", "1")
     time.sleep(3)
-    burst = run_json(
+    burst = harness.run_json(
         "generate-load", server.url, "--pixels", "--rate", "300", "--duration", "1", "--arrivals", "backlog"
     )
     time.sleep(8)
-    give(orders, "error:1")
-    wrong = [send(server, b"no picture", 1000), poison(server)]
+    order_fault(orders, "error:1")
+    wrong = [predict(server, b"no picture", 1000), poison(server)]
     time.sleep(4)
-    swap(server, "greedy")
-    report, _ = behind.communicate(timeout=120)
-    swap(server, "static:32")
-    late = [send(server, photograph, 60) for _ in range(20)]  # alone, they wait for a batch of 32
-    swap(server, POLICY)
+    server.set_policy("googlenet", "greedy")
+    report, _ = load.communicate(timeout=120)
+    server.set_policy("googlenet", "static:32")
+    late = [predict(server, photograph, 60) for _ in range(20)]  # one at a time, they wait for a batch of 32
+    server.set_policy("googlenet", POLICY)
     time.sleep(3)
     errors = {"load": json.loads(report)["errors"], "burst": burst["errors"]}
     return errors | {"no picture, poison": wrong, "time-outs": sorted(set(late))}
 
 
-# what is compared
-
-
 def compare(url: str, report: dict[str, Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The load report beside what Prometheus has of the same requests."""
+    """The load report beside Prometheus's numbers for the same requests."""
     energy = report["energy_per_request_mj"]
     waiting = sum(record["waiting_ms"] for record in records) / len(records)
     return [
@@ -184,7 +160,7 @@ def compare(url: str, report: dict[str, Any], records: list[dict[str, Any]]) -> 
         _row("energy per request, mJ", energy, 1e3 * _ratio(url, "energy_joules_total", "batch_size_sum")),
         _row("energy by the sensor, mJ", energy, 1e3 * _ratio(url, "device_energy_joules_total", "batch_size_sum")),
         _row("mean waiting time, ms", waiting, 1e3 * _ratio(url, "waiting_seconds_sum", "waiting_seconds_count")),
-        # the server sees less than its clients do, by what the network and the client's own work take
+        # a client's response time includes the network and the client's own work
         _row(
             "mean response time, ms",
             report["mean_ms"],
@@ -204,14 +180,14 @@ def _row(name: str, reported: float, exported: float) -> dict[str, Any]:
 
 
 def without_data(url: str, begin: float) -> list[str]:
-    """Which expressions returned nothing at any second of the run."""
+    """Where the expressions are that returned no data in any second of the run."""
     span = {"start": str(begin), "end": str(time.time()), "step": "1s"}
     return [
         expression.where
         for expression in all_expressions()
         if not any(
             not isnan(float(sample[1]))
-            for series in query(url, "query_range", query=asked(expression), **span)
+            for series in query(url, "query_range", query=data_query(expression), **span)
             for sample in series["values"]
         )
     ]
@@ -224,8 +200,8 @@ def fired(url: str, begin: float) -> list[str]:
     return sorted({f"{each['metric']['alertname']} ({each['metric']['severity']})" for each in series})
 
 
-def promtool(server: Server) -> str:
-    """What promtool has against /metrics; nothing, it is hoped."""
+def promtool(server: harness.Server) -> str:
+    """The complaints of `promtool check metrics` about /metrics; empty if there are none."""
     text = urllib.request.urlopen(f"{server.url}/metrics", timeout=10).read()
     line = ["promtool", "check", "metrics"]
     done = subprocess.run(line, input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -233,7 +209,7 @@ def promtool(server: Server) -> str:
 
 
 def run() -> dict[str, Any]:
-    """The whole of it."""
+    """Start the server and Prometheus, load the server, and return the record."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         orders, output, profile = folder / "orders", folder / "run.jsonl", folder / "believed.json"
@@ -242,24 +218,27 @@ def run() -> dict[str, Any]:
         profile.write_text(believed.to_json())
         os.environ["DRILL_FILE"] = str(orders)
         device = ["--device", f"emulated:{PROFILE}", "--profile", str(profile), "--queue-capacity", str(CAPACITY)]
-        command = [sys.executable, "-m", "benchmarks.drill", "googlenet", *device, "--policy", COMPARED]
-        with running(*command) as server, prometheus(server.url.removeprefix("http://")) as url:
+        command = [sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet", *device]
+        with (
+            harness.running(*command, "--policy", COMPARED) as server,
+            prometheus(server.url.removeprefix("http://")) as url,
+        ):
             began = time.time()
             load = ["--pixels", "--rate", "120", "--duration", "45", "--output", str(output)]
-            report = run_json("generate-load", server.url, *load)
-            time.sleep(2)  # for a scrape
-            answers = [json.loads(line) for line in output.read_text().splitlines()]
-            rows = compare(url, report, [answer for answer in answers if answer["status"] == 200])
-            happened = misfortunes(server, orders)
+            report = harness.run_json("generate-load", server.url, *load)
+            time.sleep(2)  # until the next scrape
+            rows = compare(url, report, [answer for answer in harness.read_jsonl(output) if answer["status"] == 200])
+            errors = incidents(server, orders)
             queries = {"asked": len(all_expressions()), "without_data": without_data(url, began)}
             alerts, complaints = fired(url, began), promtool(server)
-    return {"comparison": rows, "queries": queries, "alerts": alerts, "promtool": complaints, "errors": happened}
+    return {"comparison": rows, "queries": queries, "alerts": alerts, "promtool": complaints, "errors": errors}
 
 
 def main() -> None:
-    """Print and record the run; exit code 1 where something is amiss."""
+    """Print and record the run; exit code 1 if a query has no data, numbers disagree, or promtool complains."""
+    harness.argument_parser(__doc__).parse_args()
     record = run()
-    save("scrape", record)
+    harness.save_record("scrape", record)
     for row in record["comparison"]:
         print(f"{row['name']:40} {row['report']:12} {row['prometheus']:12} {row['difference']:+.3%} {row['agrees']}")
     print(json.dumps({key: record[key] for key in ("queries", "alerts", "promtool", "errors")}, indent=1))

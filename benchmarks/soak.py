@@ -1,12 +1,11 @@
-"""A soak: bursts, swaps of policy, clients that leave, deadlines, rubbish and faults; then the books must agree.
+"""A soak: bursts, policy swaps, abandoned calls, time-outs, corrupt images and faults; then the counts must agree.
 
-The server is benchmarks/drill.py: the real process on an emulated device that fails on command. Poisson arrivals at
-load 0.8 with bursts of about a second at load 3, another policy every 20 s, another fault 30 s after the last one came.
-Twice the memory is too small for the largest batch, which halves it: from 32 to 8, until larger ones are tried again.
-Loads are of what 8 carry.
+The server is benchmarks/servers/fault_injection.py. Poisson arrivals at load 0.8, with bursts of about a second at load
+3. The policy is swapped every 20 s, and 30 s after a fault the next one is ordered. Two of the faults are
+out-of-memory errors of the largest batch: each halves it, from 32 to 8, until larger batches are tried again. Loads
+count from the capacity of batches of 8.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,10 +25,10 @@ import aiohttp
 import numpy as np
 import uvloop
 
-from benchmarks.drill import give
-from benchmarks.processes import Held, held
-from benchmarks.serving import Server, running, save
-from benchmarks.soak_calls import GIVE_UP, SAMPLES, Books, Callers
+from benchmarks.servers.fault_injection import order_fault
+from benchmarks.support.harness import Server, argument_parser, markdown_table, running, save_record
+from benchmarks.support.processes import ResourceUsage, resource_usage
+from benchmarks.support.soak_clients import CLIENT_TIMEOUT, SAMPLES, ClientCounts, SoakClients
 from policies.profile import load_profile
 from policies.queue import arrivals
 
@@ -40,82 +39,88 @@ POLICIES = (
 )
 FIRST, THEN = ("error:1", "oom", "slow:0.5", "oom", "error:3"), ("error:1", "slow:0.5", "error:3")
 _RAISES = {"oom": "OutOfMemoryError", "error": "RuntimeError"}
-_LEFT = 8  # the largest batch once two did not fit
-_CROWD = 100  # calls at once, so that some batch is as large as it can be
+_HALVED = 8  # largest batch after two out-of-memory errors
+_CROWD = 100  # simultaneous calls that make some batch as large as possible
 LOAD, BURST, CALM_S, BURST_S = 0.8, 3.0, 30.0, 1.0
 _OUTCOMES = {"200": "ok", "400": "bad_input", "503": "rejected", "504": "expired", "500": "failed"}
-_FILLING_S = 3.0
-_HEEDED_S = 60.0  # s in which an ordered fault comes: some policies launch no batch that is large enough
-_AGAIN_S = 10.0  # s after which it is ordered again: an attempt to recover another batch may have met it, uncounted
-_AFTERMATH = 5.0  # s after an ordered error in which its 500s must be over
+_FILLING_S = 3.0  # s at the start in which the queue fills, so that memory reaches its maximum early
+_RAISED_WITHIN = 60.0  # s in which an ordered fault is raised: some policies launch no batch that is large enough
+_AGAIN_S = 10.0  # s after which a fault is ordered again: a recovery, which is not counted, may have met it
+_AFTER_ERROR_S = 5.0  # s after an ordered error in which good samples may get a 500
 _SAMPLE_S = 2.0
-_EARLY = 2.0  # minutes, after which the memory is what it is compared with
+_EARLY = 2.0  # minutes after which memory is compared
 _COMPARED = 15  # samples, half a minute
-_FEW, _CALM_S = 32, 12.0  # a full queue alone holds 150 MB; ten seconds later the system has got back what lies free
-_RECORDED = 10  # every so many samples one is kept
+_FEW, _RELEASED_S = 32, 12.0  # waiting requests that count as calm; s in which a full queue's 150 MB are released
+_RECORDED = 10  # every tenth sample is recorded
 
 
 _T = TypeVar("_T")
-_Call = Callable[[], asyncio.Task[None]]  # makes one
+_Call = Callable[[], asyncio.Task[None]]  # starts one call
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the server held at an instant, s after the start, and how many requests waited then."""
+    """The server's resource usage and queue length at an instant, s after the start."""
 
     at: float
-    held: Held
+    usage: ResourceUsage
     waiting: int
 
 
 class Soak:
-    """One run against a server."""
+    """One run against a server.
+
+    Attributes:
+        samples: of resource usage.
+        faults: instant of each order, s after the start, and the fault.
+        swaps: number of swaps to each policy.
+        counts: what the clients saw.
+    """
 
     def __init__(self, server: Server, order: Path, seconds: float) -> None:
-        """`order` is the file of which the device takes its orders."""
+        """Run for some seconds; `order` is the file from which the device reads its faults."""
         self._server, self._order, self._seconds = server, order, seconds
         self._began = time.monotonic()
         self.samples: list[Sample] = []
         self.faults: list[tuple[float, str]] = []
         self.swaps: dict[str, int] = {}
-        self.books = Books()
+        self.counts = ClientCounts()
 
     def _now(self) -> float:
         return time.monotonic() - self._began
 
     async def run(self) -> None:
-        """Load, disturb, watch; returns when every call is over."""
-        timeout, connector = aiohttp.ClientTimeout(total=GIVE_UP), aiohttp.TCPConnector(limit=0)
+        """Offer load, swap policies, inject faults and sample, until every call has ended."""
+        timeout, connector = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            callers = Callers(self._server.url, session, np.random.default_rng(1))
-            self.books = callers.books
-            await callers.learn()
+            clients = SoakClients(self._server.url, session, np.random.default_rng(1))
+            self.counts = clients.counts
+            await clients.learn()
             self._began = time.monotonic()
-            step = min(1.0, self._seconds / 120)  # the short form goes through all of it, faster
-            async with asyncio.TaskGroup() as calls:  # they outlive whoever made them
+            step = min(1.0, self._seconds / 120)  # a short run has the same sequence at a faster pace
+            async with asyncio.TaskGroup() as calls:  # calls outlive the tasks that start them
 
                 def call() -> asyncio.Task[None]:
-                    return calls.create_task(callers.call(self._now()))
+                    return calls.create_task(clients.call(self._now()))
 
-                others = [self._swap(session, 20.0 * step), self._break(call, 30.0 * step), self._watch()]
+                others = [self._swap(session, 20.0 * step), self._inject(call, 30.0 * step), self._sample()]
                 tasks = [asyncio.create_task(other) for other in others]
                 await self._offer(call)
                 for task in tasks:
                     if task.done():
                         task.result()
                     task.cancel()
-            give(self._order, "none")
+            order_fault(self._order, "none")
 
     async def _offer(self, call: _Call) -> None:
-        capacity = load_profile(PROFILE).truncated(_LEFT).capacity
+        capacity = load_profile(PROFILE).truncated(_HALVED).capacity
         rates, lengths = [LOAD * capacity / SAMPLES, BURST * capacity / SAMPLES], [CALM_S, BURST_S]
         rng = np.random.default_rng(2)
-        # fills the queue, so that memory has seen the most it holds
         first = arrivals.poisson(rates[1], _FILLING_S, rng)
         rest = arrivals.mmpp(rates, lengths, self._seconds - _FILLING_S, rng)
         instants = [*first.tolist(), *(_FILLING_S + rest).tolist()]
         for instant in instants:
-            while (ahead := instant - self._now()) > 0:  # noqa: ASYNC110  (time passes of itself)
+            while (ahead := instant - self._now()) > 0:  # noqa: ASYNC110  (no event marks the instant)
                 await asyncio.sleep(max(ahead, 1e-3))
             call()
 
@@ -125,111 +130,111 @@ class Soak:
             await asyncio.sleep(every)
             async with session.put(url, json={"policy": policy}) as response:
                 if response.status != 200:
-                    self.books.wrong.append(f"swap to {policy}: {response.status} {(await response.text())[:200]}")
+                    self.counts.wrong.append(f"swap to {policy}: {response.status} {(await response.text())[:200]}")
             self.swaps[policy] = self.swaps.get(policy, 0) + 1
 
-    async def _break(self, call: _Call, every: float) -> None:
+    async def _inject(self, call: _Call, every: float) -> None:
         for kind in chain(FIRST, cycle(THEN)):
             await asyncio.sleep(every)
-            largest = await _told(largest_batch, self._server)
+            largest = await _until_answered(largest_batch, self._server)
             fault = f"oom:{largest - 1}" if kind == "oom" else kind
             error = _RAISES.get(fault.partition(":")[0])
-            before = await _told(raised, self._server, error)
+            before = await _until_answered(raised, self._server, error)
             ordered = self._now()
-            self._give(fault)
-            while error and await _told(raised, self._server, error) == before:
+            self._order_fault(fault)
+            while error and await _until_answered(raised, self._server, error) == before:
                 await asyncio.wait([call() for _ in range(_CROWD)])
-                if self._now() > ordered + _HEEDED_S:
-                    self.books.wrong.append(f"{fault} was ordered, and no batch raised {error}")
+                if self._now() > ordered + _RAISED_WITHIN:
+                    self.counts.wrong.append(f"{fault} was ordered, and no batch raised {error}")
                     break
                 if self._now() > self.faults[-1][0] + _AGAIN_S:
-                    self._give(fault)
+                    self._order_fault(fault)
 
-    def _give(self, fault: str) -> None:
-        give(self._order, fault)
+    def _order_fault(self, fault: str) -> None:
+        order_fault(self._order, fault)
         self.faults.append((self._now(), fault))
 
-    async def _watch(self) -> None:
+    async def _sample(self) -> None:
         for number in count():
             await asyncio.sleep(max(0.0, number * _SAMPLE_S - self._now()))
-            waiting = await _told(self._server.metric, "batchwright_queue_length")
-            self.samples.append(Sample(self._now(), held(self._server.process.pid), round(sum(waiting.values()))))
+            waiting = await _until_answered(self._server.total, "batchwright_queue_length")
+            self.samples.append(Sample(self._now(), resource_usage(self._server.process.pid), round(waiting)))
 
 
-async def _told(ask: Callable[..., _T], *arguments: Any) -> _T:
-    """What the server tells beside its load, with the patience that callers have."""
-    end = time.monotonic() + GIVE_UP
+async def _until_answered(query: Callable[..., _T], *arguments: Any) -> _T:
+    """Query the loaded server in a thread, again after each failed connection, for at most CLIENT_TIMEOUT."""
+    end = time.monotonic() + CLIENT_TIMEOUT
     while True:
         try:
-            return await asyncio.to_thread(ask, *arguments)
+            return await asyncio.to_thread(query, *arguments)
         except OSError:  # TimeoutError is one
             if time.monotonic() > end:
                 raise
 
 
 def largest_batch(server: Server) -> int:
-    """How many requests a batch may hold by the profile that decides now."""
+    """The largest batch of the profile in use."""
     with urllib.request.urlopen(f"{server.url}/live/policy", timeout=10) as response:
         return int(json.load(response)["profile"]["max_batch_size"])
 
 
 def raised(server: Server, error: str | None) -> float:
-    """How many batches the device has failed on with this exception."""
-    found = server.metric("batchwright_device_faults_total")
-    return sum(value for labels, value in found.items() if f'error="{error}"' in labels)
+    """Number of batches that failed with this exception."""
+    return server.by_label("batchwright_device_faults_total", "error").get(str(error), 0.0)
 
 
 def outcomes(server: Server) -> dict[str, int]:
-    """What the server counted, by outcome."""
-    found = server.metric("batchwright_requests_total")
-    return {labels.split('outcome="')[1].split('"')[0]: round(value) for labels, value in found.items()}
+    """The server's number of requests by outcome."""
+    found = server.by_label("batchwright_requests_total", "outcome")
+    return {outcome: round(count) for outcome, count in found.items()}
 
 
-def audit(books: Books, counted: dict[str, int]) -> list[str]:
-    """Where the server's counts contradict the callers': leavers alone may stand under any outcome, each once.
+def audit(counts: ClientCounts, counted: dict[str, int]) -> list[str]:
+    """Contradictions between the server's counts and the clients'.
 
-    A call of several samples that is refused before its body is read counts as one, as nobody knows better.
+    An abandoned call may count under any outcome, once. A call of several samples that is rejected before its body is
+    read counts as one request, since its number of samples is unknown.
     """
-    problems, left = [], books.left
-    fewest = most = counted.get("cancelled", 0)  # leavers' calls that are in the server's books
+    problems, left = [], counts.left
+    fewest = most = counted.get("cancelled", 0)  # abandoned calls that the server counted
     for status, outcome in _OUTCOMES.items():
         here = counted.get(outcome, 0)
-        least = here - books.samples_of(status)
-        greatest = here - books.calls_of(status) if outcome == "rejected" else least
+        least = here - counts.samples_of(status)
+        greatest = here - counts.calls_of(status) if outcome == "rejected" else least
         fewest, most = fewest + least, most + greatest
         if greatest < 0 or least > left:
-            problems.append(f"{outcome}: the server counted {least:+d} beside what clients saw; {left} left")
+            problems.append(f"{outcome}: the server counted {least:+d} beside the clients' count; {left} abandoned")
     if not fewest <= left <= most:
-        problems.append(f"{left} clients left, {fewest} to {most} of their calls are in the books")
+        problems.append(f"{left} calls abandoned, the server counted {fewest} to {most} of them")
     return problems
 
 
 def _unexplained(soak: Soak) -> list[str]:
-    """500s of good samples long after an ordered error."""
+    """500s for good samples that no ordered error explains."""
     ordered = [at for at, fault in soak.faults if fault.startswith("error")]
-    late = [
-        at for at in soak.books.failed_at if not any(0 <= at - o <= _AFTERMATH or -2 <= at - o < 0 for o in ordered)
-    ]
+    late = [at for at in soak.counts.failed_at if not any(-2 <= at - o <= _AFTER_ERROR_S for o in ordered)]
     return [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
 
 
 def _calm(samples: Sequence[Sample]) -> list[Sample]:
-    """Those before which few waited for a while; all, if there are none."""
+    """The samples before which few requests waited for a while; all samples where there are none."""
     busy = [sample.at for sample in samples if sample.waiting > _FEW]
-    return [s for s in samples if not any(s.at - _CALM_S <= at <= s.at for at in busy)] or [*samples]
+    return [s for s in samples if not any(s.at - _RELEASED_S <= at <= s.at for at in busy)] or [*samples]
 
 
-def _medians(samples: Sequence[Sample]) -> Held:
-    return Held(
-        round(median(s.held.rss_mb for s in samples), 1),
-        round(median(s.held.files for s in samples)),
-        round(median(s.held.threads for s in samples)),
+def _medians(samples: Sequence[Sample]) -> ResourceUsage:
+    return ResourceUsage(
+        round(median(s.usage.rss_mb for s in samples), 1),
+        round(median(s.usage.files for s in samples)),
+        round(median(s.usage.threads for s in samples)),
     )
 
 
-def _grown(early: Held, late: Held, idle: tuple[Held, Held], tolerance: float) -> list[str]:
+def _grown(
+    early: ResourceUsage, late: ResourceUsage, idle: tuple[ResourceUsage, ResourceUsage], tolerance: float
+) -> list[str]:
     problems = []
-    for then, name in ((late, "under load"), (idle[1], "when all was over")):
+    for then, name in ((late, "under load"), (idle[1], "when all calls had ended")):
         if then.rss_mb / early.rss_mb - 1 > tolerance:
             problems.append(f"memory went from {early.rss_mb} to {then.rss_mb} MB {name}")
     if late.threads > early.threads + 1:
@@ -240,32 +245,30 @@ def _grown(early: Held, late: Held, idle: tuple[Held, Held], tolerance: float) -
 
 
 def soak(minutes: float) -> dict[str, Any]:
-    """Run it and judge it; `wrong` of the record is empty when all is well."""
+    """Run the soak and check it; `wrong` of the record is empty if everything is right."""
     with tempfile.TemporaryDirectory() as folder:
         order = Path(folder) / "order"
-        give(order, "none")
+        order_fault(order, "none")
         os.environ["DRILL_FILE"] = str(order)
-        command = (sys.executable, "-m", "benchmarks.drill", "googlenet", "--device", f"emulated:{PROFILE}")
-        with running(*command, "--policy", "greedy") as server:
-            before = held(server.process.pid)
+        command = (sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet")
+        with running(*command, "--device", f"emulated:{PROFILE}", "--policy", "greedy") as server:
+            before = resource_usage(server.process.pid)
             run = Soak(server, order, 60 * minutes)
             uvloop.run(run.run())
             _settle(server)
-            time.sleep(_CALM_S)
-            after = held(server.process.pid)
+            time.sleep(_RELEASED_S)
+            after = resource_usage(server.process.pid)
             counted = outcomes(server)
-    long = minutes >= 5
     calm, begin = _calm(run.samples), 60.0 * min(_EARLY, minutes / 8)
     early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
     late = _medians(calm[-_COMPARED:])
-    wrong = [*run.books.wrong, *audit(run.books, counted), *_unexplained(run)]
-    wrong += _grown(
-        early, late, (before, after), 0.05 if long else 0.5
-    )  # a short run ends while memory still rises to its level
+    tolerance = 0.05 if minutes >= 5 else 0.5  # a short run ends while memory still rises to its level
+    wrong = [*run.counts.wrong, *audit(run.counts, counted), *_unexplained(run)]
+    wrong += _grown(early, late, (before, after), tolerance)
     return {
         "minutes": minutes,
-        "calls": sum(run.books.ends.values()),
-        "ends": {f"{kind}: {status}": n for (kind, status), n in sorted(run.books.ends.items())},
+        "calls": sum(run.counts.ends.values()),
+        "ends": {f"{kind}: {status}": n for (kind, status), n in sorted(run.counts.ends.items())},
         "counted_by_the_server": counted,
         "swaps": run.swaps,
         "faults": dict(Counter(fault for _, fault in run.faults)),
@@ -274,7 +277,7 @@ def soak(minutes: float) -> dict[str, Any]:
         "threads": {"early": early.threads, "end": late.threads},
         "early_s": begin,
         "samples": [
-            {"t_s": round(s.at, 1), "rss_mb": s.held.rss_mb, "files": s.held.files, "waiting": s.waiting}
+            {"t_s": round(s.at, 1), "rss_mb": s.usage.rss_mb, "files": s.usage.files, "waiting": s.waiting}
             for s in run.samples[::_RECORDED]
         ],
         "wrong": wrong[:50],
@@ -283,11 +286,11 @@ def soak(minutes: float) -> dict[str, Any]:
 
 
 def _settle(server: Server) -> None:
-    """Wait until the last leaver's connection is noticed and nobody waits."""
+    """Wait, at most 10 s, until the counts no longer change and the queue is empty."""
     end, before = time.monotonic() + 10.0, -1.0
     while time.monotonic() < end:
         now = sum(outcomes(server).values())
-        if now == before and not any(server.metric("batchwright_queue_length").values()):
+        if now == before and not server.total("batchwright_queue_length"):
             return
         before = now
         time.sleep(1.0)
@@ -295,24 +298,25 @@ def _settle(server: Server) -> None:
 
 def table(record: dict[str, Any]) -> str:
     """The record as Markdown."""
-    lines = ["| calls | ended with | how many |", "|---|---|---|"]
-    lines += [f"| {key.replace(': ', ' | ')} | {n} |" for key, n in record["ends"].items()]
-    lines += [
-        "",
+    calls = markdown_table(
+        ("calls", "ended with", "how many"), ((*key.split(": "), n) for key, n in record["ends"].items())
+    )
+    lines = [
         f"The server counted {record['counted_by_the_server']}; {record['swaps']} swaps, {record['faults']} faults.",
+        f"Memory {record['rss_mb']} MB, files {record['files']}, threads {record['threads']}.",
+        f"Wrong: {record['wrong_in_all']}",
     ]
-    lines += [f"Memory {record['rss_mb']} MB, files {record['files']}, threads {record['threads']}."]
-    return "\n".join([*lines, f"Wrong: {record['wrong_in_all']}", *record["wrong"]]) + "\n"
+    return "\n".join([calls, "", *lines, *record["wrong"]]) + "\n"
 
 
 def main() -> None:
     """Soak, print and record; exit code 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--record", default="soak", help="name of the record")
     chosen = parser.parse_args()
     record = soak(chosen.minutes)
-    save(chosen.record, record)
+    save_record(chosen.record, record)
     print(table(record))
     raise SystemExit(1 if record["wrong_in_all"] else 0)
 

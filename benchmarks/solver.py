@@ -1,6 +1,6 @@
-"""How fast and how exact the solver is: single solves, tables, a long truncation, the papers' scheme, simulations.
+"""Speed and accuracy of the solver: single solves, tables, a long truncation, the papers' scheme, simulations.
 
-Times are medians on one core; what is compared is timed in turns in one run.
+Times are medians on one core. Methods that are compared are timed in turns in one run.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.serving import save
+from benchmarks.support.harness import argument_parser, save_record
 from policies.profile import Profile, load_profile
 from policies.smdp.distributions import distribution
 from policies.smdp.model import Problem, build_model, objective_weights
@@ -41,6 +41,7 @@ LOADS, WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99), (0.0, 1.0, 15.0)
 
 
 def at_load(load: float, w2: float, profile: Profile = P4) -> Problem:
+    """The problem of a profile at a load, with w1 = 1."""
     return Problem(profile, load * profile.capacity, 1.0, w2)
 
 
@@ -55,7 +56,7 @@ def milliseconds(work: Callable[[], object], rounds: int) -> float:
 
 
 def single_solves(profile: Profile, rounds: int) -> dict[str, float]:
-    """By load and weight, ms."""
+    """Time of a solve by load and weight, ms."""
     return {
         f"load {load}, w2 {w2:g}": milliseconds(partial(solve, at_load(load, w2, profile)), rounds)
         for load, w2 in product(LOADS, WEIGHTS)
@@ -63,7 +64,7 @@ def single_solves(profile: Profile, rounds: int) -> dict[str, float]:
 
 
 def long_truncation(problem: Problem, length: int) -> float:
-    """The least gain with so many states, by policy iteration from the greedy policy on: no rule for how many."""
+    """The least gain of the model truncated to `length` states, by policy iteration from the greedy policy."""
     model, weights = build_model(problem), objective_weights(problem)
     tail = best_tail(model, weights)
     short = ShortModel(close(model, tail), length)
@@ -77,7 +78,7 @@ def long_truncation(problem: Problem, length: int) -> float:
 
 
 def accuracy() -> dict[str, float]:
-    """Largest relative error of the gain, by profile and distribution, over loads to 0.995 and weights to 500."""
+    """Largest relative error of the gain over loads to 0.995 and weights to 500, by profile and distribution."""
     worst: dict[str, float] = {}
     for (name, profile), service in product(PROFILES.items(), DISTRIBUTIONS):
         errors = []
@@ -89,7 +90,7 @@ def accuracy() -> dict[str, float]:
 
 
 def beside_the_papers_scheme(rounds: int) -> dict[str, Any]:
-    """Load 0.9, w1 = w2 = 1, in turns: exact, the scheme as printed, and the scheme to nine digits."""
+    """The exact solver, the papers' scheme as printed, and the scheme to nine digits, at load 0.9 and w1 = w2 = 1."""
     problem = at_load(0.9, 1.0)
     schemes = {
         "exact": None,
@@ -119,7 +120,7 @@ def beside_the_papers_scheme(rounds: int) -> dict[str, Any]:
 
 
 def simulations() -> dict[str, float]:
-    """Seconds for the 1.66 million requests of Table I, arrivals included."""
+    """Time of a simulation of Table I's 1.66 million requests with their arrivals, s."""
     return {
         name: milliseconds(lambda: Trial(problem, 1_660_000).run(solution), 3) / 1e3  # noqa: B023  (called at once)
         for name, problem, solution in cases()
@@ -127,7 +128,7 @@ def simulations() -> dict[str, float]:
 
 
 def cases() -> Iterator[tuple[str, Problem, Solution]]:
-    """Policies of Table I, and the one with the smallest batches."""
+    """Two policies of Table I, and greedy, which has the smallest batches."""
     for load in (0.7, 0.1):
         problem = at_load(load, 1.6)
         yield f"static:8, load {load}", problem, evaluate(problem, [0] * 8 + [8])
@@ -137,6 +138,7 @@ def cases() -> Iterator[tuple[str, Problem, Solution]]:
 
 def main() -> None:
     """Print and record everything."""
+    argument_parser(__doc__).parse_args()
     sizes = np.arange(1, 257)
     times, joules = 0.3051e-3 * sizes + 1.0524e-3, 0.019899 * sizes + 0.019603
     wide = Profile("wide", tuple(times.tolist()), energies=tuple(joules.tolist()))
@@ -151,7 +153,7 @@ def main() -> None:
             "1.66 million requests, s": simulations(),
             "largest relative error of g against 800 states": accuracy(),
         }
-    save("solver", record)
+    save_record("solver", record)
     for title, rows in record.items():
         print(title)
         for key, value in rows.items():

@@ -1,13 +1,11 @@
-"""Arrivals that are no Poisson process, in simulation: a recorded trace, and bursts; who follows the rate best.
+"""Arrivals that are not a Poisson process, in simulation: a recorded trace, and bursts; the cost of each policy.
 
-The trace is Azure's of conversations with a language model (2023), rescaled in time; a bursty process has two phases
-in turn, of exponential lengths. All runs are of googlenet-tesla-p4 with w1 = w2 = 1; the cost is w1 x mean response
-time in ms + w2 x mean power in W. Beside smdp:w2=1 as it is stands what it would be without the weighting for the mean
-rate (policies/rules/lookup.py). Where the arrivals are a Poisson process, following the rate can only lose: how much?
+The trace is Azure's of conversations with a language model (2023), rescaled in time. A bursty process alternates
+between two phases of exponential lengths. All runs are of googlenet-tesla-p4 with w1 = w2 = 1; the cost is w1 x mean
+response time in ms + w2 x mean power in W. smdp:w2=1 is compared with a variant without the weighting for the mean rate
+(policies/rules/lookup.py). Under Poisson arrivals, the loss by following a measured rate instead of the known one.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -16,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving import save
+from benchmarks.support import harness
 from loadgen.simulated import simulate_policy
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile, load_profile
@@ -28,7 +26,6 @@ from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 
 PROFILE, SPEC = "googlenet-tesla-p4", "smdp:w2=1"
-TRACE = Path(__file__).parents[2] / "shared" / "data" / "azure-llm-2023-conv.csv"
 LOADS = (0.3, 0.7)
 POLICIES = (SPEC, "greedy", "static:8", "timeout:2", "timeout:5")
 BURSTS = (  # loads of the two phases, and their mean lengths in s
@@ -52,16 +49,17 @@ def cost(chosen: Chosen, instants: Instants) -> float:
     return float(1e3 * run.responses.mean()) + (run.mean_power or 0.0)
 
 
-def replayed(path: str, profile: Profile) -> dict[str, dict[str, float]]:
+def replayed(path: Path, profile: Profile) -> dict[str, dict[str, float]]:
     """The cost of each policy by load of the rescaled trace."""
-    return {
-        f"{load}": {spec: cost(choose(spec, profile), trace(path, load * profile.capacity, None)) for spec in POLICIES}
-        for load in LOADS
-    }
+    found = {}
+    for load in LOADS:
+        instants = trace(str(path), load * profile.capacity, None)
+        found[f"{load}"] = {spec: cost(choose(spec, profile), instants) for spec in POLICIES}
+    return found
 
 
 def fixed(profile: Profile) -> Iterator[tuple[str, Chosen]]:
-    """Policies that follow no rate: solved for each load of the grid, static, control limits, time-outs."""
+    """Policies that do not depend on a rate: solved for each load of the grid, static, control limits, timeouts."""
     table = choose(SPEC, profile).table
     assert table is not None
     for row in table.rows:
@@ -76,7 +74,7 @@ def fixed(profile: Profile) -> Iterator[tuple[str, Chosen]]:
 
 
 def following(profile: Profile) -> dict[str, Chosen]:
-    """smdp:w2=1 as it is, and with all rows for the weight 1."""
+    """smdp:w2=1, and its variant without the weighting for the mean rate."""
     plain = choose(f"{SPEC},max_wait_ms=inf", profile)
     assert isinstance(plain.policy, Lookup)
     return {
@@ -86,7 +84,7 @@ def following(profile: Profile) -> dict[str, Chosen]:
 
 
 def steady(load: float, profile: Profile) -> float:
-    """What following the rate costs more than the policy solved for this rate, under Poisson arrivals (share)."""
+    """Cost of following the measured rate over that of the policy solved for the rate, minus 1; Poisson arrivals."""
     rate = load * profile.capacity
     instants = poisson(rate, DURATION, np.random.default_rng(SEED))
     known = solved(solve(Problem(profile, rate, w2=1.0)).batch_size, profile)
@@ -94,7 +92,7 @@ def steady(load: float, profile: Profile) -> float:
 
 
 def burst(loads: tuple[float, ...], lengths: tuple[float, ...], profile: Profile) -> dict[str, Any]:
-    """The best of the fixed policies, the best solved one, and how far off each way of following is (share)."""
+    """The best fixed policy, the best solved one, and the excess cost of each variant of smdp over the best."""
     rates = [load * profile.capacity for load in loads]
     instants = mmpp(rates, lengths, DURATION, np.random.default_rng(SEED))
     costs = {name: cost(chosen, instants) for name, chosen in fixed(profile)}
@@ -110,41 +108,30 @@ def burst(loads: tuple[float, ...], lengths: tuple[float, ...], profile: Profile
     }
 
 
-def trace_table(costs: dict[str, dict[str, float]]) -> str:
-    """Markdown: a row a load, a column a policy."""
-    lines = [f"| load | {' | '.join(POLICIES)} |", "|---" * (len(POLICIES) + 1) + "|"]
-    return "\n".join(
-        [*lines, *(f"| {load} | {' | '.join(f'{v:.2f}' for v in c.values())} |" for load, c in costs.items())]
-    )
-
-
-def burst_line(cell: dict[str, Any]) -> str:
+def burst_row(cell: dict[str, Any]) -> list[str]:
     """One row of the bursts' table."""
     phases = ", ".join(f"{load:g} for {ms:g} ms" for load, ms in zip(cell["loads"], cell["lengths_ms"], strict=True))
-    off = " | ".join(f"{100 * value:+.2f} %" for value in cell["off"].values())
-    solved_off = 100 * (cell["best_solved_cost"] / cell["best_cost"] - 1)
-    return f"| {phases} | {cell['best']} | {cell['best_cost']:.2f} | {solved_off:+.2f} % | {off} |"
+    excess = (cell["best_solved_cost"] / cell["best_cost"] - 1.0, *cell["off"].values())
+    return [phases, cell["best"], f"{cell['best_cost']:.2f}", *(f"{100 * share:+.2f} %" for share in excess)]
 
 
 def main() -> None:
     """Print the tables and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("trace", nargs="?", default=str(TRACE), help="CSV file with a TIMESTAMP column")
+    parser = harness.argument_parser(__doc__)
+    harness.add_trace_argument(parser)
     path, profile = parser.parse_args().trace, load_profile(PROFILE)
-    if not Path(path).is_file():
-        sys.exit(f"no trace at {path}: give the path of azure-llm-2023-conv.csv (Azure/AzurePublicDataset)")
+    harness.require_trace(path)
     costs = replayed(path, profile)
-    print(trace_table(costs), flush=True)
-    print("\n| load of each phase | best fixed | cost | best solved | smdp:w2=1 | unweighted |")
-    print("|---|---|---|---|---|---|", flush=True)
-    cells = []
-    for loads, lengths in BURSTS:
-        cells.append(burst(loads, lengths, profile))
-        print(burst_line(cells[-1]), flush=True)
+    rows = ([load, *(f"{value:.2f}" for value in by_policy.values())] for load, by_policy in costs.items())
+    print(harness.markdown_table(("load", *POLICIES), rows), flush=True)
+    cells = [burst(loads, lengths, profile) for loads, lengths in BURSTS]
+    head = ("load of each phase", "best fixed", "cost", "best solved", SPEC, "unweighted")
+    print("", harness.markdown_table(head, map(burst_row, cells)), "", sep="\n", flush=True)
     lost = {f"{load}": steady(load, profile) for load in STEADY}
-    print("\n| load | lost by following |\n|---|---|")
-    print("\n".join(f"| {load} | {100 * share:+.2f} % |" for load, share in lost.items()))
-    save("traces", {"profile": PROFILE, "w1": 1, "w2": 1, "trace": costs, "bursts": cells, "steady": lost})
+    losses = ((load, f"{100 * share:+.2f} %") for load, share in lost.items())
+    print(harness.markdown_table(("load", "lost by following"), losses))
+    record = {"profile": PROFILE, "w1": 1, "w2": 1, "trace": costs, "bursts": cells, "steady": lost}
+    harness.save_record("traces", record)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The tables and figures of the SMDP papers, computed again beside the printed ones: python -m benchmarks.paper."""
+"""Code that reproduces papers and that no command uses; `python -m benchmarks.paper` writes the SMDP papers' page."""

@@ -1,9 +1,10 @@
-"""Every table and figure, in the order of the page."""
+"""Write docs/paper.md: every table and figure, in the order of the page."""
 
 from collections.abc import Iterator
 
 from benchmarks.paper import actions, runs, tradeoffs, truncation, variants
-from benchmarks.paper.setting import Section, page
+from benchmarks.paper.setting import Section, write_page
+from benchmarks.support.harness import argument_parser
 
 
 def sections() -> Iterator[Section]:
@@ -25,4 +26,5 @@ def sections() -> Iterator[Section]:
 
 
 if __name__ == "__main__":
-    page(sections())
+    argument_parser(__doc__).parse_args()
+    write_page(sections())

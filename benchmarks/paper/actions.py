@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.paper.proposition_4 import SizeIndependent, optimal_control_limit
 from benchmarks.paper.setting import (
     CONSTANT_MS,
     LOADS,
@@ -11,15 +12,15 @@ from benchmarks.paper.setting import (
     affine_energy,
     at,
     log_energy,
-    save,
+    save_numbered,
     table,
     variant,
 )
-from policies.charts.action_chart import breaking, chart_rows, policy_chart, policy_key
+from benchmarks.support.harness import new_figure
+from policies.charts.action_chart import breaking, chart_rows, control_limit_of, policy_chart, policy_key
 from policies.profile import Profile
 from policies.smdp.distributions import DETERMINISTIC, Gamma, ServiceDistribution
 from policies.smdp.solver import Solution, solve
-from policies.smdp.structure import SizeIndependent, control_limit_of, optimal_control_limit
 
 _LARGEST = 8  # B_max
 _EXPONENTIAL = Gamma((1.0,))
@@ -30,7 +31,7 @@ class Case:
     """One of the paper's Cases 1-7.
 
     Attributes:
-        name: what it is.
+        name: number and description.
         profile: service times and energies for batches of 1 to 8.
         min_batch_size: B_min.
         service: distribution of the service times.
@@ -53,12 +54,12 @@ def simple_cases() -> list[Case]:
 
 
 def even_energy(batch_size: int) -> float:
-    """zeta(b), mJ, where an odd batch is padded to the next even size: our choice for Cases 5 and 7."""
+    """zeta(b), mJ, with odd batches padded to the next even size: our choice for Cases 5 and 7."""
     return affine_energy(2 * -(-batch_size // 2))
 
 
 def broad_cases() -> list[Case]:
-    """Cases 4-7 (appendix E); the energies of 5 and 7 are ours, for the paper does not print its own."""
+    """Cases 4-7 (appendix E); the energies of 5 and 7 are ours, since the paper prints none."""
     constant = CONSTANT_MS[0]
     return [
         Case("Case 4: B_min = 5", variant(_LARGEST, constant), 5),
@@ -152,9 +153,7 @@ in Case 7 most solutions break."""
 
 
 def _draw(cases: Sequence[Case], number: int) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14.5, 2.15 * len(cases) + 0.5), layout="constrained")
+    figure = new_figure(14.5, 2.15 * len(cases) + 0.5)
     grid = figure.subplots(len(cases), len(WEIGHTS), squeeze=False)
     for line, case in zip(grid, cases, strict=True):
         for axes, w2 in zip(line, WEIGHTS, strict=True):
@@ -162,4 +161,4 @@ def _draw(cases: Sequence[Case], number: int) -> str:
             axes.set_title(f"{case.name}; w2 = {w2:g}", fontsize=9)
             axes.set(xlabel="queue length" if case is cases[-1] else "", ylabel="load ρ" if w2 == 0.0 else "")
     figure.legend(handles=policy_key(), loc="outside lower center", ncols=4, frameon=False)
-    return save(figure, number)
+    return save_numbered(figure, number)

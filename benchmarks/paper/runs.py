@@ -1,4 +1,4 @@
-"""What has to be simulated: percentiles of response times, Table I and figure 6. The averages are exact ones."""
+"""Simulated percentiles of response times: Table I and figure 6. The averages are exact."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.paper.setting import Section, at, difference, googlenet, save, table
+from benchmarks.paper.setting import Section, at, difference, googlenet, save_numbered, table
+from benchmarks.support.harness import finish_axes, new_figure
 from loadgen.simulated import simulate_policy
 from policies import catalog
 from policies.charts.averages import BLUE, MARKERS, VERMILLION, benchmarks, distribution_chart
@@ -34,7 +35,7 @@ class Runs:
 
     Attributes:
         solutions: exact averages, by name.
-        runs: what the simulation gave, by name.
+        runs: simulations, by name.
     """
 
     solutions: Mapping[str, Solution]
@@ -42,7 +43,7 @@ class Runs:
 
 
 def simulated() -> Runs:
-    """1.66 million requests at load 0.7, by each policy."""
+    """Simulate 1.66 million requests at load 0.7 under each policy."""
     solutions = benchmarks(at(googlenet(), _LOAD))
     solutions |= {f"solved, w2 = {w2}": solve(at(googlenet(), _LOAD, w2)) for w2 in (1.6, 2.2)}
     arrivals = _arrivals(_REQUESTS)
@@ -82,9 +83,7 @@ def _rows(name: str, results: Runs) -> list[list[str]]:
 
 def figure_6(results: Runs) -> Section:
     """Distributions, and power against the 95th percentile and the share in time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 6), layout="constrained")
+    figure = new_figure(14, 6)
     axes = figure.subplot_mosaic([["a", "b"], ["a", "c"]], width_ratios=(1.35, 1))
     distribution_chart(axes["a"], {name: run.responses for name, run in results.runs.items()}, _LIMIT)
     axes["a"].set_title(f"(a) distribution functions, {_REQUESTS / 1e6:g} million requests each")
@@ -97,7 +96,9 @@ def figure_6(results: Runs) -> Section:
     for name, across in (("b", 1e3 * chosen.p95.value), ("c", 100.0 * chosen.share.value)):
         axes[name].plot(across, chosen.solution.mean_power or 0.0, "*", label="chosen for p95 < 10 ms", **_STAR)
     axes["b"].legend(frameon=False)
-    return Section("Figure 6: distributions and percentiles", f"{save(figure, 6)}\n\n{_caption(points, chosen)}")
+    return Section(
+        "Figure 6: distributions and percentiles", f"{save_numbered(figure, 6)}\n\n{_caption(points, chosen)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,10 @@ class Point:
     """A policy on figures 6b and 6c.
 
     Attributes:
-        name: of a benchmark; empty for a vertex of the frontier.
+        name: the benchmark's; empty for a vertex of the frontier.
         solution: its exact averages.
         p95: 95th percentile of the response time, s.
-        share: of the requests, answered within 10 ms.
+        share: requests answered within 10 ms over all requests.
     """
 
     name: str
@@ -132,7 +133,7 @@ p95 below
 
 
 def measured(solutions: Mapping[str, Solution] | None = None) -> list[Point]:
-    """These policies, or the vertices of the frontier, each simulated with the same half a million arrivals."""
+    """Points of these policies, or of the frontier's vertices, simulated with the same half a million arrivals."""
     arrivals = _arrivals(_FEWER)
     named = [("", s) for s in frontier(at(googlenet(), _LOAD))] if solutions is None else list(solutions.items())
     points = []
@@ -143,7 +144,7 @@ def measured(solutions: Mapping[str, Solution] | None = None) -> list[Point]:
 
 
 def _draw(axes: "Axes", points: Sequence[Point], share: bool) -> None:
-    """Power against the 95th percentile, ms, or against the share in time, per cent; bars of one standard error."""
+    """Draw power against the 95th percentile, ms, or the share in time, per cent, with bars of one standard error."""
     scale = 100.0 if share else 1e3
     for name in dict.fromkeys(point.name for point in points):
         mine = [point for point in points if point.name == name]
@@ -156,8 +157,7 @@ def _draw(axes: "Axes", points: Sequence[Point], share: bool) -> None:
             across, [point.solution.mean_power or 0.0 for point in mine], xerr=errors, label=name or "solved", **style
         )
     axes.axvline(95.0 if share else 1e3 * _LIMIT, color="black", linestyle=":", lw=1.2)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes)
     axes.set_ylabel("mean power, W")
 
 

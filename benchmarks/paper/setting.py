@@ -1,4 +1,4 @@
-"""What the papers' experiments have in common: the device, its variants, loads and weights; and how a page is made.
+"""Shared by the papers' experiments: the device, its variants, loads and weights; and the page's sections.
 
 Journal: Xu, Zhou and Niu, arXiv 2501.02181; conference: ICC 2023. The device is GoogLeNet on a Tesla P4, with
 l(b) = 0.3051 b + 1.0524 ms and zeta(b) = 19.899 b + 19.603 mJ (journal, section VII).
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from math import log
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from benchmarks.support.harness import FIGURES, ROOT, markdown_table
 from policies.profile import Profile, load_profile
 from policies.smdp.distributions import DETERMINISTIC, ServiceDistribution
 from policies.smdp.model import Problem
@@ -21,7 +21,6 @@ from policies.smdp.model import Problem
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DOCS = Path(__file__).parents[2] / "docs"
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 ALL_LOADS = tuple(n / 10 for n in range(1, 10))
 WEIGHTS = (0.0, 0.5, 1.0, 100.0)
@@ -79,47 +78,40 @@ def at(
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others figures."""
-    ruler = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, ruler, *rows))
+    """A Markdown table; the first column is text, the others are numbers."""
+    return markdown_table(heads, rows, right_aligned=range(1, len(heads)))
 
 
 def difference(printed: float, ours: float) -> str:
-    """How far ours is from the printed figure, relative to it."""
+    """The relative difference of our number from the printed one."""
     relative = ours / printed - 1.0
     return "0" if relative == 0.0 else f"{relative:+.1e}" if abs(relative) < 1e-3 else f"{100 * relative:+.2f} %"
 
 
-def save(figure: "Figure", number: int) -> str:
-    """Write docs/figures/figure-NN.png, and the Markdown that shows it."""
-    name = f"figures/figure-{number:02d}.png"
-    (DOCS / "figures").mkdir(parents=True, exist_ok=True)
+def save_numbered(figure: "Figure", number: int) -> str:
+    """Write docs/figures/figure-NN.png, and return the Markdown that shows it."""
+    name = f"figure-{number:02d}.png"
+    FIGURES.mkdir(parents=True, exist_ok=True)
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI)
-    # a palette takes a third of the room; by maximum coverage rare colours, a legend's, stay what they are
+    # a palette reduces the file to a third; maximum coverage keeps rare colours, such as a legend's
     method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
-    Image.open(drawn).convert("RGB").quantize(_COLOURS, method, dither=dither).save(DOCS / name, optimize=True)
-    return f"![Figure {number}]({name})"
+    Image.open(drawn).convert("RGB").quantize(_COLOURS, method, dither=dither).save(FIGURES / name, optimize=True)
+    return f"![Figure {number}](figures/{name})"
 
 
-def page(sections: Iterator[Section]) -> str:
-    """Print the sections as they come, and write docs/paper.md.
-
-    Returns:
-        The page.
-    """
+def write_page(sections: Iterator[Section]) -> None:
+    """Print each section when it is computed, and write docs/paper.md."""
     parts = ["# The papers' tables and figures, computed again", _INTRODUCTION]
     for section in sections:
         text = "\n\n".join(map(_filled, section.text.split("\n\n")))
         parts += [f"## {section.title}", text]
         print(f"\n{section.title}\n\n{text}", flush=True)
-    text = "\n\n".join(parts) + "\n"
-    (DOCS / "paper.md").write_text(text)
-    return text
+    (ROOT / "docs" / "paper.md").write_text("\n\n".join(parts) + "\n")
 
 
 def _filled(paragraph: str) -> str:
-    """A paragraph with lines of one length: figures that are filled in move its ends. Tables stay."""
+    """A paragraph with filled lines, since inserted numbers change their lengths; a table unchanged."""
     return paragraph.strip() if paragraph.startswith("|") else fill(paragraph, 118, break_on_hyphens=False)
 
 

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.paper.setting import ALL_LOADS, Section, at, googlenet, save
+from benchmarks.paper.setting import ALL_LOADS, Section, at, googlenet, save_numbered
+from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import GREEN, MARKERS, PALETTE, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
 from policies.smdp.choice import MeanBound, choose
@@ -12,7 +13,6 @@ from policies.smdp.solver import Solution, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _WEIGHTS = np.linspace(0.0, 15.0, 61)
 _BOUND = 5e-3  # s, of the mean response time at load 0.3
@@ -20,14 +20,14 @@ _BOUND = 5e-3  # s, of the mean response time at load 0.3
 
 def figure_4() -> Section:
     """Average cost against w2, and by how much the benchmarks exceed the solved one."""
-    sheet = blank(13, 7)
+    sheet = new_figure(13, 7)
     panels = sheet.subplots(2, 3, sharex=True)
     least = min(_costs(panels[:, column], load) for column, load in enumerate((0.1, 0.3, 0.7)))
     panels[0, 0].set_ylabel("average cost g")
     panels[1, 0].set_ylabel("above the solved cost, per cent")
     panels[0, 0].legend(frameon=False)
     text = f"""\
-{save(sheet, 4)}
+{save_numbered(sheet, 4)}
 
 Below: how much more each benchmark costs than the solved policy. Agrees with the paper: the solved cost is the lowest
 everywhere (the least ratio of a benchmark's cost to it is {least:.6f}: where a static policy is optimal they meet);
@@ -39,7 +39,7 @@ solved policy, but not yet at ρ = 0.1 and w2 = 15."""
 
 
 def _costs(panels: "np.ndarray[Any, Any]", load: float) -> float:
-    """Draws one load; gives the least cost of a benchmark over the solved one."""
+    """Draw one load; return the least ratio of a benchmark's cost to the solved one."""
     cost, above = panels
     ours = np.array([solve(at(googlenet(), load, float(w2))).gain for w2 in _WEIGHTS])
     cost.plot(_WEIGHTS, ours, color="black", lw=2.2, label="solved")
@@ -53,13 +53,13 @@ def _costs(panels: "np.ndarray[Any, Any]", load: float) -> float:
     cost.set(title=f"ρ = {load}", xlim=(0, 15), ylim=(0, None))
     above.set(xlabel="w2, per W", ylim=(-2, 80))
     for axes in panels:
-        plain(axes)
+        finish_axes(axes)
     return min(ratios)
 
 
 def figure_5() -> Section:
     """Power and efficiency against response time."""
-    sheet = blank(15, 8)
+    sheet = new_figure(15, 8)
     panels = sheet.subplot_mosaic([["a", "b"], ["a", "c"]], width_ratios=(1.35, 1))
     pair = panels["a"]
     for color, load in zip(PALETTE, (0.3, 0.7), strict=False):
@@ -76,7 +76,7 @@ def figure_5() -> Section:
     pair.set_title("(a) two loads")
     legend(pair, fontsize="small", loc="upper right", ncols=2)
     by_load(panels["b"], panels["c"], googlenet())
-    return Section("Figure 5: power against response time", f"{save(sheet, 5)}\n\n{_caption_5(vertex, mixed)}")
+    return Section("Figure 5: power against response time", f"{save_numbered(sheet, 5)}\n\n{_caption_5(vertex, mixed)}")
 
 
 def _caption_5(vertex: Solution, mixed: Solution) -> str:
@@ -99,7 +99,7 @@ A bound of 5 ms on the mean at ρ = 0.3 (right inset): the paper stops at the ve
 def _inset(
     axes: "Axes", corner: tuple[float, float], view: tuple[float, tuple[float, float], tuple[float, float], str]
 ) -> "Axes":
-    """A part of the frontier of one load, magnified."""
+    """Draw a magnified part of the frontier of one load."""
     load, across, upwards, title = view
     inset: Axes = axes.inset_axes((*corner, 0.34, 0.3))
     frontier_chart(inset, tradeoff(at(googlenet(), load)), color=PALETTE[0 if load < 0.5 else 1])
@@ -113,7 +113,7 @@ def _inset(
 
 
 def by_load(power: "Axes", efficiency: "Axes", profile: Profile) -> None:
-    """Panels (b) and (c) of figures 5, 7 and 8: all loads."""
+    """Draw panels (b) and (c) of figures 5, 7 and 8: all loads."""
     from matplotlib import colormaps
 
     colors = [colormaps["viridis"](0.92 * i / 8) for i in range(9)]
@@ -128,7 +128,7 @@ def by_load(power: "Axes", efficiency: "Axes", profile: Profile) -> None:
 
 
 def legend(axes: "Axes", **style: Any) -> None:
-    """The curves first, then the benchmarks."""
+    """Draw a legend with the curves first, then the benchmarks."""
     entries = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda entry: entry[1] in MARKERS)
     handles, labels = zip(*entries, strict=True)
     axes.legend(handles, labels, frameon=False, **style)
@@ -141,16 +141,3 @@ def _logarithmic(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def blank(width: float, height: float) -> "Figure":
-    """An empty figure, inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def plain(axes: "Axes") -> None:
-    """A light grid, no box."""
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)

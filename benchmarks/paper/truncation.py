@@ -1,4 +1,4 @@
-"""The papers' truncation and relative value iteration: Tables II and III and figure 10, and ours beside it."""
+"""The papers' truncation and relative value iteration, Tables II and III and figure 10, beside our solver."""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks.paper.setting import Section, at, difference, googlenet, save, table
+from benchmarks.paper.setting import Section, at, difference, googlenet, save_numbered, table
+from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import LINE_STYLES, PALETTE
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi, RviResult, relative_value_iteration
@@ -47,7 +48,7 @@ TABLE_II = (
 
 
 def rvi(problem: Problem, overflow_cost: float, length: int) -> RviResult:
-    """The papers' scheme; its warnings are what these tables are about."""
+    """The papers' scheme without its warnings, whose causes these tables show."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return relative_value_iteration(problem, Rvi(overflow_cost, length))
@@ -68,12 +69,12 @@ def acceptable_from(problem: Problem, overflow_cost: float, near: int) -> int:
 
 
 def complexity(length: int, iterations: int) -> tuple[int, float]:
-    """Numbers stored, and multiplications: the conference paper's section IV-C."""
+    """Numbers stored, and multiplications (conference paper, section IV-C)."""
     return _LARGEST * length, float(iterations) * _LARGEST * length**2
 
 
 def reductions(ours: int, iterations: int, plain: int, plain_iterations: int) -> tuple[float, float]:
-    """Shares of space and of time that an abstract cost saves, against the ordinary truncation with none."""
+    """Shares of space and of time that an abstract cost saves compared with the truncation without one."""
     few, many = complexity(ours, iterations), complexity(plain, plain_iterations)
     return 1.0 - few[0] / many[0], 1.0 - few[1] / many[1]
 
@@ -121,7 +122,7 @@ def _row(printed: Printed, length: int, ours: RviResult) -> list[str]:
 
 
 def _beside_ours(problem: Problem, scheme: RviResult) -> str:
-    """Time and accuracy of the exact solver beside the scheme at its best."""
+    """Time and accuracy of the exact solver and of the scheme with its best parameters."""
     long = rvi(problem, 0.0, 250)
     ours, exact = _seconds(lambda: solve(problem)), solve(problem)
     theirs = _seconds(lambda: rvi(problem, 100.0, 70))
@@ -183,10 +184,8 @@ them."""
 
 def figure_10() -> Section:
     """Gain and Delta by s_max."""
-    from matplotlib.figure import Figure
-
     problem, exact = at(googlenet(), 0.9, 1.0), solve(at(googlenet(), 0.9, 1.0)).gain
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    figure = new_figure(11, 4.6)
     gains, shares = figure.subplots(1, 2)
     for i, cost in enumerate(column.overflow_cost for column in TABLE_II):
         results = [rvi(problem, cost, length) for length in LENGTHS]
@@ -203,10 +202,8 @@ def figure_10() -> Section:
     gains.set(xlabel="s_max", ylabel="gain g of the truncated model", ylim=(0, 200))
     shares.set(xlabel="s_max", ylabel="Δ, the part that the overflow state contributes")
     for axes in (gains, shares):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
-    return Section("Figure 10: gain and Δ by s_max", f"{save(figure, 10)}\n\n{_CAPTION_10}")
+        finish_axes(axes, {"fontsize": "small"})
+    return Section("Figure 10: gain and Δ by s_max", f"{save_numbered(figure, 10)}\n\n{_CAPTION_10}")
 
 
 _CAPTION_10 = """\

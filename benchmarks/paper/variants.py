@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from benchmarks.paper.setting import Section, affine_energy, at, googlenet, log_energy, save, variant
-from benchmarks.paper.tradeoffs import blank, by_load, legend, plain
+from benchmarks.paper.setting import Section, affine_energy, at, googlenet, log_energy, save_numbered, variant
+from benchmarks.paper.tradeoffs import by_load, legend
+from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
 from policies.smdp.distributions import Floats, distribution
@@ -25,7 +26,7 @@ _DISTRIBUTIONS = ("deterministic", "erlang2", "exponential", "hyperexponential")
 def figure_7() -> Section:
     """A service time that does not depend on the batch size."""
     constant = variant(32, _CONSTANT_MS)
-    figure = blank(15, 4.8)
+    figure = new_figure(15, 4.8)
     rate, power, efficiency = figure.subplots(1, 3, width_ratios=(0.85, 1, 1))
     _lines(rate, {name: _SIZES / np.array(p.service_times) for name, p in _pair("constant", constant).items()})
     rate.set(xlabel="batch size b", ylabel="service rate b / l(b), requests per second", title="(a) service rate")
@@ -33,7 +34,7 @@ def figure_7() -> Section:
     greedy, static = (_times(constant, name) for name in ("greedy", "static 32"))
     usual_greedy, usual_static = (_times(googlenet(), name) for name in ("greedy", "static 32"))
     text = f"""\
-{save(figure, 7)}
+{save_numbered(figure, 7)}
 
 l(b) = {_CONSTANT_MS} ms for every b. Agrees with the paper: the service rate is linear in b, 32 times that of b = 1
 at b = 32
@@ -48,7 +49,7 @@ with load ({_listed(static)} ms; default {_listed(usual_static)} ms). The paper 
 def figure_8() -> Section:
     """A logarithmic energy."""
     concave = variant(32, None, log_energy)
-    figure = blank(15, 5.6)
+    figure = new_figure(15, 5.6)
     panels = figure.subplot_mosaic([["e", "b", "c"], ["f", "b", "c"]], width_ratios=(0.85, 1, 1))
     energies = {name: np.array([energy(int(b)) for b in _SIZES]) for name, energy in _ENERGIES.items()}
     _lines(panels["e"], energies)
@@ -58,7 +59,7 @@ def figure_8() -> Section:
     by_load(panels["b"], panels["c"], concave)
     powers = [f"{_at(concave, load, 'greedy').mean_power:.1f}" for load in (0.5, 0.6, 0.7, 0.8, 0.9)]
     text = f"""\
-{save(figure, 8)}
+{save_numbered(figure, 8)}
 
 ζ(b) = 105 ln b + 60 mJ. Agrees with the paper: greedy needs less power as the load rises from 0.6 to 0.8
 ({", ".join(powers)} W at ρ = 0.5, 0.6, ..., 0.9); the frontiers are much steeper than in figure 5; the solved
@@ -76,14 +77,14 @@ _ENERGIES = {"default": affine_energy, "logarithmic": log_energy}
 
 def figure_9() -> Section:
     """Distributions of the service time."""
-    figure = blank(14, 4.8)
+    figure = new_figure(14, 4.8)
     functions, *panels = figure.subplots(1, 3)
     curves = service_functions(googlenet().service_time(8), times := np.linspace(0.0, 16e-3, 400))
     for color, (name, shares) in zip(PALETTE, curves.items(), strict=False):
         functions.plot(1e3 * times, shares, color=color, label=name)
     functions.set(xlabel="service time, ms", ylabel="share of batches", title="(a) service time of a batch of 8")
     functions.legend(frameon=False)
-    plain(functions)
+    finish_axes(functions)
     greedy: dict[float, list[Solution]] = {}
     for axes, load in zip(panels, (0.3, 0.7), strict=True):
         shown = [_by_distribution(load, name) for name in _DISTRIBUTIONS]
@@ -92,7 +93,7 @@ def figure_9() -> Section:
         greedy[load] = [one.benchmarks["greedy"] for one in shown]
         axes.set_title(f"(b) ρ = {load}")
     legend(panels[0])
-    return Section("Figure 9: distributions of the service time", f"{save(figure, 9)}\n\n{_caption_9(greedy)}")
+    return Section("Figure 9: distributions of the service time", f"{save_numbered(figure, 9)}\n\n{_caption_9(greedy)}")
 
 
 def _caption_9(greedy: Mapping[float, list[Solution]]) -> str:
@@ -131,7 +132,7 @@ def _lines(axes: "Axes", curves: Mapping[str, Floats]) -> None:
         axes.plot(_SIZES, values, "o-", ms=3, color=color, label=name)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    plain(axes)
+    finish_axes(axes)
 
 
 def _at(profile: Profile, load: float, name: str) -> Solution:

@@ -1,1 +1,1 @@
-"""Other model servers on the same emulated device, run by an interpreter that has them; they import nothing of ours."""
+"""Other model servers on the same emulated device, run by an interpreter that has them; they import no code of ours."""

@@ -13,17 +13,17 @@ TIMES = json.loads(os.environ["SERVICE_TIMES"])
 
 
 class Emulated(litserve.LitAPI):
-    """Takes each batch its service time."""
+    """A model that takes the service time of each batch."""
 
     def setup(self, device: Any) -> None:
-        """Nothing to load."""
+        """Load nothing."""
 
     def decode_request(self, request: Request) -> Any:
-        """Leave the picture as it is; the annotation makes LitServe parse the body as JSON."""
+        """Return the encoded image; the annotation makes LitServe parse the body as JSON."""
         return request["image"]
 
     def batch(self, inputs: list[Any]) -> list[Any]:
-        """Stay a list."""
+        """Return the list."""
         return inputs
 
     def predict(self, inputs: list[Any]) -> list[int]:
@@ -32,11 +32,11 @@ class Emulated(litserve.LitAPI):
         return [len(inputs)] * len(inputs)
 
     def unbatch(self, output: list[int]) -> list[int]:
-        """One each."""
+        """Return the list."""
         return output
 
     def encode_response(self, output: int) -> dict[str, int]:
-        """As mosec's."""
+        """Return the same answer as the mosec server."""
         return {"batch_size": output}
 
 

@@ -10,10 +10,10 @@ TIMES = json.loads(os.environ["SERVICE_TIMES"])
 
 
 class Emulated(Worker):
-    """Takes each batch its service time."""
+    """A model that takes the service time of each batch."""
 
     def deserialize(self, data: bytes) -> bytes:
-        """Leave the picture as it is."""
+        """Return the encoded image."""
         return data
 
     def forward(self, data: list[bytes]) -> list[dict[str, int]]:
@@ -24,5 +24,5 @@ class Emulated(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Emulated, max_batch_size=len(TIMES), max_wait_time=1)  # ms; 0 would take its default of 10
+    server.append_worker(Emulated, max_batch_size=len(TIMES), max_wait_time=1)  # ms; 0 means its default, 10
     server.run()

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.smdp.solver import Solution
-from policies.smdp.structure import control_limit_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -35,6 +34,22 @@ class ChartRow:
 
     label: str
     batch_size: Sequence[int]
+
+
+def control_limit_of(batch_size: Sequence[int], max_batch_size: int) -> int | None:
+    """The control limit Q of an action table (equation 31): launch min(s, B_max) from s = Q on.
+
+    None for a table without this structure.
+
+    Args:
+        batch_size: action for queue length 0, 1, 2, ...; the last repeats.
+        max_batch_size: B_max.
+    """
+    limit = next((length for length, action in enumerate(batch_size) if action != 0), None)
+    if limit is None or batch_size[-1] != max_batch_size:
+        return None
+    expected = [0 if length < limit else min(length, max_batch_size) for length in range(len(batch_size))]
+    return limit if list(batch_size) == expected else None
 
 
 def chart_rows(solutions: Sequence[Solution]) -> list[ChartRow]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from policies.profile import Profile, load_profile
 from policies.queue.central import serve
 from policies.queue.simulator import Estimate, estimate
-from policies.sizing.bins import batch_time, optimised_edges
-from policies.sizing.bins_theory import least_response_time
+from policies.sizing.bins import batch_time, least_response_time, optimised_edges
 from policies.sizing.size_distributions import SIZES, Draw, parse_sizes
 from policies.types import SpecError
 

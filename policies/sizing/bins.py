@@ -139,3 +139,18 @@ def _least_cost_cuts(costs: _Floats, bins: int) -> list[int]:
         end = int(start[end])
         cuts.append(end)
     return cuts[::-1]
+
+
+def least_response_time(batch_time: float, bins: int, batch_size: int, arrival_rate: float) -> float:
+    """The mean response time if no formed batch ever waited for a server (equation 7), s.
+
+    Lemma 5.1 says it of uniform sizes and bins of equal probability. It holds for any: a bin that takes the share p of
+    the requests forms a batch in (B - 1) / (2 lambda p) in the mean, and p of all wait for that. A server can only add.
+
+    Args:
+        batch_time: E[t_service,k], s.
+        bins: k, those that are not empty.
+        batch_size: B.
+        arrival_rate: lambda, 1/s.
+    """
+    return batch_time + bins * (batch_size - 1) / (2.0 * arrival_rate)

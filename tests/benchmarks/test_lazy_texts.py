@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark of texts under LazyBatching; the measurement itself takes minutes."""
+"""The computations of benchmarks/lazy_texts.py, without its measurements."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ TEXTS = Profile("texts", (1.0,) * 8, lengths=(1, 8), length_service_times=((0.1,
 
 def test_capacity_is_of_full_batches_in_order_of_arrival() -> None:
     work = Workload(Path("nowhere"), NO_TIME, np.array([*[10.0] * 8, *[20.0] * 7, 30.0, 99.0]), 0.1)
-    assert capacity(TEXTS, work) == pytest.approx(16 / (0.1 + 0.3)), "what fills no batch does not count"
+    assert capacity(TEXTS, work) == pytest.approx(16 / (0.1 + 0.3)), "requests that fill no batch do not count"
 
 
-def test_every_policy_is_one_for_texts() -> None:
+def test_every_policy_can_serve_texts() -> None:
     steps = dict(zip(COVERAGES, (2, 5, 8), strict=True))
     specs = policies(400, steps)
     chosen = {name: choose(spec, TEXTS) for name, spec in specs.items()}
@@ -26,7 +26,7 @@ def test_every_policy_is_one_for_texts() -> None:
     assert chosen["catch-up, 90% covered"].slo == 0.4
 
 
-def test_a_row_says_what_was_measured_and_what_was_simulated() -> None:
+def test_a_row_has_the_measured_and_the_simulated_values() -> None:
     measured = {"mean_ms": 10.4, "p99_ms": 20.0, "mean_batch_size": 2.0, "slo_attainment": 0.75}
     simulated = {"mean_ms": 9.0, "p99_ms": 18.0, "mean_batch_size": 2.5, "slo_attainment": 1.0}
     cell = {"load": 0.3, "policy": "greedy", "measured": measured, "simulated": simulated}

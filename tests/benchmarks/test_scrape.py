@@ -1,13 +1,13 @@
-"""How benchmarks/scrape.py asks; that every query has data is what it measures."""
+"""The queries of benchmarks/scrape.py, and the Dockerfile's steps as benchmarks/container.py reads them."""
 
 import pytest
 
 from benchmarks.container import copied, steps
-from benchmarks.scrape import asked, shortened
+from benchmarks.scrape import data_query, shortened
 from deploy.expressions import Expression, all_expressions
 
 
-def test_windows_and_offsets_are_shortened_and_names_are_left_alone() -> None:
+def test_windows_and_offsets_are_shortened_and_names_are_not() -> None:
     assert shortened("a:b:rate5m[1h] offset 1d") == "a:b:rate5m[20s] offset 40s"
 
 
@@ -19,12 +19,12 @@ def test_windows_and_offsets_are_shortened_and_names_are_left_alone() -> None:
         ("(a unless a offset 1h) > 0", "(a and a offset 20s) > bool 0"),
     ],
 )
-def test_an_alert_is_asked_for_what_it_compares(alert: str, query: str) -> None:
-    assert asked(Expression("here", alert, "alert")) == query
+def test_the_query_of_an_alert_returns_data_where_its_condition_is_false(alert: str, query: str) -> None:
+    assert data_query(Expression("here", alert, "alert")) == query
 
 
-def test_no_variable_of_grafana_is_left() -> None:
-    assert not [expression.where for expression in all_expressions() if "$" in asked(expression)]
+def test_all_grafana_variables_are_replaced() -> None:
+    assert not [expression.where for expression in all_expressions() if "$" in data_query(expression)]
 
 
 def test_a_dockerfiles_steps_are_read_with_their_continued_lines() -> None:
@@ -32,7 +32,7 @@ def test_a_dockerfiles_steps_are_read_with_their_continued_lines() -> None:
     assert steps(text) == [("FROM", "x"), ("RUN", "a && b"), ("CMD", '["c"]')]
 
 
-def test_what_dockerignore_names_is_not_copied() -> None:
+def test_files_of_dockerignore_are_not_copied() -> None:
     files = copied(["/docs/", "tests/"])
     assert "server/cli.py" in files
     assert not [file for file in files if file.startswith(("docs/", "tests/"))]

@@ -1,4 +1,4 @@
-"""Each fault of the device, with the real server process under benchmarks/drill.py."""
+"""Each fault of the device, with the real server process under benchmarks/servers/fault_injection.py."""
 
 import sys
 import time
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.drill import give
-from benchmarks.serving import Server, running
+from benchmarks.servers.fault_injection import order_fault
+from benchmarks.support.harness import Server, running
 from tests.support.http_client import Reply, ask
 
 _RAW = {"Inference-Header-Content-Length": "0"}
@@ -25,7 +25,7 @@ class Drill:
     orders: Path
 
     def order(self, text: str) -> None:
-        give(self.orders, text)
+        order_fault(self.orders, text)
 
     def infer(self, data: bytes) -> Reply:
         return ask(self.server.url, "/v2/models/googlenet/infer", data, headers=_RAW)
@@ -35,7 +35,14 @@ class Drill:
 def drill(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[Drill]:
     orders = folder / "orders"
     monkeypatch.setenv("DRILL_FILE", str(orders))
-    command = [sys.executable, "-m", "benchmarks.drill", "googlenet", "--device", "emulated:googlenet-tesla-p4"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.servers.fault_injection",
+        "googlenet",
+        "--device",
+        "emulated:googlenet-tesla-p4",
+    ]
     with running(*command, *arguments) as server:
         yield Drill(server, orders)
 

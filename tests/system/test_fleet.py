@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.drill import give
-from benchmarks.serving import Server, running
+from benchmarks.servers.fault_injection import order_fault
+from benchmarks.support.harness import Server, running
 from policies.profile import load_profile
 from tests.support.http_client import Reply, ask
 from tests.system.test_faults import pixels, until
@@ -56,7 +56,16 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     orders = tmp_path / "orders"
     monkeypatch.setenv("DRILL_FILE", str(orders))
     device = f"emulated:{FAST},emulated:{slow}"
-    command = [sys.executable, "-m", "benchmarks.drill", "googlenet", "--device", device, "--policy", "greedy"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.servers.fault_injection",
+        "googlenet",
+        "--device",
+        device,
+        "--policy",
+        "greedy",
+    ]
     with running(*command) as server, ThreadPoolExecutor(17) as pool:
         yield Pair(server, (orders, tmp_path / "orders.1"), pool)
 
@@ -85,7 +94,7 @@ def test_a_device_is_taken_away_and_brought_back_under_load_and_every_call_is_an
 
 def test_a_lost_device_costs_no_call_its_answer_and_the_last_one_ends_the_server(pair: Pair) -> None:
     alone = [reply.body[-4000:] for reply in map(pair.infer, range(64))]
-    give(pair.orders[0], "lost")
+    order_fault(pair.orders[0], "lost")
     shaken = pair.load(64)
     assert {reply.status for reply in shaken} == {200}
     assert [reply.body[-4000:] for reply in shaken] == alone, "everybody got their own answer"
@@ -97,6 +106,6 @@ def test_a_lost_device_costs_no_call_its_answer_and_the_last_one_ends_the_server
     assert swapped["profile"] == "slow", "of the first that serves"
     assert [policy["spec"] for policy in swapped["devices"].values()] == ["smdp:w2=1"] * 2
 
-    give(pair.orders[1], "lost")
+    order_fault(pair.orders[1], "lost")
     assert pair.infer(0).status == 503
     assert pair.server.process.wait(timeout=30) == 3

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from benchmarks.identity import check
-from benchmarks.serving import serving
+from benchmarks.support.harness import serving
 from tests.support.http_client import ask, photograph
 
 

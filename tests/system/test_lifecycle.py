@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.serving import command_line, serving
+from benchmarks.support.harness import command_line, serving
 from tests.support.http_client import ask, photograph
 from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 

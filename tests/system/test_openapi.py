@@ -1,7 +1,7 @@
 """The OpenAPI document tells the truth about the running server; the long run is benchmarks/fuzz.py."""
 
-from benchmarks.routes import check_routes
-from benchmarks.serving import serving
+from benchmarks.support.harness import serving
+from benchmarks.support.openapi_fuzzing import check_routes
 from tests.support.openapi import openapi_document
 
 

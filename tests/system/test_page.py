@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.serving import Server, serving
+from benchmarks.support.harness import Server, serving
 from server.api import dashboard
 from tests.support.http_client import ask, photograph
 

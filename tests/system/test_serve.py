@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving import Server, serving
+from benchmarks.support.harness import Server, serving
 from tests.support.http_client import Reply, ask, photograph
 
 EMULATED = ("googlenet", "--device", "emulated:googlenet-tesla-p4")

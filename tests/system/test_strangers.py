@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prefixed import PREFIX
-from benchmarks.serving import Server, command_line, free_port, running, serving
+from benchmarks.servers.path_prefix import PREFIX
+from benchmarks.support.harness import Server, command_line, free_port, running, serving
 from tests.server.transport.test_tls import certificate
 from tests.support.http_client import ask, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
@@ -269,7 +269,7 @@ def test_below_a_prefix_pictures_are_served_and_keys_hold(tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-m",
-        "benchmarks.prefixed",
+        "benchmarks.servers.path_prefix",
         *EMULATED,
         "--policy",
         "greedy",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from benchmarks.serving import serving
+from benchmarks.support.harness import serving
 from tests.support.http_client import ask
 
 pytest.importorskip("transformers", reason="the extra text is not installed")

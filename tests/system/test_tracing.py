@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from benchmarks.serving import command_line, free_port, serving
+from benchmarks.support.harness import command_line, free_port, serving
 from server.telemetry.tracing import tracing_to
 from tests.support.http_client import Reply, ask, photograph
 from tests.system.test_serve import EMULATED

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.serving import Server, serving
+from benchmarks.support.harness import Server, serving
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent's own, at import

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from benchmarks.hostile import CASES, MOST_BYTES, MOST_SAMPLES, OUTPUTS, SPEC, Case, good_calls, judge
+from benchmarks.support.hostile_inputs import CASES, MOST_BYTES, MOST_SAMPLES, OUTPUTS, SPEC, Case, good_calls, judge
 from server.api.open_inference.protocol import parse_infer
 
 

@@ -1,6 +1,6 @@
-"""Closed forms of multi-bin batching (Guldogan, Kunde, Lee and Pedarsani) for independent, identical sizes.
+"""Multi-bin batching in formulas (Guldogan, Kunde, Lee and Pedarsani): what K bins give when sizes are drawn alike.
 
-One server, batches of exactly B with the service time of the longest request, K bins, Poisson arrivals.
+One server, batches of exactly B, each as long as its longest request; K bins; Poisson arrivals.
 
     l, l_min, l_max   size: service time of a request alone, s; its range where it is uniform (low, high)
     mu                rate of exponential sizes, 1/s: 1 / mean
@@ -22,22 +22,8 @@ from math import exp, expm1, floor, inf, log
 
 from scipy.integrate import quad
 
+from policies.sizing.bins import least_response_time
 from policies.types import SpecError
-
-
-def least_response_time(batch_time: float, bins: int, batch_size: int, arrival_rate: float) -> float:
-    """Return the mean response time if no formed batch waits for the server (equation 7), a lower bound, s.
-
-    Lemma 5.1 states it for uniform sizes and bins of equal probability. It holds in general: a request in a bin of
-    probability p waits (B - 1) / (2 lambda p) in the mean for its batch to form, and the mean over requests cancels p.
-
-    Args:
-        batch_time: E[t_service,k], s.
-        bins: k, the number of non-empty bins.
-        batch_size: B.
-        arrival_rate: lambda, 1/s.
-    """
-    return batch_time + bins * (batch_size - 1) / (2.0 * arrival_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +39,23 @@ class Uniform:
         return (self.low + self.high) / 2.0
 
     def edges(self, bins: int) -> tuple[float, ...]:
-        """Return the edges of equation 3, of equal probability, which are optimal for uniform sizes."""
+        """Equation 3: equal probability is best here."""
         return tuple(self.low + i / bins * (self.high - self.low) for i in range(1, bins))
 
     def batch_time(self, bins: int, batch_size: int) -> float:
-        """Return E[t_service,k] with these edges (the denominator of equation 4), s."""
+        """E[t_service,k] with those edges (the denominator of equation 4), s."""
         return self.mean + self._excess(batch_size) / bins
 
     def throughput(self, bins: int, batch_size: int) -> float:
-        """Return the throughput of equation 4, 1/s."""
+        """Equation 4, 1/s."""
         return batch_size / self.batch_time(bins, batch_size)
 
     def capacity(self, batch_size: int) -> float:
-        """Return c_max of equation 5, 1/s."""
+        """c_max of equation 5, 1/s."""
         return batch_size / self.mean
 
     def bins_for(self, throughput: float, batch_size: int) -> int:
-        """Return the least number of bins with this throughput, c_max - epsilon (theorem 4.3, equation 6).
+        """The least number of bins that gives this throughput, c_max - epsilon (theorem 4.3, equation 6).
 
         Raises:
             SpecError: it is not positive, or not below c_max.
@@ -77,19 +63,19 @@ class Uniform:
         capacity = self.capacity(batch_size)
         if not 0.0 < throughput < capacity:
             raise SpecError(
-                f"no number of bins has a throughput of {throughput:g} per second: give one above 0 and below "
+                f"a throughput of {throughput:g} per second takes no number of bins: give one above 0 and below "
                 f"{capacity:g}, the limit for batches of {batch_size}, or larger batches"
             )
         bound = throughput * self._excess(batch_size) / ((capacity - throughput) * self.mean)
-        bins = max(1, floor(bound))  # checked below, because rounding of an exact k may give either
+        bins = max(1, floor(bound))  # asked again, for rounding must not add a bin to what k bins give exactly
         return bins if self.throughput(bins, batch_size) >= throughput else bins + 1
 
     def response_time(self, bins: int, batch_size: int, arrival_rate: float) -> float:
-        """Return equation 7, a lower bound of the mean response time that is reached at low load, s."""
+        """Equation 7: the least there can be, and what there is at low load, s."""
         return least_response_time(self.batch_time(bins, batch_size), bins, batch_size, arrival_rate)
 
     def _excess(self, batch_size: int) -> float:
-        """Return the mean service time of a batch with one bin less the mean size, s."""
+        """By how much a batch of one bin takes longer than a request in the mean, s."""
         return (batch_size * self.high + self.low) / (batch_size + 1.0) - self.mean
 
 
@@ -100,7 +86,7 @@ class Exponential:
     mean: float
 
     def edges(self, bins: int, batch_size: int) -> tuple[float, ...]:
-        """Return the edges of equation 28, which minimise the bound of equation 27."""
+        """Equation 28: the edges that make the bound of equation 27 least."""
         edges, edge = [], 0.0
         for step in reversed(self._steps(bins, batch_size)):
             edge += self.mean * log(step)
@@ -108,27 +94,27 @@ class Exponential:
         return tuple(edges)
 
     def batch_time(self, edges: Sequence[float], batch_size: int) -> float:
-        """Return E[t_service,k], exactly: for each bin the integral of P(max of B > t), s."""
+        """E[t_service,k], exactly: for each bin the integral of P(max of B > t), s."""
         times = (self._longest(low, high, batch_size) for low, high in pairwise((0.0, *edges, inf)))
         shares = (self._share(low, high) for low, high in pairwise((0.0, *edges, inf)))
         return sum(share * time for share, time in zip(shares, times, strict=True))
 
     def batch_time_bound(self, edges: Sequence[float], batch_size: int) -> float:
-        """Return the upper bound of equation 27, by the upper edge of every bin but the last, s."""
+        """The upper bound of equation 27: every bin but the last takes as long as its upper edge, s."""
         shares = [self._share(low, high) for low, high in pairwise((0.0, *edges, inf))]
         last = (edges[-1] if edges else 0.0) + self.mean * harmonic(batch_size)
         return sum(share * time for share, time in zip(shares, (*edges, last), strict=True))
 
     def throughput_bound(self, bins: int, batch_size: int) -> float:
-        """Return equation 60 with L_{k-j}: a lower bound of the throughput with the edges of equation 28, 1/s."""
+        """Equation 60 with L_{k-j}: what K bins with the edges of equation 28 give at least, 1/s."""
         return batch_size / self.batch_time_bound(self.edges(bins, batch_size), batch_size)
 
     def capacity(self, batch_size: int) -> float:
-        """Return c_max (remark 4.1), 1/s."""
+        """c_max (remark 4.1), 1/s."""
         return batch_size / self.mean
 
     def _steps(self, bins: int, batch_size: int) -> list[float]:
-        """Return L_1 .. L_{k-1} (equation 29)."""
+        """L_1 .. L_{k-1} (equation 29)."""
         steps = [harmonic(batch_size)]
         while len(steps) < bins - 1:
             steps.append(1.0 + log(steps[-1]))
@@ -138,7 +124,7 @@ class Exponential:
         return exp(-low / self.mean) - exp(-high / self.mean)
 
     def _longest(self, low: float, high: float, batch_size: int) -> float:
-        """Return E[max of B | bin], s."""
+        """E[max of B | bin], s."""
         if high == inf:
             return low + self.mean * harmonic(batch_size)
         whole = expm1(-(high - low) / self.mean)
@@ -150,5 +136,5 @@ class Exponential:
 
 
 def harmonic(number: int) -> float:
-    """Return H_B = 1 + 1/2 + ... + 1/B, the mean of the longest of B exponential sizes of mean 1."""
+    """H_B = 1 + 1/2 + ... + 1/B: the mean of the longest of B exponential sizes of mean 1."""
     return sum(1.0 / i for i in range(1, number + 1))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper.multi_bin_theory import Exponential, Uniform, harmonic
 from policies.queue.central import CentralRun, serve
-from policies.sizing.bins import batch_time, optimised_edges
-from policies.sizing.bins_theory import Exponential, Uniform, harmonic, least_response_time
+from policies.sizing.bins import batch_time, least_response_time, optimised_edges
 from policies.types import SpecError
 
 PAPER = Uniform(1.0, 20.0)

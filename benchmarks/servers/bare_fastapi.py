@@ -1,6 +1,6 @@
-"""The yardstick: FastAPI and the shortest greedy batcher that works, on the same emulated device and the same bodies.
+"""The baseline: FastAPI and a minimal greedy batcher, on an emulated device, with the same bodies as serve-model.
 
-What it takes beyond the simulated response time is what HTTP and the interpreter cost on the machine of the day.
+Its excess over the simulated response time is the cost of HTTP and the interpreter on this machine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from policies.profile import Profile, load_profile
 
 
 async def serve(profile: Profile, waiting: list["asyncio.Future[int]"], arrived: asyncio.Event) -> None:
-    """Whoever waits goes when the device is free."""
+    """Launch all waiting requests, at most the largest batch, whenever the device is free."""
     while True:
         await arrived.wait()
         batch, waiting[:] = waiting[: profile.max_batch_size], waiting[profile.max_batch_size :]
@@ -29,15 +29,15 @@ async def serve(profile: Profile, waiting: list["asyncio.Future[int]"], arrived:
 
 
 def create(profile: Profile) -> FastAPI:
-    """An app in front of that loop."""
+    """The application in front of that batcher."""
     waiting: list[asyncio.Future[int]] = []
     arrived = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loop = asyncio.create_task(serve(profile, waiting, arrived))
+        batcher = asyncio.create_task(serve(profile, waiting, arrived))
         yield
-        loop.cancel()
+        batcher.cancel()
 
     app = FastAPI(lifespan=lifespan)
 
@@ -63,7 +63,7 @@ def create(profile: Profile) -> FastAPI:
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Serve until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -1,36 +1,30 @@
-"""The pictures of benchmarks/multi_bin.py, drawn from its record in the manner of the paper's figures."""
+"""The figures of benchmarks/multi_bin.py, from its record, in the style of the paper's figures."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.support.harness import FIGURES, finish_axes, new_figure, save_figure
 from policies.charts.averages import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 _Spreads = Sequence[Sequence[float]] | NDArray[np.float64]  # mean, least, greatest
 
 
 def draw(record: Mapping[str, Any]) -> None:
-    """Every picture whose numbers are there."""
-    if "uniform" in record:
-        draw_uniform(record["uniform"], FIGURES / "multi-bin-uniform.png")
-    if "lengths" in record:
-        draw_lengths(record["lengths"], FIGURES / "multi-bin-lengths.png")
-    if "errors" in record:
-        draw_errors(record["errors"], FIGURES / "multi-bin-errors.png")
+    """Draw every figure whose part is recorded."""
+    for part, draw_part in (("uniform", draw_uniform), ("lengths", draw_lengths), ("errors", draw_errors)):
+        if part in record:
+            draw_part(record[part])
 
 
-def draw_uniform(record: Mapping[str, Any], path: Path) -> None:
+def draw_uniform(record: Mapping[str, Any]) -> None:
     """Throughput and mean response time by arrival rate: figures 3 and 4."""
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
-    figure = Figure(figsize=(12.5, 4.8), layout="constrained")
+    figure = new_figure(12.5, 4.8)
     throughput, response = figure.subplots(1, 2)
     for colour, (bins, cells) in zip(PALETTE, record["by_rate"].items(), strict=False):
         rates = [cell["rate"] for cell in cells]
@@ -46,14 +40,12 @@ def draw_uniform(record: Mapping[str, Any], path: Path) -> None:
     response.set(title="(b) mean response time", ylabel="s", yscale="log", ylim=(20, 2e4))
     for axes in (throughput, response):
         _finish(axes)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, FIGURES / "multi-bin-uniform.png")
 
 
-def draw_lengths(record: Mapping[str, Any], path: Path) -> None:
-    """Eight servers by arrival rate, and the most against the least: figure 6; and the gain over one bin."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 4.8), layout="constrained")
+def draw_lengths(record: Mapping[str, Any]) -> None:
+    """Throughput and response time of eight servers by arrival rate (figure 6), and the gain over one bin."""
+    figure = new_figure(15, 4.8)
     throughput, response, gain = figure.subplots(1, 3)
     for colour, (bins, cells) in zip(PALETTE, record["by_rate"].items(), strict=False):
         rates = [cell["rate"] for cell in cells]
@@ -64,13 +56,13 @@ def draw_lengths(record: Mapping[str, Any], path: Path) -> None:
     for axes in (throughput, response):
         _finish(axes)
     _gains(gain, record)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, FIGURES / "multi-bin-lengths.png")
 
 
 def _gains(axes: "Axes", record: Mapping[str, Any]) -> None:
     bins = list(record["gains"])
     keys = {"theory_equal": "equal, in theory", "theory_optimised": "optimised, in theory"}
-    keys |= {"file_order": "optimised, file order", "learned": "learned on the way, file order"}
+    keys |= {"file_order": "optimised, file order", "learned": "learned online, file order"}
     for place, (key, label) in enumerate(keys.items()):
         x = np.arange(len(bins)) + 0.2 * (place - 1.5)
         axes.bar(x, [record["gains"][each][key] for each in bins], 0.2, color=PALETTE[place], label=label)
@@ -79,15 +71,13 @@ def _gains(axes: "Axes", record: Mapping[str, Any]) -> None:
     axes.set_xticks(range(len(bins)), bins)
     axes.set(title="(c) gain over one bin, one server", xlabel="bins", ylabel="throughput over one bin's")
     axes.set_ylim(0.9, 1.12 * record["limit"])
-    axes.legend(frameon=False, ncols=2, loc="upper left", fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, {"ncols": 2, "loc": "upper left", "fontsize": 8})
+    axes.grid(visible=False)
 
 
-def draw_errors(record: Mapping[str, Any], path: Path) -> None:
+def draw_errors(record: Mapping[str, Any]) -> None:
     """Gain over one bin by the probability of an error, a panel for each setting: figure 8."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.5, 4.6), layout="constrained")
+    figure = new_figure(12.5, 4.6)
     titles = {"uniform": "uniform sizes on [1, 20]", "lengths": "recorded lengths"}
     for axes, (letter, (key, title)) in zip(figure.subplots(1, 2), zip("ab", titles.items(), strict=True), strict=True):
         cells = dict(record[key]["cells"])
@@ -98,7 +88,7 @@ def draw_errors(record: Mapping[str, Any], path: Path) -> None:
         axes.set(title=f"({letter}) {title}, batches of {record[key]['batch_size']}", ylim=(0.9, 2.0))
         axes.set_ylabel("throughput over one bin's")
         _finish(axes, "probability of each neighbouring bin")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, FIGURES / "multi-bin-errors.png")
 
 
 def _name(bins: str) -> str:
@@ -113,6 +103,4 @@ def _line(axes: "Axes", x: Sequence[float], spreads: _Spreads, colour: str, labe
 
 def _finish(axes: "Axes", xlabel: str = "arrival rate, 1/s") -> None:
     axes.set_xlabel(xlabel)
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, {})

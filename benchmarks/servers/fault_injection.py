@@ -1,13 +1,13 @@
-"""serve-model with an emulated device that fails on command, for drills: `python -m benchmarks.drill ARGUMENTS`.
+"""serve-model on an emulated device that fails on command: `python -m benchmarks.servers.fault_injection ARGUMENTS`.
 
-Environment variable DRILL_FILE names a file; before each batch the device reads what stands there if it changed. Of
-several devices the second one reads DRILL_FILE.1, the third DRILL_FILE.2, and so on.
+The environment variable DRILL_FILE names a file. Before each batch the device reads the fault in it, if the file has
+changed. With several devices the second one reads DRILL_FILE.1, the third DRILL_FILE.2, and so on.
 
-    none       as ever
+    none       no fault
     error:N    the next N batches raise
     oom:B      batches above B do not fit the memory
     slow:S     the next batch takes S seconds more
-    hang       the next batch never comes back
+    hang       the next batch never ends
     lost       the next batch loses the device
 
 A sample that begins with b"POISON" raises in any batch, one that begins with b"NOTNUM" has outputs that are not finite.
@@ -32,7 +32,7 @@ _POISON, _NOT_A_NUMBER = b"POISON", b"NOTNUM"
 
 
 class FaultyDevice:
-    """An emulated device under orders."""
+    """An emulated device with the faults that its file orders."""
 
     _made = count()
 
@@ -42,12 +42,12 @@ class FaultyDevice:
         index = next(self._made)
         self._file = Path(os.environ["DRILL_FILE"] + (f".{index}" if index else ""))
         self._changed = 0
-        self._order, self._left = "none", 0.0
+        self._fault, self._value = "none", 0.0
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Fail as ordered, or as a sample makes it, else serve."""
+        """Raise the ordered fault or the fault of a sample, else serve."""
         self._read()
-        self._obey(len(batch.inputs))
+        self._inject(len(batch.inputs))
         outputs = self._device.serve(batch)
         begins = [sample.reshape(-1)[: len(_POISON)].tobytes() for sample in batch.inputs]
         if _POISON in begins:
@@ -63,19 +63,19 @@ class FaultyDevice:
             return
         if changed != self._changed:
             self._changed = changed
-            self._order, _, left = self._file.read_text().strip().partition(":")
-            self._left = float(left or 1)
+            self._fault, _, value = self._file.read_text().strip().partition(":")
+            self._value = float(value or 1)
 
-    def _obey(self, size: int) -> None:
-        match self._order:
-            case "oom" if size > self._left:
+    def _inject(self, size: int) -> None:
+        match self._fault:
+            case "oom" if size > self._value:
                 raise OutOfMemoryError(f"no memory for {size}")
-            case "error" if self._left > 0:
-                self._left -= 1
+            case "error" if self._value > 0:
+                self._value -= 1
                 raise RuntimeError("an ordered error")
             case "slow":
-                self._order = "none"
-                time.sleep(self._left)
+                self._fault = "none"
+                time.sleep(self._value)
             case "hang":
                 threading.Event().wait()
             case "lost":
@@ -84,15 +84,15 @@ class FaultyDevice:
                 pass
 
 
-def give(order: Path, text: str) -> None:
-    """Order something, whole: a device that read between truncating and writing would take nothing for an order."""
-    new = order.with_suffix(".new")
-    new.write_text(text)
-    new.replace(order)
+def order_fault(file: Path, fault: str) -> None:
+    """Write a fault into the device's file, atomically: a device must not read a file that is still empty."""
+    new = file.with_suffix(".new")
+    new.write_text(fault)
+    new.replace(file)
 
 
 def main() -> None:
-    """Serve; the composition root takes its emulated device from where it always does."""
+    """Serve with FaultyDevice in place of the emulated device that serve-model imports."""
     server.backends.emulated.EmulatedDevice = FaultyDevice  # type: ignore[misc, assignment]
     from server.cli import main as serve_model
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.paper.proposition_4 import SizeIndependent, optimal_control_limit
+from policies.charts.action_chart import control_limit_of
 from policies.profile import Profile
 from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
-from policies.smdp.structure import SizeIndependent, control_limit_of, optimal_control_limit
 from policies.types import SpecError
 
 LARGEST = 8

@@ -6,7 +6,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from loadgen.closed_loop import DriftingDevice, LearningController, Phase, closed_loop, run_drift_trial
+from benchmarks.paper.closed_loop_simulation import (
+    DriftingDevice,
+    LearningController,
+    Phase,
+    closed_loop,
+    run_drift_trial,
+)
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson

@@ -1,9 +1,8 @@
-"""The routes against their OpenAPI document: schemathesis draws calls, right and wrong, and the running server answers.
+"""Checks a running server against its OpenAPI document, with valid and invalid calls drawn by schemathesis.
 
 Checked of every answer: no 5xx but 503 and 504; a status, a content type, headers and a body that the document
-describes; and 405 for methods that it does not. Not demanded is that every call that fits the document
-succeeds (whether a tensor's values fit its shape is beyond a schema), nor that every other is refused (null means
-absent here).
+describes; and 405 for methods that it does not list. A call that fits the document may fail (a schema cannot express
+that a tensor's values fit its shape), and one that does not may succeed (the server treats null as absent).
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
-from benchmarks.hostile import PICTURES, pictures
+from benchmarks.support.hostile_inputs import IMAGES, images
 
 _DOCUMENTED = (503, 504)
 _CHECKS = [
@@ -36,11 +35,11 @@ _POLICIES = [
     "max-under-deadline:slo_ms=9",
     "rate-matching",
 ]
-_ENCODED = st.sampled_from(PICTURES) | pictures().map(lambda case: bytes(case.arguments[0]))
+_ENCODED = st.sampled_from(IMAGES) | images().map(lambda case: bytes(case.arguments[0]))
 
 
 def _register() -> None:
-    """What the schemas cannot say: pictures, and calls with tensors behind them."""
+    """Register strategies for content types whose schema says nothing: images and binary tensors."""
     load_all_checks()
     for kind in ("image/jpeg", "image/png"):
         schemathesis.openapi.media_type(kind, _ENCODED)
@@ -48,7 +47,12 @@ def _register() -> None:
 
 
 class Tally:
-    """What came back: calls by route and status, and the complaints."""
+    """Results of calls.
+
+    Attributes:
+        statuses: number of calls by route and status.
+        complaints: descriptions of failures.
+    """
 
     def __init__(self) -> None:
         self.statuses: Counter[str] = Counter()
@@ -70,7 +74,7 @@ class Tally:
 
 
 def check_routes(url: str, examples: int, round_: int = 0) -> Tally:
-    """Make `examples` calls, half of them wrong, of every route of the server at `url`."""
+    """Make `examples` calls, half of them invalid, of every route of the server at `url`."""
     _register()
     tally = Tally()
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
@@ -87,7 +91,7 @@ def _check_operation(operation: Any, mode: Any, tally: Tally, how: tuple[request
     session, examples, round_ = how
     parts = (operation.body, operation.query, operation.headers, operation.path_parameters)
     if mode is GenerationMode.NEGATIVE and not any(parts):
-        return  # nothing in it can be wrong
+        return  # a call without parts cannot be invalid
     strategy: st.SearchStrategy[Any] = operation.as_strategy(generation_mode=mode)
     if mode is GenerationMode.POSITIVE:
         strategy = st.one_of(strategy, *_good_calls(operation))
@@ -106,10 +110,10 @@ def _check_operation(operation: Any, mode: Any, tally: Tally, how: tuple[request
 
 
 def _good_calls(operation: Any) -> list[st.SearchStrategy[Any]]:
-    """Calls that succeed where a schema alone would hardly ever find one."""
+    """Calls that succeed, for routes where calls drawn from the schema hardly ever do."""
     if operation.path.endswith("/infer"):
         raw = {"headers": {"Inference-Header-Content-Length": "0"}, "media_type": "application/octet-stream"}
-        return [operation.as_strategy(body=picture, **raw) for picture in PICTURES[:6]]
+        return [operation.as_strategy(body=image, **raw) for image in IMAGES[:6]]
     if operation.path.endswith("/policy") and operation.method == "put":
         bodies = [{"policy": policy} for policy in _POLICIES]
         return [operation.as_strategy(body=body, media_type="application/json") for body in bodies]
@@ -120,7 +124,7 @@ def _good_calls(operation: Any) -> list[st.SearchStrategy[Any]]:
 
 
 def _check_methods(url: str, document: dict[str, Any], tally: Tally, session: requests.Session) -> None:
-    """A method that the document does not list is 405, in the one form that errors have."""
+    """Check that a method that the document does not list gets 405 and the JSON body of errors."""
     for path, operations in document["paths"].items():
         target = path.replace("{model}", "googlenet").replace("{version}", "1").replace("{index}", "0")
         for method in {"get", "post", "put", "delete", "patch"} - operations.keys():

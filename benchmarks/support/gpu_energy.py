@@ -1,9 +1,8 @@
-"""Energy on a GPU, part of `make gpu`: a model's full profile, what its sensor is worth, and joules per request.
+"""Energy on a GPU, part of benchmarks/gpu.py: a model's full profile, the sensor's accuracy, joules per request.
 
-All of it in one process and through one executor, so that cuDNN tunes each batch size once. Requests go to the
-dispatcher itself, without HTTP: it is the device's energy under a policy that is compared, at loads that one client
-could not offer over HTTP. Joules are the GPU's own counter over a window between two of its ticks, by the requests
-answered in it; marginal ones are those above idle power.
+One process and one executor, so that cuDNN tunes each batch size once. Requests go to the dispatcher without HTTP, at
+loads that one client could not offer over HTTP. Joules per request are the difference of the GPU's energy counter
+between two of its ticks, over the requests answered between them; marginal joules are those above idle power.
 """
 
 import asyncio
@@ -37,38 +36,38 @@ from server.telemetry.metrics import Metrics
 
 LOADS = (0.2, 0.4, 0.6)
 SLO_FACTORS = (1.5, 3.0)  # times greedy's p95 at the same load
-FASTEST = 8000.0  # 1/s; what one Python process offers to itself and answers
-TIMES = 45.0  # s for a profile's service times, if the least that is owed takes no longer
+FASTEST = 8000.0  # 1/s; requests that one Python process can submit and answer
+TIMES = 45.0  # s for a profile's service times, if the minimum takes no longer
 ENERGIES = 30.0, 75.0  # s for its energies, at least and at most
-JOULES = 75.0  # s that all cells take, about
+JOULES = 75.0  # s for all cells, about
 _WINDOWS = Windows(settle=1.0, length=4.0, repeats=1, min_batches=20)
 _CAPACITY = 4096  # requests that may wait
 
-Watch = Callable[[RunningLoad], Awaitable[Steady]]  # measures while requests are served; "batches" are requests here
+PowerMeasurement = Callable[[RunningLoad], Awaitable[Steady]]  # while requests are served; its "batches" are requests
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What serves: a profile's model on a device, and inputs for it.
+class DeviceUnderTest:
+    """A model on a device, inputs for it, and its power measurement.
 
     Attributes:
         executor: runs the batches.
-        profile: of the model on it.
+        profile: of the model on the executor's device.
         samples: decoded inputs; requests take them in turn.
         clock: the executor's, s.
-        watch: measures power and rate while requests are served.
+        measure_power: measures power and rate while requests are served.
     """
 
     executor: Executor
     profile: Profile
     samples: Sequence[Any]
     clock: Callable[[], float]
-    watch: Watch
+    measure_power: PowerMeasurement
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What came of the requests so far."""
+    """The requests answered and refused so far."""
 
     responses: list[float]
     batch_sizes: list[int]
@@ -85,57 +84,55 @@ class _Tally:
         self.progress = LoadProgress(self.progress.batches + 1, now)
 
 
-async def joules(served: Served, spec: str, rate: float, seed: int = 1) -> dict[str, Any]:
-    """Serve Poisson arrivals under a policy while it is watched; energies are total and above idle, mJ a request.
+async def joules(device: DeviceUnderTest, spec: str, rate: float, seed: int = 1) -> dict[str, Any]:
+    """Serve Poisson arrivals under a policy and measure joules per request: in total and above idle power, mJ.
 
     Args:
-        served: what serves.
+        device: serves the requests.
         spec: of the policy.
-        rate: arrivals, 1/s.
-        seed: the same one, the same arrivals.
+        rate: arrival rate, 1/s.
+        seed: of the arrivals.
 
     Raises:
-        UnmeasuredError: the meter tells nothing, or no request is answered.
+        UnmeasuredError: the meter fails, or no request is answered.
     """
-    profile = served.profile
+    profile = device.profile
     chosen = await asyncio.to_thread(choose, spec, profile)
     metrics = Metrics()
-    dispatcher = Dispatcher(served.executor, {profile.model: chosen}, metrics, served.clock, Limits(_CAPACITY))
-    tally = _Tally([], [], LoadProgress(0, served.clock()))
-    loop, offer = (
-        asyncio.create_task(dispatcher.run()),
-        asyncio.create_task(_offer(served, dispatcher, rate, seed, tally)),
-    )
+    dispatcher = Dispatcher(device.executor, {profile.model: chosen}, metrics, device.clock, Limits(_CAPACITY))
+    tally = _Tally([], [], LoadProgress(0, device.clock()))
+    serving = asyncio.create_task(dispatcher.run())
+    offer = asyncio.create_task(_offer(device, dispatcher, rate, seed, tally))
     try:
-        steady = await served.watch(lambda: tally.progress)
+        steady = await device.measure_power(lambda: tally.progress)
     finally:
-        await _end(offer)
+        await _cancel(offer)
         await dispatcher.drain()
-        await _end(loop)
-    return {"policy": spec, "arrival_rate_hz": rate, "load": profile.load(rate), **_told(tally, steady, profile)}
+        await _cancel(serving)
+    return {"policy": spec, "arrival_rate_hz": rate, "load": profile.load(rate), **_cell(tally, steady, profile)}
 
 
-async def _offer(served: Served, dispatcher: Dispatcher, rate: float, seed: int, tally: _Tally) -> None:
-    """Until cancelled; response times count from the scheduled instants."""
-    began, rng = served.clock(), np.random.default_rng(seed)
+async def _offer(device: DeviceUnderTest, dispatcher: Dispatcher, rate: float, seed: int, tally: _Tally) -> None:
+    """Submit requests until cancelled; response times count from the scheduled instants."""
+    began, rng = device.clock(), np.random.default_rng(seed)
     for number, instant in enumerate(poisson(rate, 120.0, rng).tolist()):
-        await asyncio.sleep(max(0.0, began + instant - served.clock()))
-        sample = served.samples[number % len(served.samples)]
+        await asyncio.sleep(max(0.0, began + instant - device.clock()))
+        sample = device.samples[number % len(device.samples)]
         try:
-            future = dispatcher.submit(served.profile.model, [sample])
+            future = dispatcher.submit(device.profile.model, [sample])
         except ServerError:
             tally.refused += 1
         else:
-            future.add_done_callback(partial(tally.answered, served.clock, began + instant))
+            future.add_done_callback(partial(tally.answered, device.clock, began + instant))
 
 
-async def _end(task: "asyncio.Task[None]") -> None:
+async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
 
 
-def _told(tally: _Tally, steady: Steady, profile: Profile) -> dict[str, Any]:
+def _cell(tally: _Tally, steady: Steady, profile: Profile) -> dict[str, Any]:
     power, rate = steady.power.value, steady.rate.value
     return {
         "answered_hz": rate,
@@ -149,29 +146,29 @@ def _told(tally: _Tally, steady: Steady, profile: Profile) -> dict[str, Any]:
     }
 
 
-async def compare(served: Served, until: float, note: Callable[[dict[str, Any]], object]) -> None:
-    """Load by load while there is time: greedy, then the least-energy policies under SLOs of multiples of its p95.
+async def compare(device: DeviceUnderTest, until: float, record: Callable[[dict[str, Any]], object]) -> None:
+    """By load, while there is time: greedy, then the least-energy policies under SLOs of multiples of greedy's p95.
 
     Args:
-        served: what serves.
-        until: no cell is begun after this instant of its clock, s.
-        note: told of each cell.
+        device: serves the requests.
+        until: no cell is started after this instant of the device's clock, s.
+        record: called with each cell.
     """
-    fastest = min(served.profile.capacity, FASTEST / max(LOADS))
+    fastest = min(device.profile.capacity, FASTEST / max(LOADS))
     for load in LOADS:
-        if served.clock() > until:
+        if device.clock() > until:
             return
-        greedy = await joules(served, "greedy", load * fastest)
-        note(greedy)
+        greedy = await joules(device, "greedy", load * fastest)
+        record(greedy)
         for factor in SLO_FACTORS:
-            if served.clock() > until:
+            if device.clock() > until:
                 return
             slo = factor * greedy["p95_ms"]
             try:
-                cell = await joules(served, f"smdp:slo_p95_ms={slo:.4f}", load * fastest)
+                cell = await joules(device, f"smdp:slo_p95_ms={slo:.4f}", load * fastest)
             except SpecError as error:
                 cell = {"policy": "smdp", "load": load, "failed": str(error)}
-            note({**cell, "slo_p95_ms": slo, "slo_over_greedy": factor, **_saved(cell, greedy, slo)})
+            record({**cell, "slo_p95_ms": slo, "slo_over_greedy": factor, **_saved(cell, greedy, slo)})
 
 
 def _saved(cell: dict[str, Any], greedy: dict[str, Any], slo: float) -> dict[str, Any]:
@@ -181,7 +178,7 @@ def _saved(cell: dict[str, Any], greedy: dict[str, Any], slo: float) -> dict[str
 
 
 def sensor(sweep: EnergySweep, profile: Profile, meter: EnergyMeter) -> dict[str, Any]:
-    """What the sensor shows: its step, idle power with the context open, and whether power is linear in the load."""
+    """The sensor's step, the idle power with the context open, and the linearity of power in the load."""
     checks = sweep.checks(profile.service_times)
     busy = {r.batch_size: r.power.value for r in sweep.batch_energies(profile.service_times)}[sweep.plan.checked]
     by_load = [(0.0, sweep.idle.value), *((load, check.measured) for load, check in checks), (1.0, busy)]
@@ -197,14 +194,14 @@ def sensor(sweep: EnergySweep, profile: Profile, meter: EnergyMeter) -> dict[str
 
 
 def linearity(points: Sequence[tuple[float, float]]) -> float:
-    """The largest distance of a power from the line that fits all of them best, relative to the line."""
+    """The largest distance of a power from the line of best fit, relative to the line."""
     loads, powers = np.asarray(points).T
     line = np.polynomial.Polynomial.fit(loads, powers, 1)(loads)
     return float(np.max(np.abs(powers / line - 1.0)))
 
 
 def readings(sweep: EnergySweep, profile: Profile) -> list[dict[str, Any]]:
-    """The sizes whose energy was measured: W and mJ, with standard errors."""
+    """Power, W, and energy, mJ, of the measured batch sizes, with standard errors."""
     return [
         {
             "batch_size": r.batch_size,
@@ -220,7 +217,14 @@ def readings(sweep: EnergySweep, profile: Profile) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is to be studied: a torchvision model on a device ("cuda:0"), up to a batch size, until an instant (s)."""
+    """The settings of a study.
+
+    Attributes:
+        model: a torchvision model.
+        device: such as "cuda:0".
+        max_batch_size: the largest batch to profile.
+        until: instant at which the study ends, s of time.monotonic.
+    """
 
     model: str
     device: str
@@ -228,8 +232,8 @@ class Study:
     until: float
 
 
-def study(what: Study, save: Callable[[str, Any], object]) -> None:
-    """The whole study of a model; `save` is told of each part as soon as it is there.
+def run_study(study: Study, save: Callable[[str, Any], object]) -> None:
+    """Measure all parts of a model's study, and call `save` with the name and value of each.
 
     Raises:
         UnmeasuredError: the sensor failed.
@@ -237,17 +241,17 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
     from server.backends.torch_images import resolve_device, settings, torch_device
     from server.models.torchvision_source import load
 
-    place, device_name = resolve_device(what.device)
-    found = preflight(what.device)
+    place, device_name = resolve_device(study.device)
+    found = preflight(study.device)
     save("preflight", asdict(found))
-    model, net = load(what.model, "random", what.max_batch_size)
-    executor = ThreadExecutor(torch_device([(model, net)], place), what.device)
+    model, net = load(study.model, "random", study.max_batch_size)
+    executor = ThreadExecutor(torch_device([(model, net)], place), study.device)
     try:
         samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
-        subject = Subject(executor, what.model, samples, meter_for(what.device))
+        subject = Subject(executor, study.model, samples, meter_for(study.device))
         versions = ", ".join(f"{name} {number}" for name, number in cache.package_versions().items())
         about = f"{settings(place)}, weights random, {versions}; {found.note}"
-        profile, sweep = profiled(subject, what, device_name, about)
+        profile, sweep = measure_profile(subject, study, device_name, about)
         save("profile", profile.to_json())
         if sweep is None:
             raise UnmeasuredError(f"no energies: {subject.meter.about}")
@@ -255,35 +259,35 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
         save("energy", readings(sweep, profile))
         cells: list[dict[str, Any]] = []
 
-        def note(cell: dict[str, Any]) -> None:
+        def record(cell: dict[str, Any]) -> None:
             cells.append(cell)
             save("joules", cells)
 
-        served = Served(executor, profile, samples, time.monotonic, watching(subject.meter))
-        asyncio.run(compare(served, what.until, note))
+        device = DeviceUnderTest(executor, profile, samples, time.monotonic, power_measurement(subject.meter))
+        asyncio.run(compare(device, study.until, record))
     finally:
         executor.close()
 
 
-def profiled(subject: Subject, what: Study, device: str, about: str) -> tuple[Profile, EnergySweep | None]:
-    """A full profile, its energies in the time that joules per request leave."""
+def measure_profile(subject: Subject, study: Study, device: str, about: str) -> tuple[Profile, EnergySweep | None]:
+    """A full profile; its energies get the time that is not needed for joules per request."""
     rng, least, most = np.random.default_rng(0), *ENERGIES
-    plan = replace(full_plan(what.max_batch_size), max_time=TIMES)
+    plan = replace(full_plan(study.max_batch_size), max_time=TIMES)
     measurement = asyncio.run(measure_service_times(subject, plan, rng, lambda share: None))
     profile = measurement.profile(f"{subject.model}-{cache.slug(device)}", subject.model, device, about)
 
     def planned(service_times: Sequence[float]) -> EnergyPlan:
-        left = what.until - time.monotonic() - JOULES
+        left = study.until - time.monotonic() - JOULES
         return full_energy_plan(service_times).within(min(most, max(least, left)))
 
     return with_energy(profile, make_rig(subject, rng), planned, lambda share: None)
 
 
-def watching(meter: EnergyMeter) -> Watch:
-    """Measure in a thread, while the event loop serves."""
+def power_measurement(meter: EnergyMeter) -> PowerMeasurement:
+    """A power measurement in a thread, while the event loop serves."""
     instruments = Instruments(meter, time.monotonic, time.sleep)
 
-    async def watch(load: RunningLoad) -> Steady:
+    async def measure_power(load: RunningLoad) -> Steady:
         return await asyncio.to_thread(steady_power, instruments, load, _WINDOWS)
 
-    return watch
+    return measure_power

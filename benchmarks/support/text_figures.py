@@ -1,4 +1,4 @@
-"""The picture of benchmarks/text_live.py, drawn from its record: throughput by bins, response time by arrival rate."""
+"""The figure of benchmarks/text_live.py, from its record: throughput by bins, response time by arrival rate."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.support.harness import FIGURES, finish_axes, new_figure, save_figure
 from policies.charts.averages import BLUE, GREY, ORANGE, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "text-live.png"
+_LEGEND = {"fontsize": 8, "loc": "upper left", "ncols": 2}
 
 
-def draw(record: Mapping[str, Any], name: Callable[[str], str], path: Path = FIGURE) -> None:
-    """Both models' throughput, and the generator's response time; nothing where one was not measured yet.
+def draw(record: Mapping[str, Any], name: Callable[[str], str], path: Path = FIGURES / "text-live.png") -> None:
+    """Draw both models' throughput and the generator's response time; nothing if one of them is not recorded.
 
     Args:
-        record: the benchmark's.
-        name: of a policy, from its spec.
-        path: of the picture.
+        record: the benchmark's record.
+        name: returns the name of a policy from its spec.
+        path: the figure's file.
     """
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
     if {"generator", "classifier"} - record.keys():
         return
-    figure = Figure(figsize=(16, 4.8), layout="constrained")
+    figure = new_figure(16, 4.8)
     decoder, response, encoder = figure.subplots(1, 3)
     _throughputs(decoder, record["generator"], name)
     _throughputs(encoder, record["classifier"], name)
@@ -38,7 +37,7 @@ def draw(record: Mapping[str, Any], name: Callable[[str], str], path: Path = FIG
     for place, cell in enumerate(record["classifier"]["cells"].values()):
         padding = f"+{fmean(cell['live_padding']):.0%}"
         encoder.text(place - 0.2, 0.5, padding, ha="center", va="bottom", color="white", fontsize=8)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _throughputs(axes: "Axes", part: Mapping[str, Any], name: Callable[[str], str]) -> None:
@@ -54,7 +53,7 @@ def _throughputs(axes: "Axes", part: Mapping[str, Any], name: Callable[[str], st
     axes.axhline(part["limit_hz"], color="black", ls="--", lw=1, label="limit of many bins")
     axes.set_xticks(places, [name(spec) for spec in cells])
     axes.set(ylabel="requests/s", ylim=(0, 1.25 * max(*means, *simulated, part["limit_hz"])))
-    _finish(axes)
+    finish_axes(axes, _LEGEND)
 
 
 def _responses(axes: "Axes", part: Mapping[str, Any], name: Callable[[str], str]) -> None:
@@ -64,13 +63,7 @@ def _responses(axes: "Axes", part: Mapping[str, Any], name: Callable[[str], str]
         axes.plot(rates, [found[spec]["simulated_ms"] for found in responses], ":", color=colour)
     axes.plot([], [], ":", color=GREY, label="simulated")
     most = part["cells"]["static:8,max_wait_ms=inf"]["simulated_hz"]
-    axes.axvline(most, color="black", ls="--", lw=1, label="the most that one bin serves")
+    axes.axvline(most, color="black", ls="--", lw=1, label="maximum throughput of one bin")
     axes.set(xlabel="arrival rate, 1/s", ylabel="ms", yscale="log")
     axes.set_ylim(top=5 * axes.get_ylim()[1])  # room for the legend
-    _finish(axes)
-
-
-def _finish(axes: "Axes") -> None:
-    axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    finish_axes(axes, _LEGEND)

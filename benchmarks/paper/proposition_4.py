@@ -1,9 +1,10 @@
-"""Control-limit policies: detection, and the closed form of the optimal limit for size-independent service.
+"""Proposition 4: the optimal control limit in closed form.
 
 Source: Xu, Zhou and Niu (arXiv 2501.02181), section VI: Proposition 4 (after Deb and Serfozo, 1973), Corollary 1 and
-equations (31) and (32). A control limit holds where the service time does not depend on the batch size (Assumption 1),
-B_min = 1 (Assumption 2) and the energy is linear in it (Assumption 3); its value is known in closed form where the
-service time is exponential besides (Assumption 4). Elsewhere it need not hold: the journal's appendix E.
+equations (31) and (32). The optimal policy is a control limit if the service time does not depend on the batch size
+(Assumption 1), B_min = 1 (Assumption 2) and the energy is linear in the batch size (Assumption 3). The limit has a
+closed form if the service time is also exponential (Assumption 4). Otherwise the optimal policy may have another
+structure: the journal's appendix E.
 
 | symbol | name here     | meaning, unit                                         | equation |
 |--------|---------------|-------------------------------------------------------|----------|
@@ -17,10 +18,9 @@ service time is exponential besides (Assumption 4). Elsewhere it need not hold: 
 | D_q    | D             | the limit is the first q with D_q >= 0                | (32)     |
 | Q      | control limit | launch min(s, B_max) from s = Q on                    | (31)     |
 
-The energy per request, beta, is the same under every policy and is omitted.
+The energy that each request adds, beta, is the same under every policy and has no effect on the limit.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -32,7 +32,7 @@ from policies.types import SpecError
 
 @dataclass(frozen=True, slots=True)
 class SizeIndependent:
-    """A system with exponential service times that do not depend on the batch size.
+    """Batches whose service time is exponential, and the same for all sizes.
 
     Attributes:
         arrival_rate: lambda, 1/s.
@@ -52,7 +52,7 @@ class SizeIndependent:
 
 
 def optimal_control_limit(case: SizeIndependent) -> int:
-    """Return the optimal control limit Q, from 1 to B_max: Proposition 4, equation (32).
+    """The best control limit Q, from 1 to B_max: Proposition 4, equation (32).
 
     Raises:
         SpecError: the load is 1 or more, or a number is outside its range.
@@ -68,25 +68,11 @@ def optimal_control_limit(case: SizeIndependent) -> int:
     return case.max_batch_size
 
 
-def control_limit_of(batch_size: Sequence[int], max_batch_size: int) -> int | None:
-    """Return the control limit of an action table, equation (31); None if it is not a control-limit policy.
-
-    Args:
-        batch_size: action for queue length 0, 1, 2, ...; the last repeats.
-        max_batch_size: B_max.
-    """
-    limit = next((length for length, action in enumerate(batch_size) if action != 0), None)
-    if limit is None or batch_size[-1] != max_batch_size:
-        return None
-    expected = [0 if length < limit else min(length, max_batch_size) for length in range(len(batch_size))]
-    return limit if list(batch_size) == expected else None
-
-
 def _root(chi: float, largest: int) -> float:
-    """Return xi. The printed equation also has the root 1, close to xi at high load.
+    """Xi. The printed equation has the root 1 as well, close to xi at high load.
 
-    Divided by 1 - xi and by 1 - psi it is xi + xi^2 + ... + xi^B_max = chi. The left side increases from 0 to B_max on
-    (0, 1), so there is exactly one root at a load below 1.
+    Divided by 1 - xi, and by 1 - psi, it reads xi + xi^2 + ... + xi^B_max = chi: increasing from 0 to B_max on (0, 1),
+    hence one root where the load is below 1, and none at 1.
     """
     powers = np.arange(1, largest + 1)
 

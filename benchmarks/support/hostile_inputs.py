@@ -1,6 +1,6 @@
-"""Hostile input for the tensor protocol and the codec: good calls that were damaged, and what must come of each.
+"""Hostile inputs of the tensor protocol and the image codec: valid calls that were damaged, drawn by hypothesis.
 
-Drawn by hypothesis, judged by `judge`. tests/server/api/open_inference/test_protocol_fuzz.py is the short run,
+`judge` checks the result of each. tests/server/api/open_inference/test_protocol_fuzz.py is the short run,
 benchmarks/fuzz.py the long one.
 """
 
@@ -35,13 +35,13 @@ _CODEC = ImageCodec(8, 8, 9)
 
 
 class Case(NamedTuple):
-    """One input: which function it goes to, and its arguments."""
+    """One input: the name of the function to call, and its arguments."""
 
     target: str
     arguments: tuple[Any, ...]
 
 
-# What json.dumps cannot write stands between these marks and is written as it is.
+# Text between these marks is written verbatim, since json.dumps cannot produce it.
 _MARK = "@@"
 _UNWRITABLE = [
     *("1e400", "-1e400", "1" * 400, "-0", "01", "+1", "0x10", "1.", "tru", "[1,]", '{"a":1,"a":2}', "{,}"),
@@ -77,21 +77,8 @@ _ODD_LEAVES = [
         -(2**63),
     ),
     *(-(2**63) - 1, 10**30, 0.0, -0.0, 1.0, 2.5, 1e308, float("nan"), float("inf"), float("-inf"), "", "0", "x", "\0"),
-    *(
-        "\n",
-        "\u2028",
-        "\ud800",
-        "a" * 300,
-        "image",
-        "logits",
-        "features",
-        "RAW",
-        "UINT8",
-        "BYTES",
-        "FP32",
-        "FP16",
-        "bytes",
-    ),
+    *("\n", "\u2028", "\ud800", "a" * 300),
+    *("image", "logits", "features", "RAW", "UINT8", "BYTES", "FP32", "FP16", "bytes"),
     *(f"{_MARK}{text}{_MARK}" for text in _UNWRITABLE),
 ]
 ODD: st.SearchStrategy[Any] = st.recursive(
@@ -121,7 +108,7 @@ def _tensor(datatype: str, count: int) -> bytes:
 
 @st.composite
 def good_calls(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
-    """A call that is right in every respect, but may ask for anything allowed."""
+    """A valid call, with any of the allowed options."""
     datatype = draw(st.sampled_from([*SPEC.tails]))
     samples = draw(st.integers(1, 3))
     shape = [samples, *SPEC.tails[datatype]]
@@ -136,15 +123,15 @@ def good_calls(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
         entry["data"] = np.reshape(flat, shape).tolist() if draw(st.booleans()) else flat
     document: dict[str, Any] = {"inputs": [entry]}
     if draw(st.booleans()):
-        asked = {"binary_data": draw(st.booleans()), "classification": draw(st.sampled_from([0, 1, 2, CLASSES, 99]))}
-        document["outputs"] = [{"name": name, "parameters": asked} for name in draw(st.permutations(OUTPUTS))]
+        chosen = {"binary_data": draw(st.booleans()), "classification": draw(st.sampled_from([0, 1, 2, CLASSES, 99]))}
+        document["outputs"] = [{"name": name, "parameters": chosen} for name in draw(st.permutations(OUTPUTS))]
     if draw(st.booleans()):
         document |= {"id": draw(st.text(max_size=5)), "parameters": {"timeout": draw(st.integers(0, 2**64 - 1))}}
     return document, blob
 
 
-def _lie(draw: st.DrawFn, document: dict[str, Any]) -> None:
-    """Put something else somewhere into the document."""
+def _falsify(draw: st.DrawFn, document: dict[str, Any]) -> None:
+    """Replace one value of the document."""
     entry = document["inputs"][0]
     outputs = document.get("outputs") or [{"name": "logits"}]
     place = draw(st.sampled_from(["document", "entry", "shape", "data", "input's", "output", "output's", "top"]))
@@ -168,7 +155,7 @@ def _lie(draw: st.DrawFn, document: dict[str, Any]) -> None:
 
 
 def _written(document: Any) -> bytes:
-    """JSON as a careless client writes it: NaN, lone surrogates, and what stands between marks as it is."""
+    """JSON with NaN, lone surrogates, and the text between marks verbatim."""
     text = json.dumps(document)
     for raw in _UNWRITABLE:
         text = text.replace(json.dumps(f"{_MARK}{raw}{_MARK}"), raw)
@@ -176,13 +163,13 @@ def _written(document: Any) -> bytes:
 
 
 def _twice(header: bytes, key: str, value: bytes) -> bytes:
-    """The header with one key a second time, in front."""
+    """The header with one key twice, the second value in front."""
     name = b'"%s":' % key.encode()
     return header.replace(name, name + value + b"," + name, 1)
 
 
 def _damage(draw: st.DrawFn, body: bytes) -> bytes:
-    """Flip, cut out, put in or double a few bytes."""
+    """Replace, remove, insert or repeat a few bytes, or cut the end."""
     damaged = bytearray(body)
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(damaged)))
@@ -196,7 +183,7 @@ def _damage(draw: st.DrawFn, body: bytes) -> bytes:
 
 @st.composite
 def infer_cases(draw: st.DrawFn) -> Case:
-    """A call with none to three lies, and perhaps damaged bytes and a wrong length."""
+    """A call with up to three replaced values, and possibly damaged bytes and a wrong length."""
     document, blob = draw(good_calls())
     for _ in range(draw(st.integers(0, 3))):
         if not (isinstance(document.get("inputs"), list) and isinstance(document.get("outputs", []), list | None)):
@@ -205,7 +192,7 @@ def infer_cases(draw: st.DrawFn) -> Case:
             break
         if document.get("outputs") and not isinstance(document["outputs"][0], dict):
             break
-        _lie(draw, document)
+        _falsify(draw, document)
     header = _written(document)
     if draw(st.integers(0, 9)) == 0:
         header = _twice(header, draw(st.sampled_from(_FIELDS)), _written(draw(ODD)))
@@ -220,7 +207,7 @@ def infer_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def elements(draw: st.DrawFn) -> Case:
-    """BYTES whose elements lie about their lengths."""
+    """BYTES tensors whose elements have wrong lengths."""
     parts = draw(st.lists(st.tuples(st.integers(0, 2**32 - 1) | st.integers(0, 6), st.binary(max_size=6)), max_size=5))
     honest = draw(st.booleans())
     blob = b"".join((len(part) if honest else size).to_bytes(4, "little") + part for size, part in parts)
@@ -231,18 +218,18 @@ def elements(draw: st.DrawFn) -> Case:
     return Case("infer", (header + blob, len(header)))
 
 
-def _picture(mode: str, format_: str, **options: Any) -> bytes:
+def _image(mode: str, format_: str, **options: Any) -> bytes:
     values = np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(values).convert(mode).save(buffer, format_, **options)
     return buffer.getvalue()
 
 
-PICTURES = [
-    *(_picture(mode, "JPEG") for mode in ("RGB", "L", "CMYK")),
-    *(_picture(mode, "PNG") for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16")),
-    _picture("RGB", "JPEG", progressive=True),
-    *(_picture("RGB", format_) for format_ in ("GIF", "BMP", "TIFF", "WEBP")),
+IMAGES = [
+    *(_image(mode, "JPEG") for mode in ("RGB", "L", "CMYK")),
+    *(_image(mode, "PNG") for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16")),
+    _image("RGB", "JPEG", progressive=True),
+    *(_image("RGB", format_) for format_ in ("GIF", "BMP", "TIFF", "WEBP")),
 ]
 _PACKED = [(name, pack(b'{"inputs":[]}' * 50)) for name, pack in (("gzip", gzip.compress), ("deflate", zlib.compress))]
 _PACKED += [("gzip", gzip.compress(bytes(MOST_BYTES + 1))), ("gzip", gzip.compress(b"") * 3), ("deflate", b"\x78\x9c")]
@@ -258,14 +245,14 @@ _WEIGHTS = st.lists(
 
 
 @st.composite
-def pictures(draw: st.DrawFn) -> Case:
-    """A picture, damaged."""
-    return Case("picture", (_damage(draw, draw(st.sampled_from(PICTURES))),))
+def images(draw: st.DrawFn) -> Case:
+    """A damaged image."""
+    return Case("picture", (_damage(draw, draw(st.sampled_from(IMAGES))),))
 
 
 @st.composite
 def packed(draw: st.DrawFn) -> Case:
-    """A compressed body, damaged or under another name."""
+    """A compressed body, damaged or with another content encoding."""
     name, body = draw(st.sampled_from(_PACKED))
     encoding = name if draw(st.booleans()) else draw(_ENCODINGS | st.text(max_size=9))
     return Case("decompress", (_damage(draw, body) if draw(st.booleans()) else body, encoding))
@@ -276,7 +263,7 @@ CASES: st.SearchStrategy[Case] = st.one_of(
     infer_cases(),
     infer_cases(),
     elements(),
-    pictures(),
+    images(),
     packed(),
     st.builds(
         lambda body, length: Case("infer", (body, length)), st.binary(max_size=300), st.none() | st.integers(0, 300)
@@ -294,12 +281,12 @@ def _infer(body: bytes, length: int | None) -> None:
     _check_call(call)
     if call.tensor.datatype in ("BYTES", RAW):
         read = _CODEC.read if call.tensor.datatype == RAW else _CODEC.decode
-        for picture in call.tensor.data:
-            assert read(picture).shape == _CODEC.shape
+        for image in call.tensor.data:
+            assert read(image).shape == _CODEC.shape
 
 
 def _check_call(call: InferCall) -> None:
-    """A call that was taken is one for this model, and can be answered."""
+    """Check that an accepted call fits the model and can be answered."""
     tensor = call.tensor
     assert call.timeout is None or 0 < call.timeout < float("inf")
     assert 0 < len({output.name for output in call.outputs}) == len(call.outputs)
@@ -318,7 +305,7 @@ def _check_call(call: InferCall) -> None:
     assert sum(blobs) == (0 if length is None else len(body) - length)
 
 
-def _picture_target(data: bytes) -> None:
+def _read_image(data: bytes) -> None:
     assert _CODEC.read(data).shape == _CODEC.shape
 
 
@@ -348,7 +335,7 @@ def _index(body: bytes) -> None:
 
 _TARGETS: Mapping[str, Callable[..., None]] = {
     "infer": _infer,
-    "picture": _picture_target,
+    "picture": _read_image,
     "length": _length,
     "timeout": _timeout,
     "decompress": _decompress,
@@ -358,21 +345,21 @@ _TARGETS: Mapping[str, Callable[..., None]] = {
 
 
 def judge(case: Case) -> str:
-    """What came of a case: `accepted`, or the name of the client error.
+    """The outcome of a case: `accepted`, or the name of the client error.
 
     Raises:
-        Exception: whatever else a target raised, and AssertionError for an answer that is not consistent or a
-            message that is not one short line.
+        AssertionError: the answer is not consistent, or the message is not one short line.
+        Exception: any other exception of the function.
     """
     try:
         _TARGETS[case.target](*case.arguments)
     except ServerError as error:
-        _check_refusal(error.status, str(error))
+        _check_error(error.status, str(error))
         return type(error).__name__
     return "accepted"
 
 
-def _check_refusal(status: int, message: str) -> None:
+def _check_error(status: int, message: str) -> None:
     assert 400 <= status < 500, message
     assert 0 < len(message) < 600, len(message)
     assert len(message.splitlines()) == 1, message

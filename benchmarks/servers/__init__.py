@@ -1,0 +1,1 @@
+"""Servers that the benchmark scripts and the system tests start as processes of their own."""

@@ -1,0 +1,94 @@
+"""A server on an emulated device whose service times and energies grow while it serves.
+
+The parts are the server's own, with the controller (--adapt) or without it.
+"""
+
+import argparse
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from policies.catalog import choose
+from policies.profile import Profile, load_profile
+from server.api.inference import Inference
+from server.app.application import create_app
+from server.app.lifecycle import bind, serve
+from server.backends.emulated import EmulatedDevice
+from server.backends.executor import Batch, Logits, ThreadExecutor
+from server.energy.meters import CountingMeter, LastReading
+from server.models.images import emulated_model
+from server.scheduling.controller import Controller
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from server.transport.connection import Listening
+from server.transport.memory_budget import MemoryBudget
+
+PROFILE = "googlenet-tesla-p4-x10"
+FACTOR = 1.5  # of service times and energies
+W2 = 16.0
+CHANGE_AFTER = 10.0  # s
+
+
+def changed(profile: Profile) -> Profile:
+    """The profile after the change: service times and energies times `FACTOR`."""
+    return replace(
+        profile,
+        name=f"{profile.name}-jumped",
+        service_times=tuple(FACTOR * t for t in profile.service_times),
+        energies=None if profile.energies is None else tuple(FACTOR * e for e in profile.energies),
+    )
+
+
+class ChangingDevice:
+    """Plays one profile for some seconds from its first batch on, then another one."""
+
+    def __init__(self, before: Profile, after: Profile, seconds: float, meter: CountingMeter) -> None:
+        """Change `seconds` after the first batch."""
+        self._devices = [EmulatedDevice({"demo": profile}, meter) for profile in (before, after)]
+        self._seconds = seconds
+        self._change_at = float("inf")
+
+    def serve(self, batch: Batch, /) -> list[Logits]:
+        """Serve by the profile of the moment."""
+        self._change_at = min(self._change_at, time.monotonic() + self._seconds)
+        return list(self._devices[time.monotonic() >= self._change_at].serve(batch))
+
+
+def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile], adapt: bool) -> None:
+    """Serve until SIGTERM.
+
+    Args:
+        port: on 127.0.0.1.
+        believed: the profile that the policy is solved for.
+        played: the device's profiles before and after the change.
+        adapt: whether the controller solves again when it detects the drift.
+    """
+    meter = CountingMeter()
+    device = ChangingDevice(*played, CHANGE_AFTER, meter)
+    chosen = {"demo": choose(f"smdp:w2={W2}", believed)}
+    metrics, pool = Metrics(), ThreadPoolExecutor()
+    dispatcher = Dispatcher(ThreadExecutor(device, "jumping"), chosen, metrics, time.monotonic)
+    metrics.watch_meter("jumping", meter.source, LastReading(meter))
+    if adapt:
+        dispatcher.delivery.on_served = Controller(dispatcher, metrics, meter, pool).served
+    fleet = Fleet([dispatcher])
+    inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
+    with bind("127.0.0.1", port) as bound:
+        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listening())
+
+
+def main() -> None:
+    """Serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--solved-for", choices=("old", "new"), default="old", help="the device before or after")
+    parser.add_argument("--adapt", action="store_true", help="solve again when the device has changed")
+    chosen = parser.parse_args()
+    old = load_profile(PROFILE)
+    new = changed(old)
+    serve_changing(chosen.port, old if chosen.solved_for == "old" else new, (old, new), chosen.adapt)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Modules that the benchmark scripts share; none of them is a script."""

@@ -1,0 +1,71 @@
+"""Memory, open files and threads of a server's processes."""
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """Sums over all processes of a tree.
+
+    Attributes:
+        rss_mb: resident memory, MB.
+        files: open files.
+        threads: number of threads.
+    """
+
+    rss_mb: float
+    files: int
+    threads: int
+
+
+def process_tree(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def resource_usage(pid: int) -> ResourceUsage:
+    """What a process and its descendants use now; a process that ends meanwhile counts as 0."""
+    rss = files = threads = 0
+    with suppress(psutil.NoSuchProcess):
+        for process in process_tree(pid):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                rss += process.memory_info().rss
+                files += process.num_fds()
+                threads += process.num_threads()
+    return ResourceUsage(round(rss / 2**20, 1), files, threads)
+
+
+class PeakMemory:
+    """Samples the memory of a process tree in a thread while the `with` block runs.
+
+    Attributes:
+        peak: the largest sample, MB.
+    """
+
+    def __init__(self, pid: int, interval: float = 0.25) -> None:
+        """Sample the tree of `pid` every `interval`, s."""
+        self.peak = 0.0
+        self._pid, self._interval = pid, interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.peak = max(self.peak, resource_usage(self._pid).rss_mb)
