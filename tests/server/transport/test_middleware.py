@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ServerError
 from server.transport.asgi import respond
 from server.transport.auth import parse_keys
-from server.transport.middleware import Front
+from server.transport.middleware import RequestMiddleware
 
 KEYS = f"""
 user  predict  {sha256(b"u").hexdigest()}
@@ -38,7 +38,7 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
     raise RuntimeError("secret")
 
 
-def call(front: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes) -> Answered:
+def call(middleware: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes) -> Answered:
     sent: list[Message] = []
     named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}, "root_path": root}
@@ -49,38 +49,38 @@ def call(front: ASGIApp, path: str = "/predict", method: str = "POST", root: str
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(_await(front, scope, receive, send))
+    asyncio.run(_await(middleware, scope, receive, send))
     start, body = sent
     headers_out = {name.decode(): value.decode() for name, value in start["headers"]}
     return Answered(start["status"], headers_out, json.loads(body["body"]), scope)
 
 
-async def _await(front: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    await front(scope, receive, send)
+async def _await(middleware: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await middleware(scope, receive, send)
 
 
-def guarded() -> Front:
-    return Front(hello, parse_keys(KEYS, "f"))
+def guarded() -> RequestMiddleware:
+    return RequestMiddleware(hello, parse_keys(KEYS, "f"))
 
 
 def test_every_answer_has_an_id_of_its_own_or_the_clients() -> None:
-    front = Front(hello)
-    first, second = call(front), call(front)
+    middleware = RequestMiddleware(hello)
+    first, second = call(middleware), call(middleware)
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.scope["state"]["request_id"] == first.headers["x-request-id"]
-    assert call(front, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
+    assert call(middleware, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
     for odd in (b"", b"a b", b"a\r\nb: c", b"x" * 129, b"\xff", b"a\n"):
-        assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(front, x_request_id=odd).headers["x-request-id"])
+        assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(middleware, x_request_id=odd).headers["x-request-id"])
     assert call(guarded(), x_request_id=b"refused").headers["x-request-id"] == "refused"
 
 
 def test_a_trace_goes_on_under_a_new_parent() -> None:
-    front = Front(hello)
-    answer = call(front, traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE).headers["traceparent"]
+    middleware = RequestMiddleware(hello)
+    answer = call(middleware, traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE).headers["traceparent"]
     assert re.fullmatch(rf"00-{TRACE.decode()}-[\da-f]{{16}}-01", answer)
     assert "b7ad6b7169203331" not in answer
-    assert "traceparent" in call(front, traceparent=b"01-%b-b7ad6b7169203331-01-more" % TRACE).headers
-    assert "traceparent" not in call(front).headers
+    assert "traceparent" in call(middleware, traceparent=b"01-%b-b7ad6b7169203331-01-more" % TRACE).headers
+    assert "traceparent" not in call(middleware).headers
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_trace_goes_on_under_a_new_parent() -> None:
     ],
 )
 def test_what_is_no_trace_is_left_alone(odd: bytes) -> None:
-    assert "traceparent" not in call(Front(hello), traceparent=odd).headers
+    assert "traceparent" not in call(RequestMiddleware(hello), traceparent=odd).headers
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_what_is_no_trace_is_left_alone(odd: bytes) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS", "ODD"])
 def test_who_may_call_what(method: str, path: str, without: int, user: int, root: int) -> None:
-    front = guarded()
-    assert call(front, path, method).status == without
-    assert call(front, path, method, authorization=b"Bearer u").status == user
-    assert call(front, path, method, authorization=b"Bearer r").status == root
-    assert call(Front(hello), path, method).status == 200, "without keys everybody may call"
+    middleware = guarded()
+    assert call(middleware, path, method).status == without
+    assert call(middleware, path, method, authorization=b"Bearer u").status == user
+    assert call(middleware, path, method, authorization=b"Bearer r").status == root
+    assert call(RequestMiddleware(hello), path, method).status == 200, "without keys everybody may call"
 
 
 def test_a_refusal_says_what_to_do() -> None:
@@ -142,9 +142,9 @@ def test_a_refusal_says_what_to_do() -> None:
     assert missing.headers["www-authenticate"] == "Bearer"
     assert set(missing.body) == {"error"}
     assert "www-authenticate" not in call(guarded(), authorization=b"Bearer r").headers
-    front = guarded()
-    assert call(front, authorization=b"Bearer s").status == 200
-    limited = call(front, authorization=b"Bearer s")
+    middleware = guarded()
+    assert call(middleware, authorization=b"Bearer s").status == 200
+    limited = call(middleware, authorization=b"Bearer s")
     assert (limited.status, limited.headers["retry-after"]) == (429, "2")
 
 
@@ -161,10 +161,10 @@ def test_a_refusal_says_what_to_do() -> None:
     ],
 )
 def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) -> None:
-    assert call(Front(hello), "/admin/x", host=b"127.0.0.1:8000", origin=origin).status == status
+    assert call(RequestMiddleware(hello), "/admin/x", host=b"127.0.0.1:8000", origin=origin).status == status
     keyed = call(guarded(), "/admin/x", host=b"127.0.0.1:8000", origin=origin, authorization=b"Bearer r")
     assert keyed.status == status
-    assert call(Front(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
+    assert call(RequestMiddleware(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
 
 
 @pytest.mark.parametrize(
@@ -180,26 +180,26 @@ def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) ->
 def test_a_name_that_a_stranger_chose_does_not_steer_a_server_without_keys(
     method: str, host: bytes, status: int
 ) -> None:
-    front = Front(hello, host="box.lan")
-    same_origin = call(front, "/admin/x", method, host=host, origin=b"http://" + host)
-    assert (same_origin.status, call(front, "/admin/x", method, host=host).status) == (status, status)
-    assert call(front, "/predict", host=host).status == 200
+    middleware = RequestMiddleware(hello, host="box.lan")
+    same_origin = call(middleware, "/admin/x", method, host=host, origin=b"http://" + host)
+    assert (same_origin.status, call(middleware, "/admin/x", method, host=host).status) == (status, status)
+    assert call(middleware, "/predict", host=host).status == 200
     authorised = call(guarded(), "/admin/x", method, host=host, authorization=b"Bearer r")
     assert authorised.status == 200, "there the key protects"
 
 
 def test_a_foreign_name_is_told_with_the_remedy() -> None:
-    error = call(Front(hello), "/admin/x", host=b"evil.example:8000").body["error"]
+    error = call(RequestMiddleware(hello), "/admin/x", host=b"evil.example:8000").body["error"]
     assert "evil.example:8000" in error
     assert "API key file" in error
-    assert call(Front(hello), "/admin/x", host=b"").status == 200, "a browser always names the host"
+    assert call(RequestMiddleware(hello), "/admin/x", host=b"").status == 200, "a browser always names the host"
 
 
 def test_who_is_refused_is_told_to_who_counts() -> None:
     statuses: list[int] = []
-    front = Front(hello, parse_keys(KEYS, "f"), refused=statuses.append)
+    middleware = RequestMiddleware(hello, parse_keys(KEYS, "f"), on_rejected=statuses.append)
     for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
-        call(front, authorization=authorization)
+        call(middleware, authorization=authorization)
     assert statuses == [401, 403, 429]
 
 
@@ -215,7 +215,7 @@ def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
         sent.append(message)
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
-    asyncio.run(_await(Front(app), scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(_await(RequestMiddleware(app), scope, None, send))  # type: ignore[arg-type]
     pieces = [message["body"] for message in sent[1:]]
     assert b"".join(pieces) == body[:size]
     assert max(map(len, pieces)) <= 65536
@@ -223,7 +223,7 @@ def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
 
 
 def test_a_bug_is_answered_without_showing_it_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:
-    answer = call(Front(broken), x_request_id=b"this-one")
+    answer = call(RequestMiddleware(broken), x_request_id=b"this-one")
     assert answer.status == 500
     assert "secret" not in str(answer.body)
     assert "this-one" in caplog.text
@@ -234,16 +234,16 @@ def test_a_server_error_of_the_app_is_answered() -> None:
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         raise ServerError("no luck")
 
-    assert call(Front(fails)).body == {"error": "no luck"}
+    assert call(RequestMiddleware(fails)).body == {"error": "no luck"}
 
 
 def test_one_line_a_request_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    front = guarded()
+    middleware = guarded()
     with caplog.at_level(logging.INFO, "batchwright.request"):
-        call(front)
+        call(middleware)
         assert caplog.records == []
     with caplog.at_level(logging.DEBUG, "batchwright.request"):
-        call(front, authorization=b"Bearer u", traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE, x_request_id=b"i")
+        call(middleware, authorization=b"Bearer u", traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE, x_request_id=b"i")
     [line] = caplog.records
     fields = {"method": "POST", "path": "/predict", "status": 200, "request_id": "i", "key": "user"}
     assert {name: getattr(line, name) for name in fields} == fields
@@ -256,7 +256,7 @@ def test_what_is_no_request_passes() -> None:
         scope["seen"] = True
 
     scope: Scope = {"type": "lifespan"}
-    asyncio.run(_await(Front(lifespan), scope, None, None))  # type: ignore[arg-type]
+    asyncio.run(_await(RequestMiddleware(lifespan), scope, None, None))  # type: ignore[arg-type]
     assert scope["seen"]
 
 
@@ -289,9 +289,9 @@ def test_the_app_is_asked_for_the_path_that_was_authorised() -> None:
         asked.append(scope)
         await respond(send, b"1", b"application/json")
 
-    front = Front(noting)
+    middleware = RequestMiddleware(noting)
     for path, root in (("/svc/predict", "/svc"), ("/svcpredict", "/svc"), ("/svc", "/svc"), ("/predict", "/svc")):
-        call(front, path, root=root)
+        call(middleware, path, root=root)
     assert [scope["path"] for scope in asked] == ["/predict", "/svcpredict", "/", "/predict"]
     assert {scope["root_path"] for scope in asked} == {""}, "no one below takes the prefix off again"
     assert {scope["app_root_path"] for scope in asked} == {"/svc"}
