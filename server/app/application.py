@@ -1,4 +1,4 @@
-"""The gateway: HTTP in front of the dispatchers. It never touches an executor."""
+"""The ASGI application: all routes, their error handlers, and the tasks that run as long as the application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.types import SpecError
 from server.api.admin import add_admin
-from server.api.dashboard.live import Live
+from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
 from server.api.open_inference.routes import Documents, Infer, open_inference_routes
@@ -25,29 +25,29 @@ from server.transport.asgi import ClientGoneError
 
 
 def create_app(inference: Inference, version: str) -> ASGIApp:
-    """The whole HTTP surface: the two hot routes in front, FastAPI for all others.
+    """Create the application: the two inference routes on bare ASGI, all others on FastAPI.
 
-    FastAPI's layers cost more than the call itself where it is measured in microseconds.
+    FastAPI's layers would take longer than the rest of an inference call.
     """
     infer, predict = Infer(inference), Predict(inference)
-    others = _create_others(inference, infer, version)
-    others.router.routes[:0] = predict_routes(predict)
+    fastapi = _create_fastapi(inference, infer, version)
+    fastapi.router.routes[:0] = predict_routes(predict)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        hot = infer if infer.matches(scope) else predict if predict.matches(scope) else others
-        await hot(scope, receive, send)
+        route = infer if infer.matches(scope) else predict if predict.matches(scope) else fastapi
+        await route(scope, receive, send)
 
     return app
 
 
-def _create_others(inference: Inference, infer: Infer, version: str) -> FastAPI:
-    """Every route, over dispatchers that run as long as the app does."""
-    live = Live(inference)
-    running = {"dispatchers": inference.fleet.run, "history": live.watch}
+def _create_fastapi(inference: Inference, infer: Infer, version: str) -> FastAPI:
+    """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
+    dashboard = DashboardData(inference)
+    background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(run(), name=name) for name, run in running.items()]
+        tasks = [asyncio.create_task(run(), name=name) for name, run in background.items()]
         yield
         for task in tasks:
             task.cancel()
@@ -55,11 +55,11 @@ def _create_others(inference: Inference, infer: Infer, version: str) -> FastAPI:
                 await task
 
     app = FastAPI(title="Batchwright", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.redirect_slashes = False  # a path is one thing, for the routes as for the keys
+    app.router.redirect_slashes = False  # routing and authorisation have to use the same path
     document = api_document([*inference.models], version)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # as FastAPI wants it replaced
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's documented way to replace it
     app.router.routes[:0] = open_inference_routes(infer, Documents(inference, version))
-    app.router.routes[:0] = [*live.routes(), *page_routes()]
+    app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
     _add_error_handlers(app)
     _add_health(app, inference)
     add_admin(app, inference)
@@ -75,7 +75,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientGoneError)
     async def client_gone(_: Request, __: ClientGoneError) -> Response:
-        return Response(status_code=499)  # nobody hears it, but the log says what happened
+        return Response(status_code=499)  # not sent; the status in the access log
 
     @app.exception_handler(SpecError)
     async def spec_error(_: Request, error: SpecError) -> Response:
@@ -83,8 +83,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        path = request.scope["path"]  # request.url would try to understand what a client made up
-        text = f"{error.detail}: {request.method} {path[:200]!r}; /docs lists what there is"
+        path = request.scope["path"]  # request.url fails on malformed addresses
+        text = f"{error.detail}: {request.method} {path[:200]!r}; /docs lists the routes"
         return JSONResponse({"error": text}, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -94,7 +94,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse({"error": f"{where}: {first['msg']}"}, 400)
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
+    async def internal_error(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
 
 
