@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI document: what each JSON body holds, key by key."""
+"""The schemas of the OpenAPI document: the keys and types of each JSON body."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,12 +15,12 @@ _SHAPE: _Json = {"type": "array", "items": {"type": "integer"}}
 
 
 def reference(name: str) -> _Json:
-    """A schema by its name."""
+    """Return a reference to a named schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def array_of(name: str) -> _Json:
-    """An array of things of one named schema."""
+    """Return the schema of an array of a named schema."""
     return {"type": "array", "items": reference(name)}
 
 
@@ -51,7 +51,7 @@ _LENGTH = {"max_new_tokens": _COUNT, "ignore_eos": _FLAG}
 
 INFER_HEADERS: Mapping[str, _Json] = {
     "Inference-Header-Content-Length": {
-        "description": "Bytes of JSON before the tensors; absent where all is JSON",
+        "description": "Bytes of JSON before the binary tensors; absent if all outputs are JSON",
         "schema": _COUNT,
     }
 }

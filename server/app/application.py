@@ -19,7 +19,7 @@ from server.api.inference import Inference
 from server.api.open_inference.routes import Documents, Infer, open_inference_routes
 from server.api.openapi_document import api_document
 from server.api.predict import Predict, predict_routes
-from server.api.reference_page import INTERFACE_HEADERS, render_interface
+from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.errors import ServerError
 from server.transport.asgi import ClientGoneError
 
@@ -120,5 +120,5 @@ def _add_pages(app: FastAPI, inference: Inference) -> None:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
     @app.get("/docs")
-    async def interface() -> Response:
-        return HTMLResponse(render_interface(app.openapi()), headers=INTERFACE_HEADERS)
+    async def reference() -> Response:
+        return HTMLResponse(render_reference(app.openapi()), headers=REFERENCE_HEADERS)
