@@ -40,9 +40,9 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "reserve memory for each piece of a body",
+        "reserve memory for each chunk of a body",
         "server/transport/asgi.py",
-        "        hold(size)\n",
+        "        reserve(size)\n",
         "",
         ("tests/server/api/test_inference.py",),
     ),

@@ -213,7 +213,7 @@ def test_a_picture_is_answered_and_a_swap_moves_the_chart(running: Server, brows
         drop(page, photograph())
         page.wait_for_selector("#answer li:nth-child(5)")
         assert re.search(
-            r"In a batch of 1: waited [\d.]+ ms, served in [\d.]+ ms, [\d.]+ mJ", page.inner_text("#answer")
+            r"Batch size 1, waiting time [\d.]+ ms, service time [\d.]+ ms, [\d.]+ mJ", page.inner_text("#answer")
         )
         assert "class" in page.inner_text("#answer li")
         send(running.url, 30)
@@ -223,7 +223,7 @@ def test_a_picture_is_answered_and_a_swap_moves_the_chart(running: Server, brows
         assert "Emulated" in page.inner_text("#weights")
         assert page.inner_text("#status") == "ready"
         swap(page, "greedy")
-        page.wait_for_selector("#swapped:has-text('greedy decides from now on')")
+        page.wait_for_selector("#swapped:has-text('The policy is now greedy')")
         rows_of_chart(page, 1)
         assert "as soon as the device is free" in page.inner_text("#how")
         chart, drawn = (
@@ -256,7 +256,7 @@ def test_a_key_is_asked_for_when_it_is_needed_and_kept_for_the_tab_only(guarded:
         page.wait_for_selector("#admin-key:focus")
         page.keyboard.type("open-admin")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#swapped:has-text('serial decides from now on')")
+        page.wait_for_selector("#swapped:has-text('The policy is now serial')")
         drop(page, photograph())
         page.wait_for_selector("#predict-key:focus")
         page.keyboard.type("open-predict")
@@ -271,8 +271,8 @@ def test_lost_contact_is_said_and_another_run_of_the_server_is_taken_up(
     with visiting(browser, running.url) as visit:
         page = visit.page
         page.context.set_offline(True)
-        page.wait_for_selector("#lost:has-text('Lost contact')")
-        assert page.inner_text("#status") == "no contact"
+        page.wait_for_selector("#lost:has-text('Connection to the server lost')")
+        assert page.inner_text("#status") == "disconnected"
         page.route("**/live**", lambda route: route.continue_(url=route.request.url.replace(running.url, guarded.url)))
         page.context.set_offline(False)
         page.wait_for_selector("#lost", state="hidden")
