@@ -40,7 +40,7 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "reserve memory for each chunk of a body",
+        "reserve memory for each piece of a body",
         "server/transport/asgi.py",
         "        reserve(size)\n",
         "",
