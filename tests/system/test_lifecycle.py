@@ -1,4 +1,4 @@
-"""The real process from its start to its end: what it is told wrongly, and how it is stopped."""
+"""Start and shutdown of the real process: invalid settings, signals, drain."""
 
 import http.client
 import json
@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from benchmarks.serving import command_line, serving
-from tests.support.http_client import ask, photograph
+from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 
 READY = "/v2/health/ready"
 
 
 def started(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run serve-model to its end: it is expected to refuse."""
+    """Run serve-model with invalid settings to its end."""
     return subprocess.run(
         [*command_line("serve-model"), *arguments],
         capture_output=True,
@@ -35,7 +35,7 @@ def started(*arguments: str, **environment: str) -> "subprocess.CompletedProcess
     )
 
 
-def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_all_invalid_settings_are_reported_in_one_line_before_the_start(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("prot: 1\nqueue_capacity: 4\n")
     with socket.socket() as taken:
@@ -63,7 +63,7 @@ def test_every_mistake_is_told_in_one_line_before_anything_starts(tmp_path: Path
         assert said in done.stderr, said
 
 
-def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_a_weights_file_with_pickled_code_is_rejected_and_not_executed(tmp_path: Path) -> None:
     trace = tmp_path / "executed"
 
     class Malicious:
@@ -83,28 +83,28 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path: Path) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
-    """A device whose batches take half a minute."""
+    """Return an emulated device with a service time of half a minute."""
     file = tmp_path / "slow.json"
     sizes = {"batch_size": [1, 2], "service_time_s": [30.0, 30.0]}
     file.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "slow", **sizes}))
     return f"emulated:{file}"
 
 
-def test_during_the_drain_delay_calls_are_served_though_readiness_is_gone() -> None:
+def test_during_the_drain_delay_calls_are_served_and_readiness_fails() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "3") as server:
-        assert ask(server.url, READY).status == 200
+        assert fetch(server.url, READY).status == 200
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(server.url, READY).status == 503)
-        assert ask(server.url, "/predict", photograph()).status == 200
+        until(lambda: fetch(server.url, READY).status == 503)
+        assert fetch(server.url, "/predict", photograph()).status == 200
         assert infer(server.url, pixels()).status == 200
-        assert ask(server.url, "/v2/models/googlenet/ready").status == 503
-        assert ask(server.url, "/v2/repository/index", b"").json[0]["state"] == "UNAVAILABLE"
-        assert ask(server.url, "/v2/health/live").status == 200
+        assert fetch(server.url, "/v2/models/googlenet/ready").status == 503
+        assert fetch(server.url, "/v2/repository/index", b"").json[0]["state"] == "UNAVAILABLE"
+        assert fetch(server.url, "/v2/health/live").status == 200
         assert server.process.wait(timeout=30) == 0
 
 
 def until_refused(url: str, think: float) -> Counter[int]:
-    """One client on a connection that it keeps, call after call, until it or a new connection is refused."""
+    """Send calls on one connection until a call is rejected or the connection is refused; count the statuses."""
     answered: Counter[int] = Counter()
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     while not answered[503]:
@@ -121,51 +121,51 @@ def until_refused(url: str, think: float) -> Counter[int]:
 
 
 @pytest.mark.parametrize(("delay", "think"), [("0", 0.0), ("0", 0.1), ("0.5", 0.0), ("0.5", 0.1)])
-def test_a_drain_under_load_breaks_no_connection_twice_in_a_row(delay: str, think: float) -> None:
+def test_a_drain_under_load_breaks_no_connection(delay: str, think: float) -> None:
     for _ in range(2):
         with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", delay) as server:
             with ThreadPoolExecutor(16) as pool:
                 clients = [pool.submit(until_refused, server.url, think) for _ in range(16)]
                 time.sleep(0.3)
                 server.process.send_signal(signal.SIGTERM)
-                ends = [client.result() for client in clients]  # raises where a connection broke
+                ends = [client.result() for client in clients]  # raises if a connection broke
             assert all(set(end) <= {200, 503} for end in ends)
             assert sum(end[200] for end in ends) > 16
             assert server.process.wait(timeout=15) == 0
 
 
-def test_an_upload_that_never_ends_does_not_keep_a_second_signal_waiting() -> None:
+def test_an_unfinished_upload_does_not_delay_the_second_signal() -> None:
     with serving(*EMULATED, "--policy", "greedy") as server, socket.socket() as connection:
         connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(server.url, READY).status == 503)
-        time.sleep(1.5)  # by now the drain is over and only this connection is left
+        until(lambda: fetch(server.url, READY).status == 503)
+        time.sleep(1.5)  # now the drain is over and only this connection is open
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=8) == 0, "before the ten seconds that last answers have"
+        assert server.process.wait(timeout=8) == 0, "without the ten seconds for the last responses"
 
 
-def test_a_second_signal_cuts_the_delay_short() -> None:
+def test_a_second_signal_ends_the_drain_delay() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(server.url, READY).status == 503)
+        until(lambda: fetch(server.url, READY).status == 503)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 0
 
 
-def test_ctrl_c_does_not_wait_for_the_delay() -> None:
+def test_sigint_skips_the_drain_delay() -> None:
     with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", "600") as server:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=10) == 0
 
 
-def test_a_second_signal_cuts_the_drain_short(slow: str) -> None:
-    arguments = ("googlenet", "--device", slow, "--policy", "serial")  # one is served, the other waits
+def test_a_second_signal_ends_the_drain(slow: str) -> None:
+    arguments = ("googlenet", "--device", slow, "--policy", "serial")  # one request is served, the other is queued
     with serving(*arguments) as server, ThreadPoolExecutor() as pool:
         waiting = [pool.submit(infer, server.url, pixels()) for _ in range(2)]
         until(lambda: queue_length(server) == 1)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(server.url, READY).status == 503)
+        until(lambda: fetch(server.url, READY).status == 503)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 0
         assert {future.result().status for future in waiting} == {503}

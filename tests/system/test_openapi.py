@@ -1,4 +1,4 @@
-"""The OpenAPI document tells the truth about the running server; the long run is benchmarks/fuzz.py."""
+"""The OpenAPI document agrees with the running server; benchmarks/fuzz.py is the long run."""
 
 import inspect
 import re
@@ -22,16 +22,16 @@ def documented() -> set[tuple[str, str]]:
     return {(method, path) for path, operations in paths.items() for method in operations}
 
 
-def test_the_document_lists_the_routes_that_there_are_and_no_others() -> None:
-    nobody = cast(Inference, SimpleNamespace(models={}))
-    listed = [*open_inference_routes(Infer(nobody), Documents(nobody, "1")), *predict_routes(Predict(nobody))]
+def test_the_document_lists_exactly_the_existing_routes() -> None:
+    unused = cast(Inference, SimpleNamespace(models={}))
+    listed = [*open_inference_routes(Infer(unused), Documents(unused, "1")), *predict_routes(Predict(unused))]
     routes = [route for route in listed if type(route) is Route]
     methods = {(method.lower(), route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
     source = "".join(map(inspect.getsource, (server.app.application, server.api.admin)))
     assert documented() == methods | set(re.findall(r'@app\.(get|post|put|delete|patch)\("([^"]+)"', source))
 
 
-def test_every_route_answers_as_its_document_says_whatever_is_sent() -> None:
+def test_responses_to_generated_calls_conform_to_the_document() -> None:
     with serving("googlenet", "--device", "emulated:googlenet-tesla-p4", "--policy", "greedy") as running:
         tally = check_routes(running.url, 40)
     assert tally.complaints == []

@@ -1,4 +1,4 @@
-"""Half a minute of the soak: faults, swaps, bursts, leavers, rubbish; the long run is benchmarks/soak.py."""
+"""A short run of benchmarks/soak.py: faults, policy swaps, bursts, disconnects and malformed calls."""
 
 import pytest
 
@@ -20,23 +20,25 @@ def books() -> Books:
 @pytest.mark.parametrize(
     ("ok", "rejected", "cancelled", "agree"),
     [
-        (30, 3, 3, True),  # refused before anybody knew how many samples there were
+        (30, 3, 3, True),  # rejected before the number of samples was known
         (30, 7, 3, True),
-        (31, 7, 2, True),  # one who left was answered all the same
+        (31, 7, 2, True),  # one call completed before its disconnect
         (30, 2, 3, False),
         (30, 3, 2, False),
         (30, 7, 4, False),
         (29, 7, 3, False),
         (34, 3, 0, False),
-        (30, 3, 10, False),  # who never came is in no books
+        (30, 3, 10, False),  # calls that never connected are not counted
     ],
 )
-def test_the_books_agree_or_do_not(ok: int, rejected: int, cancelled: int, agree: bool) -> None:
+def test_the_audit_compares_the_counts_of_client_and_server(
+    ok: int, rejected: int, cancelled: int, agree: bool
+) -> None:
     assert (audit(books(), {"ok": ok, "rejected": rejected, "cancelled": cancelled}) == []) is agree
 
 
 @pytest.mark.slow
-def test_everybody_gets_one_answer_their_own_and_the_books_agree() -> None:
+def test_each_call_gets_its_own_response_and_the_counts_agree() -> None:
     record = soak(0.4)
     assert record["wrong"] == []
     ends = record["ends"]

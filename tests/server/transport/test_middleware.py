@@ -46,7 +46,7 @@ def call(
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}, "root_path": root}
 
     async def receive() -> Message:
-        raise AssertionError("a byte of the body was scopes for")
+        raise AssertionError("the body was read")
 
     async def send(message: Message) -> None:
         sent.append(message)
