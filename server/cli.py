@@ -22,7 +22,7 @@ from server.app.plan import Plan, make_plan
 from server.config import Settings, read_settings
 from server.telemetry.logs import logging_to
 from server.transport.auth import Keys
-from server.transport.connection import Listening, TimeLimits
+from server.transport.connection import Listener, TimeLimits
 from server.transport.tls import tls_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _run(plan: Plan, began: float) -> int:
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - began)
-        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listening(settings, server.keys))
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listener(settings, server.keys))
 
 
 def _is_loopback(host: str) -> bool:
@@ -104,7 +104,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
+def _listener(settings: Settings, keys: Keys | None = None) -> Listener:
     limits = TimeLimits(
         settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
     )
@@ -112,7 +112,7 @@ def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
     files: dict[str, Callable[[], None]] = {} if keys is None else {"API key file": keys.reload}
     if tls is not None:
         files["TLS certificate"] = tls.reload
-    return Listening(limits, tls, files)
+    return Listener(limits, tls, files)
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _check_tracing(settings: Settings) -> None:
         pass
 
 
-_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listening, _check_tracing)  # before anything starts
+_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listener, _check_tracing)  # before anything starts
 
 
 def main() -> None:

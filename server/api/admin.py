@@ -91,16 +91,16 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
         return describe_devices(fleet)[index]
 
 
-async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], wanted: str) -> _Change:
+async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], expected: str) -> _Change:
     with budget.reservation() as memory:
-        limit = BodyLimit(_MAX_CHANGE, f"send {wanted}")
+        limit = BodyLimit(_MAX_CHANGE, f"send {expected}")
         body = await read_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         what = "policy" if kind is PolicyChange else "device"
-        raise BadInputError(f"the body is not a valid {what} change ({message}); send {wanted}") from error
+        raise BadInputError(f"the body is not a valid {what} change ({message}); send {expected}") from error
 
 
 def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ _KEYED = (*_OPEN, 401, 403, 429)
 _OF_MODEL = (*_KEYED, 404)
 _BODY = (*_KEYED, 413)
 _INFERENCE = (*_OF_MODEL, 413, 415, 500, 503, 504)
-_PICTURES = ("image/jpeg", "image/png")
+_IMAGE_TYPES = ("image/jpeg", "image/png")
 _BINARY = {"type": "string", "format": "binary"}
 
 
@@ -53,8 +53,8 @@ def api_document(models: Sequence[str], version: str) -> _Json:
 
 def _prediction(model: _Json) -> _Json:
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": _BINARY}}}
-    pictures = {kind: {"schema": _BINARY} for kind in _PICTURES}
-    body = _body({**pictures, "multipart/form-data": form, **_json("TextCall")})
+    images = {kind: {"schema": _BINARY} for kind in _IMAGE_TYPES}
+    body = _body({**images, "multipart/form-data": form, **_json("TextCall")})
     content = {"application/json": {"schema": {"anyOf": [reference("Prediction"), reference("Generation")]}}}
     responses = _responses("The five most probable classes, or the generated text", content, _INFERENCE)
 
@@ -62,8 +62,8 @@ def _prediction(model: _Json) -> _Json:
         return {"post": _operation(summary, responses, [*parameters, _timeout()], body, keyed=True)}
 
     return {
-        "/predict": post("Predict from a picture or a text with the only loaded model"),
-        "/predict/{model}": post("Predict from a picture or a text", model),
+        "/predict": post("Predict from an image or a text with the only loaded model"),
+        "/predict/{model}": post("Predict from an image or a text", model),
     }
 
 
@@ -96,7 +96,9 @@ def _protocol(model: _Json) -> _Json:
 
 def _infer(parameters: Sequence[_Json]) -> _Json:
     length = {"type": "integer", "minimum": 0, "maximum": 10**9}
-    description = "Bytes of JSON before the binary tensors; 0: the whole body is one sample, a picture or its pixels"
+    description = (
+        "Bytes of JSON before the binary tensors; 0: the whole body is one sample, an encoded image or its pixels"
+    )
     header = _parameter("header", "Inference-Header-Content-Length", length, description, required=False)
     body = _body(
         {"application/json": {"schema": reference("InferRequest")}, "application/octet-stream": {"schema": _BINARY}}

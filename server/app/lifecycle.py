@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from policies.types import SpecError
 from server.backends.heap import heap
 from server.scheduling.fleet import Fleet
-from server.transport.connection import Listening, accept
+from server.transport.connection import Listener, accept
 
 _log = logging.getLogger("batchwright")
 LOST = 3  # exit code: the device is lost, start the server again
@@ -72,7 +72,7 @@ def serve(
     fleet: Fleet,
     bound: socket.socket,
     drain_delay: float,
-    listening: Listening,
+    listening: Listener,
 ) -> int:
     """Serve until SIGTERM or SIGINT; then refuse what is new, answer what was accepted, and return.
 
@@ -176,7 +176,7 @@ async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None
     server.stop.set()  # uvicorn then lets open answers go out, closes connections and returns
 
 
-def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+def _config(app: ASGIApp, listening: Listener) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         http=accept(listening),  # type: ignore[arg-type]  # a factory

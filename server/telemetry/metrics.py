@@ -89,7 +89,9 @@ class Metrics:
             "device",
         )
         self._queue_length = gauge("queue_length", "Queued requests", "model")
-        self._backlog = gauge("backlog_seconds", "Time to serve all requests on a device, the least over serving devices, s")
+        self._backlog = gauge(
+            "backlog_seconds", "Time to serve all requests on a device, the least over serving devices, s"
+        )
         self._device_up = gauge("device_up", "1 while the device works, 0 once it is lost", "device")
         self._capacity = gauge(
             "capacity_hertz", "Largest service rate, max over b of b/l(b), summed over serving devices, 1/s", "model"

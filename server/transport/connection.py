@@ -130,8 +130,8 @@ class ConnectionLimit:
 
 
 @dataclass(frozen=True)
-class Listening:
-    """The settings and the state that all connections of a server share.
+class Listener:
+    """The settings and the state that all connections of the server share.
 
     Attributes:
         limits: time limits of each connection.
@@ -169,7 +169,7 @@ class Connection(HttpToolsProtocol):
 
     A client may close its sending side after its last request and still get the response, except over TLS. A client
     that has closed the whole connection sends the same FIN. An interim response (100 Continue, which clients must
-    accept, RFC 9110 section 15.2) tells the two apart, since a closed socket answers it with RST.
+    accept, RFC 9110 section 15.2) distinguishes the two, since a closed socket answers it with RST.
 
     One timer serves all read deadlines. A new deadline does not move it: the timer is set again when it fires before
     the deadline, so that requests create no timers.
@@ -177,16 +177,16 @@ class Connection(HttpToolsProtocol):
 
     def __init__(
         self,
-        listening: Listening,
+        listener: Listener,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Create the protocol of one connection; uvicorn passes all arguments but `listening`, by these names."""
+        """Create the protocol of one connection; uvicorn passes all arguments but `listener`, by these names."""
         super().__init__(config, server_state, app_state, _loop)
-        self._connections = listening.connections
-        self._limits = listening.limits
+        self._connections = listener.connections
+        self._limits = listener.limits
         self.connected = False  # until the end of the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
@@ -553,10 +553,10 @@ class TlsAcceptor(asyncio.Protocol):
     connections and on time would then not apply to it.
     """
 
-    def __init__(self, listening: Listening, **given: Any) -> None:
-        """Take the arguments of `Connection`; `listening` has a TLS context."""
-        self._listening = listening
-        self._connection = Connection(listening, **given)
+    def __init__(self, listener: Listener, **given: Any) -> None:
+        """Take the arguments of `Connection`; `listener` has a TLS context."""
+        self._listener = listener
+        self._connection = Connection(listener, **given)
         self._loop = self._connection.loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -569,26 +569,26 @@ class TlsAcceptor(asyncio.Protocol):
         self._connection.accepted()
 
     async def _handshake(self, accepted: socket.socket) -> None:
-        assert self._listening.tls is not None
+        assert self._listener.tls is not None
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._connection,
                 accepted,
-                ssl=self._listening.tls.context,
-                ssl_handshake_timeout=self._listening.limits.headers,
+                ssl=self._listener.tls.context,
+                ssl_handshake_timeout=self._listener.limits.headers,
             )
         except OSError as error:  # ssl.SSLError is an OSError
             _log.debug("a TLS handshake failed: %s", error)
 
     def _on_handshake_end(self, accepted: socket.socket) -> None:
         if not self._connection.connected:
-            self._listening.connections.closed(self._connection)
+            self._listener.connections.closed(self._connection)
             accepted.close()
 
 
-def accept(listening: Listening) -> Callable[..., asyncio.Protocol]:
+def accept(listener: Listener) -> Callable[..., asyncio.Protocol]:
     """Return the factory that uvicorn calls for each accepted connection."""
-    return partial(Connection if listening.tls is None else TlsAcceptor, listening)
+    return partial(Connection if listener.tls is None else TlsAcceptor, listener)
 
 
 def _mark_disconnected(cycle: RequestResponseCycle) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from server.errors import BadInputError, TooLargeError
 
 MAX_JSON_BYTES = 2**20
-MAX_BRACKETS = 2**16  # a picture of 224 x 224 pixels as nested lists has 50,625 opening ones
+MAX_BRACKETS = 2**16  # an image of 224 x 224 pixels as nested lists has 50,625 opening ones
 MAX_NESTING = 32
 # Upper bounds on memory, bytes: of a list with its reference, an object with one key, any other value, all other values
 # for each byte of text, and of the parser itself for each byte of text

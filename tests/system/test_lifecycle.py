@@ -52,7 +52,7 @@ def test_all_invalid_settings_are_reported_in_one_line_before_the_start(tmp_path
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("serve-model: ")
     assert done.stderr.count("\n") == 1
-    for said in (
+    for part in (
         "BATCHWRIGHT_HOTS",
         "BATCHWRIGHT_PROT",
         "prot",
@@ -60,7 +60,7 @@ def test_all_invalid_settings_are_reported_in_one_line_before_the_start(tmp_path
         "nowhere",
         f"cannot listen on 127.0.0.1:{port}",
     ):
-        assert said in done.stderr, said
+        assert part in done.stderr, part
 
 
 def test_a_weights_file_with_pickled_code_is_rejected_and_not_executed(tmp_path: Path) -> None:

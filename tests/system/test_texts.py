@@ -69,8 +69,8 @@ def test_tritons_client_sends_and_receives_token_ids(url: str) -> None:
 
 
 def test_text_classification_pages_and_metrics(url: str) -> None:
-    said = fetch(url, "/predict/judge", b'{"text": "well"}').json
-    assert {each["label"] for each in said["predictions"]} == {"LABEL_0", "LABEL_1"}
+    response = fetch(url, "/predict/judge", b'{"text": "well"}').json
+    assert {each["label"] for each in response["predictions"]} == {"LABEL_0", "LABEL_1"}
     assert fetch(url, "/predict/judge", b'{"text": "well", "max_new_tokens": 2}').status == 400
     for path in ("/", "/docs", "/live?model=writer", "/live/policy?model=writer", "/v2/models/writer/config"):
         assert fetch(url, path).status == 200, path

@@ -73,9 +73,9 @@ def test_parsing_takes_no_more_memory_than_was_reserved(item: bytes) -> None:
     assert peak <= reserved
 
 
-def test_a_picture_as_json_is_within_the_limits_nested_or_flat() -> None:
-    picture = [[[255] * 3] * 224] * 224
-    for data in (picture, [255] * 224 * 224 * 3):
+def test_an_image_as_json_is_within_the_limits_nested_or_flat() -> None:
+    image = [[[255] * 3] * 224] * 224
+    for data in (image, [255] * 224 * 224 * 3):
         assert check_json(orjson.dumps({"inputs": [{"data": data}]}), "").length > 100_000
 
 

@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import server.transport.connection
-from server.transport.connection import Connection, Listening, TimeLimits
+from server.transport.connection import Connection, Listener, TimeLimits
 from tests.server.transport.test_connection import echo
 from tests.support.virtual_clock import virtual_loop
 
@@ -47,8 +47,8 @@ def time_until_abort(pace: float, leaving: bool) -> float:
         transport = SlowTransport(loop, 10**6, pace)
         config = uvicorn.Config(echo, ws="none", log_config=None)
         config.load()
-        shared = Listening(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
-        connection = Connection(shared, config, ServerState(), {}, loop)
+        listener = Listener(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
+        connection = Connection(listener, config, ServerState(), {}, loop)
         connection.connection_made(transport)
         connection.pause_writing()
         if leaving:

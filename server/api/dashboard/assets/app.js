@@ -2,7 +2,7 @@
 // Polls the state of the server and renders it. Sends requests only to /live*, /predict and /admin.
 const find = (id) => document.getElementById(id);
 const KEPT = 600, TRAIL = 16, PERIOD = 500, TIMEOUT = 5000, REDRAW = 5000; // points, states; ms
-const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, asked: 0, last: null, lost: false };
+const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, fetched: 0, last: null, lost: false };
 
 function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
@@ -20,7 +20,7 @@ async function get(path, parameters) {
 }
 
 function reset() {
-  Object.assign(page, { points: [], trail: [], view: null, asked: 0, last: null });
+  Object.assign(page, { points: [], trail: [], view: null, fetched: 0, last: null });
 }
 
 // polling
@@ -47,8 +47,8 @@ async function refresh() {
 // fetches the chart when the policy changed, and at most every REDRAW ms when the mean rate changed
 async function refreshPolicy(state) {
   const { chart, version } = state.policy, stale = page.view?.chart !== chart;
-  if (!stale || (page.view?.version === version && performance.now() - page.asked < REDRAW)) return;
-  page.asked = performance.now();
+  if (!stale || (page.view?.version === version && performance.now() - page.fetched < REDRAW)) return;
+  page.fetched = performance.now();
   const view = await get("live/policy", { model: state.model, device: state.device });
   if (state.model === page.model && state.device === page.device) page.view = { ...view, version };
 }
@@ -229,15 +229,15 @@ async function swap(event) {
   button.disabled = false;
 }
 
-let picture = null;
+let image = null;
 
-function selectPicture(file) {
+function selectImage(file) {
   if (!file) return;
-  picture = file;
+  image = file;
   const preview = find("preview");
   URL.revokeObjectURL(preview.src);
   preview.src = URL.createObjectURL(file);
-  preview.alt = `the picture ${file.name}`;
+  preview.alt = `the image ${file.name}`;
   preview.hidden = false;
   predict();
 }
@@ -246,7 +246,7 @@ async function predict() {
   const place = find("answer");
   showResult(place, "predicting …");
   try {
-    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: picture }, "predict-key"));
+    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: image }, "predict-key"));
   } catch (error) {
     showResult(place, error.message, true);
   }
@@ -272,7 +272,7 @@ function showAnswer(place, answer) {
 function onDrag(event) {
   event.preventDefault();
   find("drop").classList.toggle("over", event.type === "dragover");
-  if (event.type === "drop") selectPicture(event.dataTransfer.files[0]);
+  if (event.type === "drop") selectImage(event.dataTransfer.files[0]);
 }
 
 function choose() {
@@ -284,8 +284,8 @@ function choose() {
 }
 
 find("swap").addEventListener("submit", swap);
-find("file").addEventListener("change", (event) => { selectPicture(event.target.files[0]); event.target.value = ""; });
-find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (picture) predict(); });
+find("file").addEventListener("change", (event) => { selectImage(event.target.files[0]); event.target.value = ""; });
+find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (image) predict(); });
 for (const id of ["model", "device"]) find(id).addEventListener("change", choose);
 find("span").addEventListener("change", showAll);
 for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, onDrag);
