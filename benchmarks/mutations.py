@@ -41,7 +41,7 @@ MUTATIONS = (
     Mutation(
         "reserve memory for each piece of a body",
         "server/transport/asgi.py",
-        "        hold(size)\n",
+        "        reserve(size)\n",
         "",
         ("tests/server/api/test_inference.py",),
     ),

@@ -24,7 +24,7 @@ from server.app.plan import ServerPlan, make_plan
 from server.config import Settings, read_settings
 from server.telemetry.logs import logging_to
 from server.transport.auth import Keys
-from server.transport.connection import Listening, TimeLimits
+from server.transport.connection import Listener, TimeLimits
 from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _run(plan: ServerPlan, started: float) -> int:
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
         _log.info("loaded, profiled and solved in %.1f s", monotonic() - started)
-        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listening(settings, server.keys))
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listener(settings, server.keys))
 
 
 def _is_loopback(host: str) -> bool:
@@ -94,7 +94,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
+def _listener(settings: Settings, keys: Keys | None = None) -> Listener:
     limits = TimeLimits(
         settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
     )
@@ -102,7 +102,7 @@ def _listening(settings: Settings, keys: Keys | None = None) -> Listening:
     files: dict[str, Callable[[], None]] = {} if keys is None else {"API key file": keys.reload}
     if tls is not None:
         files["TLS certificate"] = tls.reload
-    return Listening(limits, tls, files)
+    return Listener(limits, tls, files)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _check_tracing(settings: Settings) -> None:
         pass
 
 
-_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listening, _check_tracing)
+_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listener, _check_tracing)
 
 
 def main() -> None:

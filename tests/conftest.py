@@ -1,5 +1,5 @@
-"""The tests' own ground, whoever starts them."""
+"""Settings of the test process."""
 
 import signal
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that SIGINT is ignored

@@ -1,4 +1,4 @@
-"""Who may import whom: the table of ARCHITECTURE.md, kept true."""
+"""The import rules of the packages, and of the layers inside server/; ARCHITECTURE.md lists them."""
 
 import ast
 from collections.abc import Iterator
@@ -7,14 +7,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ALLOWED = {
+PACKAGES = {
     "policies": set[str](),
     "server": {"policies"},
     "profiler": {"policies", "server"},
     "loadgen": {"policies"},
 }
+LAYERS = {
+    "app": {"api", "transport", "scheduling", "backends", "models", "energy", "telemetry", "config"},
+    "api": {"transport", "scheduling", "models", "telemetry"},
+    "scheduling": {"backends", "models", "energy", "telemetry"},
+    "backends": {"models", "energy"},
+    "transport": {"telemetry"},
+    "models": set[str](),
+    "energy": set[str](),
+    "telemetry": set[str](),
+}
+ROOT_MODULES = {
+    "errors": set[str](),
+    "json_body": {"errors"},
+    "config": {"models", "telemetry"},  # the accepted values of text lengths and log formats
+    "cli": {"app", "transport", "telemetry", "config"},
+}
+EVERYWHERE = {"errors", "json_body"}  # root modules that every layer may import
 IMPURE = {"asyncio", "time", "datetime", "random", "torch", "fastapi", "pynvml", "prometheus_client", "typer", "rich"}
-EDGES = {"cli.py", "command.py", "plots.py"}  # of policies: where it meets people
+IMPURE_MODULES = {"cli.py", "command.py"}  # of policies
 
 
 def _modules(package: str) -> Iterator[Path]:
@@ -22,6 +39,7 @@ def _modules(package: str) -> Iterator[Path]:
 
 
 def _imported(path: Path) -> set[str]:
+    """The modules that a file imports anywhere, in functions and for type checking too: a type is a dependency."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -31,31 +49,63 @@ def _imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("package", ALLOWED)
+def _imported_layers(path: Path) -> set[str]:
+    """The layers and root modules of server/ that a file imports."""
+    parts = [name.split(".") for name in _imported(path)]
+    return {name[1] for name in parts if name[0] == "server" and len(name) > 1}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_packages_import_only_what_the_table_allows(package: str) -> None:
     for path in _modules(package):
         if path.name != "cli.py":
-            siblings = {name.split(".")[0] for name in _imported(path)} & ALLOWED.keys()
-            assert siblings <= ALLOWED[package] | {package}, path
+            siblings = {name.split(".")[0] for name in _imported(path)} & PACKAGES.keys()
+            assert siblings <= PACKAGES[package] | {package}, path
 
 
-def test_nobody_imports_a_command_line() -> None:
-    for package in ALLOWED:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_of_the_server_import_only_what_the_table_allows(layer: str) -> None:
+    for path in _modules(f"server/{layer}"):
+        assert _imported_layers(path) <= LAYERS[layer] | {layer} | EVERYWHERE, path
+
+
+@pytest.mark.parametrize("module", ROOT_MODULES)
+def test_root_modules_of_the_server_import_only_what_the_table_allows(module: str) -> None:
+    assert _imported_layers(ROOT / "server" / f"{module}.py") <= ROOT_MODULES[module]
+
+
+def test_every_module_of_the_server_is_in_the_tables() -> None:
+    names = {path.relative_to(ROOT / "server").parts[0].removesuffix(".py") for path in _modules("server")}
+    assert names - {"__init__"} == LAYERS.keys() | ROOT_MODULES.keys()
+
+
+def test_transport_imports_only_tracing_and_errors_of_the_server() -> None:
+    for path in _modules("server/transport"):
+        names = {".".join(name.split(".")[:3]) for name in _imported(path) if name.startswith("server.")}
+        outside = {name for name in names if not name.startswith("server.transport")}
+        allowed = ("server.errors", "server.telemetry.tracing")
+        assert all(name.startswith(allowed) for name in outside), path
+
+
+@pytest.mark.parametrize("package", ["policies", "loadgen", "benchmarks"])
+def test_only_the_profiler_and_deploy_import_the_configuration(package: str) -> None:
+    for path in _modules(package):
+        assert "config" not in _imported_layers(path), path
+
+
+def test_no_module_imports_a_command_line() -> None:
+    for package in PACKAGES:
         for path in _modules(package):
             assert not any(name.endswith(".cli") for name in _imported(path)), path
 
 
 def test_policies_have_no_clock_no_randomness_no_device() -> None:
     for path in _modules("policies"):
-        if path.name not in EDGES:
+        if path.name not in IMPURE_MODULES:
             assert not {name.split(".")[0] for name in _imported(path)} & IMPURE, path
 
 
-def test_the_api_imports_no_backend() -> None:
-    assert "server.backends.executor" not in _imported(ROOT / "server" / "gateway.py")
-
-
 def test_no_file_is_over_seven_hundred_lines() -> None:
-    for package in ALLOWED:
+    for package in PACKAGES:
         for path in _modules(package):
             assert len(path.read_text().splitlines()) <= 700, path

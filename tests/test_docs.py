@@ -1,4 +1,4 @@
-"""The documentation is kept true as far as a machine can tell: links, flags and policy specs."""
+"""Checks of the documentation: links, flags, policy specs, alerts and the output of a script."""
 
 import re
 from pathlib import Path
@@ -21,43 +21,43 @@ OTHERS = {  # of curl, docker, kubectl, nvidia-smi and ray
     *("--cacert", "--data", "--data-binary", "--build", "--from-file", "--format", "--persistence-mode"),
     *("--query-supported-clocks", "--lock-gpu-clocks", "--reset-gpu-clocks"),
 }
-INVENTED = "waiting-budget"  # the example of adding-a-policy.md
+EXAMPLE_POLICY = "waiting-budget"  # of adding-a-policy.md
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 @pages
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_has_a_target(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
 @pages
-def test_every_flag_is_one_of_a_command(page: Path) -> None:
+def test_every_flag_exists(page: Path) -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text())) <= OURS | OTHERS
 
 
 @pages
-def test_every_policy_that_a_command_is_given_can_be_parsed(page: Path) -> None:
+def test_every_policy_of_an_example_command_can_be_parsed(page: Path) -> None:
     for given in re.findall(r"--(?:policy|compare) ([\w-]+[^\s`]*)", page.read_text()):
         spec = given.rstrip(",.;)")
-        if spec.partition(":")[0] not in (INVENTED, "SPEC"):
+        if spec.partition(":")[0] not in (EXAMPLE_POLICY, "SPEC"):
             assert parse_spec(spec).text == spec
 
 
-def test_the_index_names_every_page() -> None:
+def test_the_index_links_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in PAGES[1:] if f"({page.name})" not in index] == ["README.md"]
 
 
-def test_the_runbook_has_a_line_for_every_alert_and_for_no_other() -> None:
+def test_the_runbook_has_one_line_for_each_alert() -> None:
     alerts = (ROOT / "deploy" / "prometheus" / "rules" / "alerts.yml").read_text()
     runbook = (ROOT / "docs" / "running-in-production.md").read_text()
-    told = re.findall(r"^\| `(Batchwright\w+)`", runbook, re.MULTILINE)
-    assert sorted(told) == sorted(set(re.findall(r"- alert: (\w+)", alerts)))
+    documented = re.findall(r"^\| `(Batchwright\w+)`", runbook, re.MULTILINE)
+    assert sorted(documented) == sorted(set(re.findall(r"- alert: (\w+)", alerts)))
 
 
-def test_the_script_of_the_page_on_comparing_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_in_comparing_policies_prints_the_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "comparing-policies.md").read_text()
     script = re.findall(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", page, re.DOTALL)
     ((code, printed),) = script

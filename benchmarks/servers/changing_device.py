@@ -21,7 +21,7 @@ from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.connection import Listening
+from server.transport.connection import Listener
 from server.transport.memory_budget import MemoryBudget
 
 PROFILE = "googlenet-tesla-p4-x10"
@@ -75,7 +75,7 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     with bind("127.0.0.1", port) as bound:
-        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listening())
+        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listener())
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The routes of who runs the server: which policies decide, and which devices serve."""
+"""The admin routes: read and swap the policies, list devices, and take them out of service."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from server.scheduling.policy_swap import swap
 from server.transport.asgi import BodyLimit, headers_of, read_body
 from server.transport.memory_budget import MemoryBudget
 
-_MAX_CHANGE = 2**16  # bytes of a change
+_MAX_CHANGE = 2**16  # bytes of a request body
 _Change = TypeVar("_Change", bound=BaseModel)
 
 
 def add_admin(app: FastAPI, inference: Inference) -> None:
-    """The routes below /admin."""
+    """Add the routes below /admin."""
     _add_policies(app, inference)
     _add_devices(app, inference)
 
 
 def _add_policies(app: FastAPI, inference: Inference) -> None:
     fleet = inference.fleet
-    swapping = asyncio.Lock()  # in the order in which they came
+    swapping = asyncio.Lock()  # swaps run in order of arrival
 
     async def set_to(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
         name = inference.model(model).name
@@ -40,9 +40,9 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         return describe(name)
 
     def describe(name: str) -> dict[str, Any]:
-        told = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.dispatchers}
-        first = told[fleet.first.device]
-        return first if len(told) == 1 else first | {"devices": told}
+        policies = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.dispatchers}
+        first = policies[fleet.first.device]
+        return first if len(policies) == 1 else first | {"devices": policies}
 
     reading = documented("The current policy, and what it expects", Policy, OF_MODEL)
     changed = documented("Serve by another policy", Policy, (*OF_MODEL, 413), body=json_content(PolicyChange))
@@ -57,7 +57,8 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         change = await _read_change(request, inference.budget, PolicyChange, '{"policy": "SPEC"}')
         if names_file(change.policy):
             raise BadInputError(
-                "a request cannot name a file of the server; start the server with it, or name a policy"
+                f"the policy {change.policy[:80]!r} names a file, which a request must not; "
+                "start the server with it, or send a policy spec"
             )
         return await set_to(model, lambda _: change.policy)
 
@@ -84,20 +85,20 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
         return describe_devices(fleet)[index]
 
 
-async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], wanted: str) -> _Change:
+async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], expected: str) -> _Change:
     with budget.reservation() as memory:
-        limit = BodyLimit(_MAX_CHANGE, f"send {wanted}")
+        limit = BodyLimit(_MAX_CHANGE, f"send {expected}")
         body = await read_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         what = "policy" if kind is PolicyChange else "device"
-        raise BadInputError(f"the body is no {what} change ({message}); send {wanted}") from error
+        raise BadInputError(f"the body is not a valid {what} change ({message}); send {expected}") from error
 
 
 def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
-    """The devices as the admin pages and the page at / show them."""
+    """Describe the devices for the admin routes and the dashboard."""
     return [
         {
             "device": dispatcher.device,
@@ -122,7 +123,7 @@ def _on_device(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
 
 
 def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
-    """The policy as the admin pages show it; expectations are those of the row that serves at this rate (1/s)."""
+    """Describe a policy for the admin routes, with the expected values of the table's row for this rate, 1/s."""
     rows = [] if chosen.table is None else chosen.table.rows
     response, power = _expected(chosen, arrival_rate)
     return {
@@ -138,11 +139,11 @@ def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
 
 
 def _expected(chosen: Chosen, arrival_rate: float) -> tuple[float | None, float | None]:
-    """Mean response time, s, and mean power, W, of a solved table at this rate; None where nobody has solved."""
+    """Return mean response time, s, and mean power, W, of a solved table at this rate; None without a table."""
     if chosen.table is None:
         return None, None
     rows = chosen.table.rows
-    if arrival_rate < rows[0].arrival_rate / 2:  # everybody is launched, nearly always alone
+    if arrival_rate < rows[0].arrival_rate / 2:  # every request is launched at once, nearly always alone
         energy = chosen.profile.energy(1)
         return chosen.profile.service_time(1), None if energy is None else arrival_rate * energy
     row = min(rows, key=lambda row: abs(row.arrival_rate - arrival_rate))

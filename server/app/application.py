@@ -1,4 +1,4 @@
-"""The gateway: HTTP in front of the dispatchers. It never touches an executor."""
+"""The ASGI application: all routes, their error handlers, and the tasks that run as long as the application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,42 +14,41 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.types import SpecError
 from server.api.admin import add_admin
-from server.api.dashboard.live import Live
+from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
 from server.api.open_inference.routes import Documents, Infer, add_open_inference
 from server.api.openapi import PUBLIC, documented, generate
 from server.api.predict import Predict, add_predict
-from server.api.reference_page import INTERFACE_HEADERS, render_interface
-from server.api.schemas import Live as LiveAnswer
-from server.api.schemas import Ready
+from server.api.reference_page import REFERENCE_HEADERS, render_reference
+from server.api.schemas import Live, Ready
 from server.errors import ServerError
 from server.transport.asgi import ClientGoneError
 
 
 def create_app(inference: Inference, version: str) -> ASGIApp:
-    """The whole HTTP surface: the two hot routes in front, FastAPI for all others.
+    """Create the application: the two inference routes on bare ASGI, all others on FastAPI.
 
-    FastAPI's layers cost more than the call itself where it is measured in microseconds.
+    FastAPI's layers would take longer than the rest of an inference call.
     """
     infer, predict = Infer(inference), Predict(inference)
-    others = create_fastapi(inference, version)
+    fastapi = create_fastapi(inference, version)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        hot = infer if infer.matches(scope) else predict if predict.matches(scope) else others
-        await hot(scope, receive, send)
+        route = infer if infer.matches(scope) else predict if predict.matches(scope) else fastapi
+        await route(scope, receive, send)
 
     return app
 
 
 def create_fastapi(inference: Inference, version: str) -> FastAPI:
-    """Every route, over dispatchers that run as long as the app does."""
-    live = Live(inference)
-    running = {"dispatchers": inference.fleet.run, "history": live.watch}
+    """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
+    dashboard = DashboardData(inference)
+    background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(run(), name=name) for name, run in running.items()]
+        tasks = [asyncio.create_task(run(), name=name) for name, run in background.items()]
         yield
         for task in tasks:
             task.cancel()
@@ -57,8 +56,8 @@ def create_fastapi(inference: Inference, version: str) -> FastAPI:
                 await task
 
     app = FastAPI(title="Batchwright", version=version, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.redirect_slashes = False  # a path is one thing, for the routes as for the keys
-    app.router.routes[:0] = [*live.routes(), *page_routes()]
+    app.router.redirect_slashes = False  # routing and authorisation have to use the same path
+    app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
     app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
     add_predict(app)
     add_open_inference(app, Documents(inference, version))
@@ -77,7 +76,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientGoneError)
     async def client_gone(_: Request, __: ClientGoneError) -> Response:
-        return Response(status_code=499)  # nobody hears it, but the log says what happened
+        return Response(status_code=499)  # not sent; the status in the access log
 
     @app.exception_handler(SpecError)
     async def spec_error(_: Request, error: SpecError) -> Response:
@@ -85,8 +84,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        path = request.scope["path"]  # request.url would try to understand what a client made up
-        text = f"{error.detail}: {request.method} {path[:200]!r}; /docs lists what there is"
+        path = request.scope["path"]  # request.url fails on malformed addresses
+        text = f"{error.detail}: {request.method} {path[:200]!r}; /docs lists the routes"
         return JSONResponse({"error": text}, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
@@ -96,13 +95,13 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse({"error": f"{where}: {first['msg']}"}, 400)
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
+    async def internal_error(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:
-    alive = documented("Liveness: 200 while the dispatchers run", LiveAnswer, PUBLIC)
-    alive["responses"][503] = {"model": LiveAnswer, "description": "A dispatcher does not run"}
+    alive = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC)
+    alive["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
     ready_ = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
     ready_["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
 
@@ -129,5 +128,5 @@ def _add_pages(app: FastAPI, inference: Inference) -> None:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
     @app.get("/docs", response_class=HTMLResponse, **documented("This document as a page", None, PUBLIC))
-    async def interface() -> Response:
-        return HTMLResponse(render_interface(app.openapi()), headers=INTERFACE_HEADERS)
+    async def reference() -> Response:
+        return HTMLResponse(render_reference(app.openapi()), headers=REFERENCE_HEADERS)

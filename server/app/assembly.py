@@ -31,7 +31,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.auth import Keys, load_keys
 from server.transport.memory_budget import MemoryBudget
-from server.transport.middleware import Front
+from server.transport.middleware import RequestMiddleware
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -88,7 +88,7 @@ def assemble(plan: ServerPlan, profiling: Profiling, tracing: "Tracing | None" =
         metrics.watch(model, *(partial(read, model) for read in readings))
     metrics.watch_backlog(fleet.backlog)
     gateway, keys = create_app(inference, version("batchwright")), keys_of(settings)
-    return Assembled(Front(gateway, keys, tracing, settings.host, metrics.refused), fleet, metrics, keys)
+    return Assembled(RequestMiddleware(gateway, keys, tracing, settings.host, metrics.refused), fleet, metrics, keys)
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:

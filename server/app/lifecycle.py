@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from policies.types import SpecError
 from server.backends.heap import heap
 from server.scheduling.fleet import Fleet
-from server.transport.connection import Listening, accept
+from server.transport.connection import Listener, accept
 
 _log = logging.getLogger("batchwright")
 EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server
@@ -72,7 +72,7 @@ def serve(
     fleet: Fleet,
     bound: socket.socket,
     drain_delay: float,
-    listening: Listening,
+    listening: Listener,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain: reject new calls, answer the accepted ones, and return.
 
@@ -178,7 +178,7 @@ async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None
     server.stop.set()  # uvicorn then finishes open responses, closes connections and returns
 
 
-def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+def _config(app: ASGIApp, listening: Listener) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         http=accept(listening),  # type: ignore[arg-type]  # a factory

@@ -1,4 +1,4 @@
-"""What telemetry records of a batch."""
+"""The record of a completed batch, for metrics, history and tracing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from policies.types import Launch, Request
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch that the device has completed, or some stages of one.
+    """A completed batch, or some completed stages of one.
 
     Attributes:
         device: the device's name.
-        policy: name of the policy that launched it.
+        policy: name of the policy that launched the batch.
         launch: the policy's decision.
         first_stage: the first stage that was run.
-        whole: whether all stages of all its requests were run in this launch.
-        finished: the requests that it completed.
-        started: instant at which the device took it, s on time.monotonic's clock.
-        ended: instant at which its outputs were ready, s.
-        energy: by the profile, J; None where unknown.
+        whole: whether all stages of all requests were run in this launch.
+        finished: the requests that the batch completed.
+        started: start of service on the device, s of time.monotonic.
+        ended: completion, s of time.monotonic.
+        energy: energy by the profile, J; None if unknown.
         energy_source: how the profile's energies were obtained.
         tokens: number of tokens that the requests needed, and that the device computed.
-        generated: number of tokens of each generated answer.
+        generated: number of generated tokens of each request.
     """
 
     device: str
@@ -40,7 +40,7 @@ class BatchRecord:
 
     @property
     def model(self) -> str:
-        """The model's name; a batch is of one model."""
+        """The model's name; all requests of a batch have the same model."""
         return self.launch.requests[0].kind.model
 
     @property
@@ -50,7 +50,7 @@ class BatchRecord:
 
     @property
     def service(self) -> float:
-        """Time on the device, s."""
+        """Service time, s."""
         return self.ended - self.started
 
     @property

@@ -1,6 +1,6 @@
-"""What happened lately, by model, for the page at /: a point a second for ten minutes, and the last batches.
+"""Time series of each model for the dashboard: one point per second for ten minutes, and the last batches.
 
-A batch costs a few microseconds here, a call a fraction of one; everything else is computed once a second.
+Recording a batch takes a few microseconds and a call a fraction of one. Percentiles are computed once a second.
 """
 
 import time
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from server.telemetry.batch_record import BatchRecord
 
-POINTS = 600  # one a second
-WINDOW = 10  # points that a percentile is taken over
-BATCHES = 20  # that are remembered one by one
-_MOST = 4096  # response times kept of a second; of more, the first ones stand for all
+POINTS = 600  # kept per model, one per second
+WINDOW = 10  # points per percentile
+BATCHES = 20  # kept per model
+_MAX_RESPONSES = 4096  # response times kept per second; later ones are left out of the percentiles
 
 
 @dataclass(slots=True)
 class _Second:
-    """The second that runs now; sizes: number of batches and their service time, s, by batch size."""
+    """Totals of the current second; `sizes` maps a batch size to number and total service time, s, of its batches."""
 
     arrivals: int = 0
     answered: int = 0
@@ -31,8 +31,8 @@ class _Second:
     responses: list[float] = field(default_factory=list)
 
 
-class _Model:
-    """One model's past."""
+class _Series:
+    """The points and batches of one model."""
 
     __slots__ = ("batches", "now", "points", "recent", "seq", "since")
 
@@ -46,56 +46,56 @@ class _Model:
 
 
 class History:
-    """The last ten minutes of each model. Everything runs on the event loop."""
+    """The last ten minutes of each model. Not thread-safe: all methods run on the event loop."""
 
     def __init__(self) -> None:
-        """Starts empty."""
-        self._models: dict[str, _Model] = {}
+        """Start without points."""
+        self._models: dict[str, _Series] = {}
 
     def arrived(self, model: str, n: int) -> None:
-        """`n` requests were admitted."""
+        """Count `n` admitted requests."""
         self._of(model).now.arrivals += n
 
     def batch(self, batch: BatchRecord) -> None:
         """Add a completed batch."""
-        past, service, energy = self._of(batch.model), batch.service, batch.energy
-        tally = past.now.sizes.get(batch.size)
+        series, service, energy = self._of(batch.model), batch.service, batch.energy
+        tally = series.now.sizes.get(batch.size)
         if tally is None:
-            past.now.sizes[batch.size] = [1, service]
+            series.now.sizes[batch.size] = [1, service]
         else:
             tally[0] += 1
             tally[1] += service
         if energy is not None:
-            past.now.joules = energy if past.now.joules is None else past.now.joules + energy
-        past.batches.append(
+            series.now.joules = energy if series.now.joules is None else series.now.joules + energy
+        series.batches.append(
             (time.time() - service, batch.size, batch.launch.reason, batch.policy, batch.waited, service, energy)
         )
 
     def answered(self, model: str, responses: Sequence[float]) -> None:
-        """Requests were answered; their response times, s."""
+        """Add the response times of completed requests, s."""
         now = self._of(model).now
         now.answered += len(responses)
-        if len(now.responses) < _MOST:
+        if len(now.responses) < _MAX_RESPONSES:
             now.responses.extend(responses)
 
     def tick(self, model: str, now: float, queue_length: int, arrival_rate: float) -> None:
-        """End the second that runs, at `now`, s of the wall clock; it may have been a longer one.
+        """Add the point of the current second, which may have lasted longer, and start the next one.
 
         Args:
-            model: whose.
-            now: s since 1970.
-            queue_length: how many wait.
-            arrival_rate: as the policy sees it, 1/s.
+            model: the model's name.
+            now: Unix time, s.
+            queue_length: number of queued requests.
+            arrival_rate: measured arrival rate, 1/s.
         """
-        past = self._of(model)
-        second, past.now = past.now, _Second()
-        span = now - past.since if past.points else 1.0
-        past.since = now
-        past.seq += 1
-        past.recent.append(np.array(second.responses))
-        past.points.append(
+        series = self._of(model)
+        second, series.now = series.now, _Second()
+        span = now - series.since if series.points else 1.0
+        series.since = now
+        series.seq += 1
+        series.recent.append(np.array(second.responses))
+        series.points.append(
             {
-                "seq": past.seq,
+                "seq": series.seq,
                 "t": round(now, 3),
                 "span": round(max(span, 1e-3), 3),
                 "arrivals": second.arrivals,
@@ -104,18 +104,18 @@ class History:
                 "rate": round(arrival_rate, 3),
                 "joules": second.joules,
                 "sizes": [[size, int(n), 1e3 * total / n] for size, (n, total) in sorted(second.sizes.items())],
-                **_response_times(past.recent),
+                **_response_times(series.recent),
             }
         )
 
     def points(self, model: str, after: int) -> list[dict[str, Any]]:
-        """The points whose number is above `after`; one of another run, or too old, gives all there are."""
-        past = self._of(model)
-        new = past.seq - after if 0 <= after <= past.seq else POINTS
-        return list(past.points)[-new:] if new else []
+        """Return the points with a number above `after`; all points if `after` is too old or of another run."""
+        series = self._of(model)
+        new = series.seq - after if 0 <= after <= series.seq else POINTS
+        return list(series.points)[-new:] if new else []
 
     def batches(self, model: str) -> list[dict[str, Any]]:
-        """The last batches, the newest first."""
+        """Return the last batches, newest first."""
         return [
             {
                 "t": round(at, 3),
@@ -130,18 +130,18 @@ class History:
         ]
 
     def seq(self, model: str) -> int:
-        """The number of the newest point; 0 before there is one."""
+        """Return the number of the newest point; 0 before the first."""
         return self._of(model).seq
 
-    def _of(self, model: str) -> _Model:
-        past = self._models.get(model)
-        if past is None:
-            past = self._models[model] = _Model()
-        return past
+    def _of(self, model: str) -> _Series:
+        series = self._models.get(model)
+        if series is None:
+            series = self._models[model] = _Series()
+        return series
 
 
 def _response_times(recent: Iterable[NDArray[np.float64]]) -> dict[str, float | None]:
-    """Mean and percentiles of the last seconds together, ms; None where nobody was answered."""
+    """Return mean and percentiles over the last seconds, ms; None without responses."""
     values = np.concatenate([*recent])
     if not len(values):
         return {"mean": None, "p50": None, "p95": None, "p99": None}

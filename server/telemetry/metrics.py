@@ -1,4 +1,4 @@
-"""Prometheus instruments, in base units, on a registry of their own."""
+"""Prometheus metrics of the server, in base units, on a registry of their own."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -17,8 +17,8 @@ _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _REFUSALS = ("queue_full", "too_late", "bytes", "draining")
-_CHANGES = ("drift", "objective", "memory")
-_REFUSED = (401, 403, 429)  # statuses
+_POLICY_CHANGES = ("drift", "objective", "memory")
+_REFUSAL_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -27,7 +27,7 @@ class EnergyReading(Protocol):
     """The last reading of an energy meter.
 
     Attributes:
-        joules: of the meter, J; None where nothing is known.
+        joules: the counter, J; None if there is no reading.
     """
 
     joules: float | None
@@ -38,15 +38,15 @@ class EnergyReading(Protocol):
 
 
 class Metrics:
-    """What the server counts. Cheap to call; values that exist anyway are read when somebody scrapes.
+    """The metrics of the server. Gauges of existing values are computed at each scrape, by callback.
 
     Attributes:
-        statistics: the same in the Open Inference Protocol's form.
-        history: of the last minutes, for the page.
+        statistics: the statistics of the Open Inference Protocol.
+        history: the last ten minutes, for the dashboard.
     """
 
     def __init__(self) -> None:
-        """Nothing has happened."""
+        """Register all metrics, without samples."""
         self.statistics, self.history = Statistics(), History()
         self._readings: list[EnergyReading] = []
         self._registry = registry = CollectorRegistry()
@@ -61,91 +61,102 @@ class Metrics:
             return Gauge(f"batchwright_{name}", text, labels, registry=registry)
 
         served = ("model", "device")
-        # kept by `cache`: finding a child costs more than counting, and these two are once a call
-        self._outcome = cache(counter("requests", "Requests by what came of them", "model", "outcome").labels)
+        # `cache` on `labels`: the lookup of a child costs more than counting, and these two are used in every call
+        self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
-        self._rejected = counter("rejected", "Requests that were not admitted, by reason", "model", "reason")
-        self._missed = counter("deadline_missed", "Requests answered after their deadline", "model")
+        self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
+        self._missed = counter("deadline_missed", "Requests completed after their deadline", "model")
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
         self._tokens, self._generated = (
-            counter("tokens", "Tokens that the device computed, by use: needed, or padding", "model", "use"),
-            histogram("generated_tokens", "Tokens that a text's answer has", [*map(float, _SIZES)], "model"),
+            counter("tokens", "Tokens computed by the device, by use: needed, or padding", "model", "use"),
+            histogram("generated_tokens", "Generated tokens per response", [*map(float, _SIZES)], "model"),
         )
-        self._energy = counter("energy_joules", "Energy of all batches, by the profile", *served, "source")
+        self._energy = counter("energy_joules", "Energy of all batches by the profile, J", *served, "source")
         self._response = cache(
-            histogram("response_seconds", "First byte of a call to its answer", _SECONDS, *served).labels
+            histogram(
+                "response_seconds", "Response time, first byte of a call to its response, s", _SECONDS, *served
+            ).labels
         )
-        self._waiting = histogram("waiting_seconds", "Arrival to launch", _SECONDS, *served)
-        self._service = histogram("service_seconds", "Launch to completion of a batch", _SECONDS, *served)
-        self._batch_size = histogram("batch_size", "Requests served together", [*map(float, _SIZES)], *served)
+        self._waiting = histogram("waiting_seconds", "Waiting time, arrival to launch, s", _SECONDS, *served)
+        self._service = histogram(
+            "service_seconds", "Service time of a batch, launch to completion, s", _SECONDS, *served
+        )
+        self._batch_size = histogram("batch_size", "Requests per batch", [*map(float, _SIZES)], *served)
         self._idle_gap = histogram(
-            "idle_gap_seconds", "Device idle between two batches while requests waited", _GAP_SECONDS, "device"
+            "idle_gap_seconds",
+            "Idle time of the device between two batches with requests queued, s",
+            _GAP_SECONDS,
+            "device",
         )
-        self._queue_length = gauge("queue_length", "Requests waiting", "model")
-        self._backlog = gauge("backlog_seconds", "Least time in which one of the devices serves all who are on it")
-        self._device_up = gauge("device_up", "1 while the device serves, 0 once it is lost", "device")
+        self._queue_length = gauge("queue_length", "Queued requests", "model")
+        self._backlog = gauge(
+            "backlog_seconds", "Time to serve all requests on a device, the least over serving devices, s"
+        )
+        self._device_up = gauge("device_up", "1 while the device works, 0 once it is lost", "device")
         self._capacity = gauge(
-            "capacity_hertz", "Largest service rate, max over b of b/l(b), of all that serve", "model"
+            "capacity_hertz", "Largest service rate, max over b of b/l(b), summed over serving devices, 1/s", "model"
         )
-        self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate", "model")
-        self._adapted = counter("policy_changes", "Policies swapped by the server itself, by reason", "model", "reason")
-        self._refusals = counter("refusals", "Calls refused before a model was asked, by status", "status")
-        self._faults = counter("device_faults", "Batches that the device failed on, by exception", "model", "error")
-        self._objective = gauge("objective_level", "Steps taken towards faster policies for the objective", *served)
-        self._policy_info = gauge("policy_info", "1 for the policy that decides", *served, "policy", "spec")
+        self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate, 1/s", "model")
+        self._adapted = counter("policy_changes", "Policy swaps by the controller, by reason", "model", "reason")
+        self._refusals = counter(
+            "refusals", "Calls rejected by API key, rate limit or browser protection, by status", "status"
+        )
+        self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
+        self._objective = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
+        self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
 
     def watch(self, model: str, queue_length: _Read, arrival_rate: _Read, capacity: _Read) -> None:
-        """Read these when somebody scrapes: number waiting, arrival rate and largest service rate, 1/s.
+        """Export gauges by callback: queue length, arrival rate and largest service rate, 1/s.
 
-        What is counted by kind begins at 0: a rate cannot see the first of a kind otherwise.
+        The labelled counters of the model start at 0, since PromQL's rate() misses the first increment of a new series.
         """
         self._queue_length.labels(model).set_function(queue_length)
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
         for outcome in _OUTCOMES:
             self.outcome(model, outcome, 0)
-        for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _CHANGES)):
+        for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _POLICY_CHANGES)):
             for reason in reasons:
                 counter.labels(model, reason)
-        for status in _REFUSED:
+        for status in _REFUSAL_STATUSES:
             self._refusals.labels(status)
 
     def watch_backlog(self, backlog: _Read) -> None:
-        """Read this when somebody scrapes, s."""
+        """Export the backlog by callback, s."""
         self._backlog.set_function(backlog)
 
     def watch_device(self, device: str, alive: Callable[[], bool]) -> None:
-        """Ask whether the device can serve yet when somebody scrapes."""
+        """Export by callback whether the device works."""
         self._device_up.labels(device).set_function(alive)
 
     def watch_meter(self, device: str, source: str, reading: EnergyReading) -> None:
-        """Export the device's energy counter as of the last `read_meters`; `source` is the meter's."""
+        """Export the device's energy counter as of the last `read_meters`; `source` names the meter."""
         self._readings.append(reading)
         self._registry.register(_MeterCollector(device, source, reading))
 
     async def read_meters(self) -> None:
-        """Read the energy counters, before somebody scrapes; one that does not answer keeps its value."""
+        """Read the energy counters, before a scrape; one that cannot be read keeps its value."""
         for reading in self._readings:
             await reading.refresh()
 
     def policy(self, model: str, device: str, policy: str, spec: str) -> None:
-        """Another policy decides for `model` on a device."""
-        place = model, device
-        if place in self._policies:
-            self._policy_info.remove(*place, *self._policies[place])
-        self._policies[place] = policy, spec
-        self._policy_info.labels(*place, policy, spec).set(1)
+        """Export the policy that `model` now uses on a device."""
+        served = model, device
+        if served in self._policies:
+            self._policy_info.remove(*served, *self._policies[served])
+        self._policies[served] = policy, spec
+        self._policy_info.labels(*served, policy, spec).set(1)
 
     def adapted(self, model: str, reason: str) -> None:
-        """The controller set another policy: drift or objective."""
+        """Count a policy swap by the controller; `reason` is drift, objective or memory."""
         self._adapted.labels(model, reason).inc()
 
     def objective(self, model: str, device: str, level: int) -> None:
-        """How many steps the objective has moved towards faster on a device."""
+        """Export the number of steps towards faster policies on a device."""
         self._objective.labels(model, device).set(level)
 
     def batch(self, batch: BatchRecord) -> None:
-        """Count a completed batch, or some stages of one; a request is counted with its last stage."""
+        """Count a completed batch, or some stages of one; requests are counted with their last stage."""
         labels = batch.model, batch.device
         if batch.whole or batch.finished:
             self.statistics.batch(
@@ -165,7 +176,7 @@ class Metrics:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
     def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
-        """Requests of one model are served; `now` is the instant of their answers, s."""
+        """Observe the waiting times of completed requests of one model, and count the late ones; `now` in s."""
         if not requests:
             return
         model = requests[0].kind.model
@@ -177,39 +188,39 @@ class Metrics:
             self._missed.labels(model).inc(late)
 
     def responded(self, model: str, device: str, seconds: float, n: int) -> None:
-        """A call of `n` requests was answered: so long after its first byte had come."""
+        """Observe the response time of a call of `n` requests, s, once per request."""
         response = self._response(model, device)
         for _ in range(n):
             response.observe(seconds)
         self.history.answered(model, [seconds] * n)
 
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
-        """What came of `n` requests: ok, bad_input, rejected, expired, cancelled or failed."""
+        """Count `n` requests by outcome: ok, bad_input, rejected, expired, cancelled or failed."""
         self._outcome(model, outcome).inc(n)
 
     def rejected(self, model: str, reason: str, n: int) -> None:
-        """`n` requests were not admitted."""
+        """Count `n` requests that admission control rejected."""
         self._rejected.labels(model, reason).inc(n)
 
     def refused(self, status: int) -> None:
-        """A call was answered with this status before a model was asked: its key, its page or its rate was wrong."""
+        """Count a call rejected by its API key, its rate limit or the browser protections."""
         self._refusals.labels(status).inc()
 
     def device_fault(self, model: str, error: str) -> None:
-        """The device raised on a batch; `error` is the exception's type."""
+        """Count a batch that failed on the device; `error` is the exception's type."""
         self._faults.labels(model, error).inc()
 
     def idle_gap(self, device: str, seconds: float) -> None:
-        """The device stood idle between two batches although requests waited and the policy launched."""
+        """Observe the idle time of a device between two batches while requests waited and the policy launched, s."""
         self._idle_gap.labels(device).observe(seconds)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _MeterCollector(Collector):
-    """A sensor's counter under its own name, absent where there is no sensor."""
+    """Exports an energy meter's counter; no sample while there is no reading."""
 
     def __init__(self, device: str, source: str, reading: EnergyReading) -> None:
         self._labels = [device, source]
@@ -217,7 +228,7 @@ class _MeterCollector(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily(
-            "batchwright_device_energy_joules", "Energy by the device's own counter", labels=["device", "source"]
+            "batchwright_device_energy_joules", "Energy by the device's own counter, J", labels=["device", "source"]
         )
         if self._reading.joules is not None:
             family.add_metric(self._labels, self._reading.joules)

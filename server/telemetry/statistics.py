@@ -1,4 +1,4 @@
-"""Counts and durations by model since the start, as the Open Inference Protocol defines statistics."""
+"""Statistics of each model since the start, as the Open Inference Protocol defines them."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """The batches of one size."""
+    """Durations of the batches of one size."""
 
     batch_size: int
     compute_input: Duration
@@ -29,15 +29,15 @@ class ModelStatistics:
     Attributes:
         name: the model's name.
         last_inference_ms: Unix time of the last inference in ms; 0 before the first.
-        inference_count: samples served.
-        execution_count: batches run.
-        success: successful calls, from arrival to answer.
-        fail: failed calls, likewise.
-        queue: waiting times, by call.
-        compute_input: preparation of inputs, by call.
-        compute_infer: execution, by call.
-        compute_output: extraction of outputs, by call.
-        batches: by batch size; these count batches.
+        inference_count: number of samples served.
+        execution_count: number of batches run.
+        success: successful calls, from arrival to response.
+        fail: failed calls, from arrival to response.
+        queue: waiting times of calls.
+        compute_input: preparation of inputs of calls.
+        compute_infer: execution of calls.
+        compute_output: extraction of outputs of calls.
+        batches: statistics by batch size; they count batches.
     """
 
     name: str
@@ -79,14 +79,20 @@ class _Model:
 
 
 class Statistics:
-    """Tallies of calls and batches."""
+    """Counts and durations of calls and batches."""
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Start without counts."""
         self._models: dict[str, _Model] = {}
 
     def batch(self, model: str, finished: int, whole: tuple[int, float] | None) -> None:
-        """A batch finished so many; `whole` is its size and service time, s, None where it was run stage by stage."""
+        """Add a batch that completed `finished` samples.
+
+        Args:
+            model: the model's name.
+            finished: number of samples.
+            whole: batch size and service time, s; None if the batch ran stage by stage.
+        """
         tally = self._of(model)
         tally.samples += finished
         tally.last_ms = time.time_ns() // 1_000_000
@@ -95,7 +101,7 @@ class Statistics:
             tally.batches.setdefault(size, _Tally()).add(service)
 
     def answered(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
-        """A call was answered; times in s."""
+        """Add a successful call; times in s."""
         tally = self._of(model)
         tally.success.add(total)
         tally.queue.add(waiting)
@@ -103,11 +109,11 @@ class Statistics:
         tally.infer.add(service)
 
     def failed(self, model: str, total: float) -> None:
-        """A call got another answer after `total` s."""
+        """Add a failed call and its response time, s."""
         self._of(model).fail.add(total)
 
     def of(self, model: str) -> ModelStatistics:
-        """The model's statistics so far."""
+        """Return the model's statistics since the start."""
         tally = self._of(model)
         nothing = Duration()
         return ModelStatistics(

@@ -1,8 +1,9 @@
-"""OpenTelemetry: a span a request, a span a batch, and links between them. Needs the extra "otel".
+"""OpenTelemetry tracing: one span per HTTP request, one per batch, and links between them. Needs the extra "otel".
 
-A batch is nobody's child: several requests share it, each from a trace of its own. So it begins a trace, with a link to
-every request that it serves; and each request has a link back. Sampling, the service's name and more are told by the
-variables of the OpenTelemetry specification (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, ...).
+The span of a batch has no parent, since its requests belong to different traces. It starts a trace of its own, with
+links to the spans of its requests and links back from them. Sampling, the service's name and the exporter's headers are
+configured by the environment variables of the OpenTelemetry specification (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME,
+OTEL_EXPORTER_OTLP_HEADERS, ...).
 """
 
 import os
@@ -29,20 +30,20 @@ _ROUTES = {
     "/admin": re.compile(r"/admin/.*"),
 }
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
-_TIMEOUT = 2.0  # s for a collector to take spans; its own default of 10 would stretch the end of the server so far
+_TIMEOUT = 2.0  # s for an export; the SDK's default of 10 s would delay the shutdown of the server
 _W3C = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes the spans."""
+    """Creates the spans of requests and batches."""
 
     def __init__(self, provider: TracerProvider, version: str) -> None:
-        """`provider` samples and exports; `version` is this package's."""
+        """Use a provider that samples and exports; `version` is this package's."""
         self._provider = provider
         self._tracer = provider.get_tracer("batchwright", version)
 
     def request(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str) -> "RequestSpan":
-        """Begin the span of a request, a child of the one that its traceparent names; it is current until it ends."""
+        """Start the span of a request, a child of the span in its traceparent; it is current until it ends."""
         carrier = {
             n: headers[n.encode()].decode("latin-1") for n in ("traceparent", "tracestate") if n.encode() in headers
         }
@@ -58,12 +59,12 @@ class Tracing:
 
     @staticmethod
     def current() -> Span | None:
-        """The span of the request that is being answered, if it is recorded."""
+        """Return the span of the current request, None if it is not recorded."""
         span = get_current_span()
         return span if span.is_recording() else None
 
     def batch(self, batch: BatchRecord) -> None:
-        """Record the span of a completed batch, linked with the spans of its calls; none if no call is recorded."""
+        """Record the span of a completed batch, linked with the spans of its calls, if any of these is recorded."""
         calls = {id(request.payload.call): request for request in batch.launch.requests}.values()
         spans = [(call.span, request) for request in calls if (call := request.payload.call).span is not None]
         if not spans:
@@ -88,19 +89,19 @@ class Tracing:
             epoch + round(1e9 * batch.started),
         )
         for span, request in spans:
-            if not span.is_recording():  # its client has gone
+            if not span.is_recording():  # its client disconnected
                 continue
             waited = {"batchwright.waiting_s": request.started - request.arrival}
             span.add_link(batch_span.get_span_context(), waited)
         batch_span.end(epoch + round(1e9 * batch.ended))
 
     def close(self) -> None:
-        """Export what is left; gives up soon where nobody takes it."""
+        """Export the remaining spans, within the export time-out."""
         self._provider.shutdown()
 
 
 class RequestSpan:
-    """The span of one request, current from its beginning."""
+    """The span of one request, current from its start to its end."""
 
     __slots__ = ("_span", "_token")
 
@@ -110,18 +111,18 @@ class RequestSpan:
 
     @property
     def traceparent(self) -> bytes | None:
-        """What goes out with the answer; None where the SDK is disabled."""
+        """The traceparent header of the response; None if the SDK is disabled."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(self._span))
         return carrier["traceparent"].encode() if carrier else None
 
     @property
     def trace_id(self) -> str:
-        """Of the trace it belongs to, 32 hexadecimal digits."""
+        """The id of the span's trace, 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def end(self, status: int) -> None:
-        """Over, with this status; 0 stands for a client that went."""
+        """End the span with the status of the response; 0 if the client disconnected before it."""
         context.detach(self._token)
         self._span.set_attribute("http.response.status_code", status or 499)
         if status >= 500:
@@ -130,7 +131,7 @@ class RequestSpan:
 
 
 def tracing_to(endpoint: str, version: str) -> Tracing:
-    """Tracing that exports by OTLP over HTTP; `endpoint` is a collector's URL, such as http://localhost:4318."""
+    """Return tracing that exports by OTLP over HTTP; `endpoint` is a collector's URL, such as http://localhost:4318."""
     resource = Resource.create({"service.name": "batchwright", "service.version": version})
     provider = TracerProvider(resource=resource)
     timeout = None if any(map(os.environ.get, _TIMEOUTS)) else _TIMEOUT

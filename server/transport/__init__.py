@@ -1,1 +1,1 @@
-"""HTTP below the routes: connections, TLS, authentication, bodies, and the memory that calls may hold."""
+"""HTTP below the routes: connections, TLS, authentication, request bodies, and the memory budget of calls."""

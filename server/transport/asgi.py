@@ -1,4 +1,4 @@
-"""HTTP for routes on bare ASGI, without middleware and model validation."""
+"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and time-outs."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -9,24 +9,24 @@ from starlette.types import Receive, Scope, Send
 from server.errors import BadInputError, ServerError, TooLargeError, render_error
 
 Headers = list[tuple[bytes, bytes]]
-_READ_AHEAD = 2**19  # bytes of a body that the connection may hold before the app receives any
+_READ_AHEAD = 2**19  # bytes of a body that the connection may buffer before the app receives any
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection; no answer can be sent."""
+    """The client closed the connection; no response can be sent."""
 
 
 class BodyLimit(NamedTuple):
-    """Largest size of a body in bytes, and the remedy for a larger one, for the error."""
+    """Largest size of a body in bytes, and what to do about a larger one, for the error message."""
 
     max_bytes: int
     remedy: str
 
 
 def below_root(scope: Scope) -> Scope:
-    """The scope as it would be without the ASGI `root_path`, below which a proxy or another app mounts this one.
+    """Return the scope with the ASGI `root_path`, the prefix of a proxy or a mounting app, removed from the path.
 
-    The prefix is kept as `app_root_path`, from which Starlette makes the server's own URLs.
+    The prefix is kept as `app_root_path`, which Starlette uses to build the server's own URLs.
     """
     root, path = scope.get("root_path", ""), scope["path"]
     if not root:
@@ -37,7 +37,7 @@ def below_root(scope: Scope) -> Scope:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """The request's headers by lower-case name; the last of equal ones counts."""
+    """Return the request's headers by lower-case name; of repeated headers the last one."""
     return dict(scope["headers"])
 
 
@@ -47,14 +47,14 @@ async def read_body(
     """Read the whole request body.
 
     Args:
-        headers: of the request.
-        receive: of the connection.
-        limit: of the body.
-        reserve: reserves memory for so many bytes in total, first for those that the connection reads ahead. An
-            exception that it raises ends the reading.
+        headers: the request's headers.
+        receive: ASGI receive of the request.
+        limit: limit on the body.
+        reserve: reserves memory for a total number of bytes, first for those that the connection buffers. An exception
+            that it raises is passed on.
 
     Raises:
-        TooLargeError: the body is over the limit; raised before reading if Content-Length announces it.
+        TooLargeError: the body is over the limit; raised before reading if Content-Length exceeds it.
         ClientGoneError: the client disconnected before the end of the body.
     """
     announced = headers.get(b"content-length", b"")
@@ -77,18 +77,18 @@ async def read_body(
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection; await only after the whole body was read."""
+    """Wait until the client has closed the connection; only valid after the whole body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def respond(send: Send, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
-    """Send a whole answer with status 200."""
+    """Send a whole response with status 200."""
     await _send(send, 200, body, [(b"content-type", content_type), *(headers or [])])
 
 
 async def respond_error(send: Send, error: ServerError, headers: Headers | None = None) -> None:
-    """Send an error as {"error": ...} with its status, and Retry-After where it has one."""
+    """Send an error as {"error": ...} with its status, and with Retry-After if it has one."""
     headers = [(b"content-type", b"application/json"), *(headers or [])]
     if error.retry_after is not None:
         headers.append((b"retry-after", str(error.retry_after).encode()))
@@ -102,7 +102,7 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:
-    """The client's time-out from X-Timeout-Ms, s; inf if there is none.
+    """Return the client's time-out from X-Timeout-Ms, s; inf if there is none.
 
     Raises:
         BadInputError: it is not a positive, finite number.

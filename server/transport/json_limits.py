@@ -1,7 +1,7 @@
-"""JSON from clients: bounded before it is parsed, since parsed values take many times the memory of their text.
+"""Limits on JSON from clients, checked before parsing.
 
-Parsing takes up to 60 times the memory of the text, and holds the interpreter meanwhile. So the text is measured first,
-by passes over its bytes.
+Parsing takes up to 60 times the memory of the text, and holds the interpreter lock meanwhile. The size and the nesting
+of a document are therefore measured first, by vectorised passes over its bytes.
 """
 
 from typing import NamedTuple
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from server.errors import BadInputError, TooLargeError
 
 MAX_JSON_BYTES = 2**20
-MAX_BRACKETS = 2**16  # a picture of 224 x 224 pixels as nested lists has 50,625 opening ones
+MAX_BRACKETS = 2**16  # an image of 224 x 224 pixels as nested lists has 50,625 opening ones
 MAX_NESTING = 32
-# bytes of memory, at most: of a list and its place in another, of an object with one key, of any other value, and of
-# all other values for each byte of text; and what the parser takes for itself for each byte
+# Upper bounds on memory, bytes: of a list with its reference, an object with one key, any other value, all other values
+# for each byte of text, and of the parser itself for each byte of text
 _LIST, _OBJECT, _VALUE, _VALUES_PER_BYTE, _PARSER_PER_BYTE = 80, 256, 90, 20, 17
 
 
 class JsonSize(NamedTuple):
-    """What a JSON text holds, by its bytes.
+    """Size of a JSON text, counted without parsing it.
 
     Attributes:
-        length: of the text, bytes.
-        lists: upper bound; brackets in strings are included where there are at most `MAX_NESTING`.
-        objects: the same.
-        values: other values; upper bound.
-        nesting: depth of lists and objects.
+        length: bytes of the text.
+        lists: upper bound on the number of lists; of at most `MAX_NESTING` brackets, those in strings are counted too.
+        objects: upper bound on the number of objects, likewise.
+        values: upper bound on the number of other values.
+        nesting: upper bound on the depth of lists and objects.
     """
 
     length: int
@@ -38,44 +38,44 @@ class JsonSize(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes that parsing takes at most, the parsed document included."""
+        """Upper bound on the memory of parsing, the parsed document included, bytes."""
         values = min(_VALUE * self.values, _VALUES_PER_BYTE * self.length)
         return _PARSER_PER_BYTE * self.length + _LIST * self.lists + _OBJECT * self.objects + values
 
 
 def measure_json(text: bytes) -> JsonSize:
-    """Count what a JSON text holds without parsing it; brackets and commas within strings are left out.
+    """Count the lists, objects and values of a JSON text without parsing it; those within strings are left out.
 
-    A text that is no JSON gets numbers too; parsing it will fail.
+    The result for text that is not valid JSON is meaningless; parsing it fails later.
     """
     length, lists, objects, values = len(text), text.count(b"["), text.count(b"{"), text.count(b",") + 1
-    if lists + objects <= MAX_NESTING:  # too few to be nested too deep, wherever they stand
+    if lists + objects <= MAX_NESTING:  # cannot exceed the limit on nesting, even if all are outside strings
         return JsonSize(length, lists, objects, values, lists + objects)
-    if b"\\" in text:  # an escaped quotation mark ends no string; an escaped backslash escapes nothing
+    if b"\\" in text:  # remove escaped backslashes first, then escaped quotation marks, which do not end a string
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     characters = np.frombuffer(text, np.uint8)
     outside = ~np.logical_xor.accumulate(characters == ord('"'))
 
-    def here(character: str) -> NDArray[np.bool_]:
+    def positions(character: str) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (characters == ord(character)) & outside
         return found
 
-    lists_begin, objects_begin = here("["), here("{")
-    steps = (lists_begin | objects_begin).view(np.int8) - (here("]") | here("}")).view(np.int8)
-    lists, objects, values = (int(np.count_nonzero(each)) for each in (lists_begin, objects_begin, here(",")))
+    lists_begin, objects_begin = positions("["), positions("{")
+    steps = (lists_begin | objects_begin).view(np.int8) - (positions("]") | positions("}")).view(np.int8)
+    lists, objects, values = (int(np.count_nonzero(each)) for each in (lists_begin, objects_begin, positions(",")))
     return JsonSize(length, lists, objects, values + 1, int(np.cumsum(steps, dtype=np.int32).max()))
 
 
 def check_json(text: bytes, remedy: str) -> JsonSize:
-    """Measure a JSON text and check it against the bounds.
+    """Measure a JSON text and check it against the limits.
 
     Args:
         text: the whole document.
-        remedy: what a client should do whose document is too large.
+        remedy: what the client should do if the document is too large, for the error message.
 
     Raises:
-        TooLargeError: it is longer than `MAX_JSON_BYTES`, or has more than `MAX_BRACKETS` lists and objects.
-        BadInputError: it is nested deeper than `MAX_NESTING`.
+        TooLargeError: the text is longer than `MAX_JSON_BYTES`, or has more than `MAX_BRACKETS` lists and objects.
+        BadInputError: the text is nested deeper than `MAX_NESTING`.
     """
     if len(text) > MAX_JSON_BYTES:
         raise TooLargeError(f"the JSON has {len(text)} bytes, over {MAX_JSON_BYTES}; {remedy}")
@@ -85,5 +85,5 @@ def check_json(text: bytes, remedy: str) -> JsonSize:
             f"the JSON has {size.lists + size.objects} lists and objects, over {MAX_BRACKETS}; {remedy}"
         )
     if size.nesting > MAX_NESTING:
-        raise BadInputError(f"the JSON is nested {size.nesting} deep, over {MAX_NESTING}; send it flatter")
+        raise BadInputError(f"the JSON is nested {size.nesting} deep, over {MAX_NESTING}; send it less nested")
     return size

@@ -1,4 +1,4 @@
-"""The memory budget of calls: bytes that they may hold until they are answered, and samples that are being decoded."""
+"""The memory budget of calls: bytes reserved from reading the body to the response, and samples being decoded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 from server.errors import QueueFullError, TooLargeError
 
-_LARGE = 256  # a call that holds more than 1/256 of the budget is large
-_PART_OF_LARGE = 2  # large calls together may hold half of the budget, so that small calls find room
+_LARGE_DIVISOR = 256  # a call that reserves more than 1/256 of the budget is large
+_MAX_LARGE_DIVISOR = 2  # large calls together may reserve half of the budget
 
 
 class MemoryBudgetError(QueueFullError):
-    """The memory budget has no room for the bytes of this call."""
+    """The memory budget cannot reserve the bytes of this call."""
 
     reason = "bytes"
 
@@ -19,18 +19,18 @@ class MemoryBudgetError(QueueFullError):
 class MemoryBudget:
     """The memory budget of all calls together.
 
-    Large calls share half of the budget, so that no number of them keeps small calls out.
+    Large calls may reserve half of the budget, so that the other half is left to small calls.
 
     Attributes:
-        pending: by model, samples that have been read and are being decoded; they are not in the queue yet.
-        all_pending: the same of all models together.
-        limit: bytes that all calls may hold.
-        held: bytes that they hold.
-        held_by_large: bytes that large calls hold.
+        pending: number of samples by model that have been read and are being decoded; they are not queued yet.
+        all_pending: number of pending samples of all models.
+        limit: bytes that all calls may reserve.
+        held: bytes that all calls have reserved.
+        held_by_large: bytes that large calls have reserved.
     """
 
     def __init__(self, limit: int, retry_after: Callable[[], int] = lambda: 1) -> None:
-        """`retry_after` returns the time after which a rejected call should be sent again, s."""
+        """Create an unused budget; `retry_after` returns the Retry-After of rejected calls, s."""
         self.pending: Counter[str] = Counter()
         self.all_pending = 0
         self.limit = limit
@@ -39,17 +39,17 @@ class MemoryBudget:
         self._retry_after = retry_after
 
     def reservation(self) -> "Reservation":
-        """An empty reservation for one call, as a context manager that releases it."""
+        """Return an empty reservation for one call, a context manager that releases it."""
         return Reservation(self)
 
     def change(self, old: int, new: int) -> None:
         """Change the reservation of one call from `old` bytes to `new`.
 
         Raises:
-            TooLargeError: no single call may hold so many.
-            MemoryBudgetError: there is no room for the additional bytes now.
+            TooLargeError: the reservation is over the limit for one call.
+            MemoryBudgetError: the budget cannot reserve the additional bytes now.
         """
-        least = self.limit // _LARGE
+        least = self.limit // _LARGE_DIVISOR
         large = (new if new > least else 0) - (old if old > least else 0)
         held = self.held + new - old
         if held > self.limit or large > 0:
@@ -58,14 +58,14 @@ class MemoryBudget:
         self.held_by_large += large
 
     def _check(self, old: int, new: int, large: int) -> None:
-        most = self.limit // _PART_OF_LARGE
+        most = self.limit // _MAX_LARGE_DIVISOR
         if new > most:
             raise TooLargeError(f"the call takes {new} bytes, over the limit of {most} for one call; send less at once")
         if self.held + new - old > self.limit or self.held_by_large + large > most:
             wait = self._retry_after()
             raise MemoryBudgetError(
-                f"no room for {new - old} bytes: calls hold {self.held} of {self.limit}, large ones "
-                f"{self.held_by_large} of {most}; send the call again in {wait} s",
+                f"the memory budget has no room for {new - old} bytes: calls hold {self.held} of {self.limit}, large "
+                f"ones {self.held_by_large} of {most}; send the call again in {wait} s",
                 wait,
             )
 
@@ -88,13 +88,13 @@ class Reservation:
         self.resize(0)
 
     def begin_pending(self, model: str, n: int) -> None:
-        """Count `n` samples of the call that are about to be decoded, before they are queued."""
+        """Count `n` samples of the call as pending, before they are decoded."""
         self._pending = (model, n)
         self._budget.pending[model] += n
         self._budget.all_pending += n
 
     def end_pending(self) -> None:
-        """Do not count them any more: they are queued, or dropped."""
+        """Stop counting the samples as pending, once they are queued or dropped."""
         model, n = self._pending
         if n:
             self._budget.pending[model] -= n
@@ -102,23 +102,23 @@ class Reservation:
             self._pending = ("", 0)
 
     def grow(self, count: int) -> None:
-        """Reserve so many bytes more.
+        """Reserve `count` additional bytes.
 
         Raises:
-            TooLargeError: no single call may hold so many.
-            MemoryBudgetError: there is no room for them; the reservation stays as it was.
+            TooLargeError: the reservation would be over the limit for one call.
+            MemoryBudgetError: the budget cannot reserve them now; the reservation is unchanged.
         """
         self._budget.change(self._held, self._held + count)
         self._held += count
 
     def grow_to(self, count: int) -> None:
-        """Reserve at least so many bytes; raises as `grow`."""
+        """Reserve at least `count` bytes in total; raises as `grow`."""
         if count > self._held:
             self.grow(count - self._held)
 
     @contextmanager
     def temporarily(self, count: int) -> Iterator[None]:
-        """Reserve so many bytes more while the `with` block runs; raises as `grow`."""
+        """Reserve `count` additional bytes during a `with` block; raises as `grow`."""
         self.grow(count)
         try:
             yield
@@ -126,5 +126,5 @@ class Reservation:
             self.grow(-count)
 
     def resize(self, count: int) -> None:
-        """Reserve exactly so many bytes; raises as `grow`."""
+        """Reserve exactly `count` bytes in total; raises as `grow`."""
         self.grow(count - self._held)

@@ -1,4 +1,4 @@
-"""What every request passes first: its id, the keys, one line in the log. Bare ASGI, and a few microseconds."""
+"""ASGI middleware for every request: its id, authentication, browser protections, tracing and the access log."""
 
 import asyncio
 import logging
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("batchwright.request")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-# W3C Trace Context: version, trace id, parent id, flags; later versions may add more
-_TRACE = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
-# pages, and what machines ask that hold no key; the page at / shows what /metrics tells, so what it asks is open
-_PAGE = {"/", "/live", "/live/policy", "/assets/app.js", "/assets/charts.js", "/assets/style.css", "/assets/plotly.js"}
-_OPEN = frozenset({"/docs", "/openapi.json", "/metrics", "/assets/plotly.css", *_PAGE})
-_OPEN_BELOW = "/v2/health/"
-_PIECE = 2**14  # bytes of a body that are sent at once; a little more may lie unsent in a connection
+# W3C Trace Context: version, trace id, parent id, flags; later versions may add fields
+_TRACEPARENT = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
+# Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, so its routes are open
+_ASSETS = ("app.js", "charts.js", "style.css", "plotly.js", "plotly.css")
+_OPEN = frozenset(
+    {"/", "/live", "/live/policy", "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)}
+)
+_OPEN_PREFIX = "/v2/health/"
+_CHUNK = 2**14  # bytes of a body that are sent at once
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 
 
-class Front:
-    """Stands before the app.
+class RequestMiddleware:
+    """Middleware that authorises, identifies, traces and logs each request before the app handles it.
 
-    Authorisation goes by the decoded path below the ASGI `root_path`, the one that routes are chosen by, and before a
-    byte of the body is read. The app gets that path without the prefix, so that the two cannot differ.
+    Authorisation uses the decoded path below the ASGI `root_path`, and precedes reading the body. The app receives the
+    same path without the prefix, so that routing and authorisation cannot differ.
 
-    Against cross-site requests, admin routes answer pages of this server alone. Against DNS rebinding, without keys,
-    they answer only under loopback names, IP addresses and the bound host: to a browser, a page of evil.example whose
-    name is made to mean 127.0.0.1 is of the same origin.
+    Admin routes are protected against cross-site requests: an Origin header has to be the server's own. Without API
+    keys they are also protected against DNS rebinding, which makes the page of a foreign domain same-origin for a
+    browser: the Host header has to be a loopback name, an IP address or the bound host.
     """
 
     def __init__(
@@ -50,79 +52,82 @@ class Front:
         keys: Keys | None = None,
         tracing: "Tracing | None" = None,
         host: str | None = None,
-        refused: Callable[[int], object] = lambda _: None,
+        on_rejected: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Stands before one app.
+        """Wrap an app.
 
         Args:
-            app: answers.
-            keys: without them everybody may call.
-            tracing: without it nothing is traced.
-            host: the name that the server was told to bind; it may be steered under it without keys.
-            refused: hears of each call that does not get as far as the app: the status of its answer.
+            app: handles the requests that pass.
+            keys: the API keys; None authorises every request.
+            tracing: creates the spans; None traces nothing.
+            host: the host name that the server is bound to; admin requests without keys may use it as Host header.
+            on_rejected: called with the status of each request that is rejected here.
         """
         self._app = app
         self._keys = keys
         self._tracing = tracing
         self._host = host
-        self._refused = refused
+        self._on_rejected = on_rejected
         self._ids = count()
-        self._start = secrets.token_hex(6)  # so that two runs have no id in common
+        self._id_prefix = secrets.token_hex(6)  # differs between runs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request through, or answer it here."""
+        """Pass one request to the app, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = below_root(scope)
         headers = headers_of(scope)
-        call = _Call(headers.get(b"x-request-id"), headers.get(b"traceparent"), send)
-        if call.id is None:
-            call.id = f"{self._start}-{next(self._ids):x}"
-        scope["state"]["request_id"] = call.id
+        request = _Request(headers.get(b"x-request-id"), headers.get(b"traceparent"), send)
+        if request.id is None:
+            request.id = f"{self._id_prefix}-{next(self._ids):x}"
+        scope["state"]["request_id"] = request.id
         if self._tracing is not None and not _is_open(scope["path"]):
-            call.span = self._tracing.request(scope, headers, call.id)
+            request.span = self._tracing.request(scope, headers, request.id)
         try:
-            call.key = self._admit(scope["path"], headers, call.began)
-            await self._app(scope, receive, call.send)
+            request.key = self._admit(scope["path"], headers, request.began)
+            await self._app(scope, receive, request.send)
         except ServerError as error:
-            self._refused(error.status)
-            await respond_error(call.send, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
-        except Exception:  # noqa: BLE001  (a bug must not cost the client an answer, nor show what it was)
-            _log.exception("request %s met a bug", call.id, extra={"request_id": call.id})
-            if not call.status:
-                await respond_error(call.send, ServerError("internal error; the server's log has the details"))
+            self._on_rejected(error.status)
+            await respond_error(request.send, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
+        except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
+            _log.exception("request %s failed with an exception", request.id, extra={"request_id": request.id})
+            if not request.status:
+                await respond_error(request.send, ServerError("internal error; the server's log has the details"))
         finally:
-            if call.span is not None:
-                call.span.end(call.status)
-            call.log(scope)
+            if request.span is not None:
+                request.span.end(request.status)
+            request.log(scope)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
-        """The name of the key that opens this path; None where none is needed."""
+        """Authorise a request; return the name of its key, None on routes that need none."""
         admin = path == "/admin" or path.startswith("/admin/")
         if admin:
-            self._check_page(headers.get(b"origin"), headers.get(b"host", b""))
+            self._check_browser_request(headers.get(b"origin"), headers.get(b"host", b""))
         if self._keys is None or _is_open(path):
             return None
         return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
 
-    def _check_page(self, origin: bytes | None, host: bytes) -> None:
-        """A browser names the page that calls, and always the host: who names neither is no page.
+    def _check_browser_request(self, origin: bytes | None, host: bytes) -> None:
+        """Reject cross-site requests, and DNS rebinding without keys; clients that send neither header pass.
 
         Raises:
-            ForbiddenError: the page is not of this server, or may not be.
+            ForbiddenError: the Origin header is of another server, or the Host header is not trusted.
         """
-        if self._keys is None and host and not _is_own(host.decode("latin-1"), self._host):
+        if self._keys is None and host and not _is_trusted_host(host.decode("latin-1"), self._host):
             raise ForbiddenError(
-                f"{host[:80].decode('latin-1')!r} may be any page's name for this server; without an API key file the "
-                "admin routes answer only under localhost, an IP address or the host that was bound"
+                f"the Host header {host[:80].decode('latin-1')!r} is rejected as possible DNS rebinding; reach the "
+                "admin routes by localhost, an IP address or the bound host, or start the server with an API key file"
             )
         if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
-            raise ForbiddenError("a page of another origin calls; the admin routes answer only pages of this server")
+            raise ForbiddenError(
+                f"the Origin header {origin[:80].decode('latin-1')!r} is of another server; cross-site requests to "
+                "admin routes are rejected, send them from this server's own pages"
+            )
 
 
-def _is_own(host: str, bound: str | None) -> bool:
-    """Whether nobody else can make this name mean the server: loopback, an address, or what it was told to bind."""
+def _is_trusted_host(host: str, bound: str | None) -> bool:
+    """Return whether a Host header is safe from DNS rebinding: a loopback name, an IP address or the bound host."""
     name, bracket, _ = host.lower().removeprefix("[").partition("]")
     if not bracket:
         name = name.partition(":")[0]
@@ -136,22 +141,22 @@ def _is_own(host: str, bound: str | None) -> bool:
 
 
 def _is_open(path: str) -> bool:
-    """Whether it needs no key, nor a span: it is asked every few seconds, and serves nobody."""
-    return path in _OPEN or path.startswith(_OPEN_BELOW)
+    """Return whether the route needs no key; such routes are polled, and not traced either."""
+    return path in _OPEN or path.startswith(_OPEN_PREFIX)
 
 
-class _Call:
-    """One request on its way.
+class _Request:
+    """State of one request.
 
     Attributes:
-        id: from the client, if it sent a usable one.
-        key: name of the key it came with.
-        span: where it is traced.
-        status: of the answer; 0 before it begins.
-        began: s of time.monotonic.
+        id: the client's X-Request-Id, if it is valid.
+        key: name of its API key.
+        span: its span; None without tracing.
+        status: status of the response; 0 before it starts.
+        began: start, s of time.monotonic.
     """
 
-    __slots__ = ("_send", "_trace", "began", "id", "key", "span", "status")
+    __slots__ = ("_send", "_traceparent", "began", "id", "key", "span", "status")
 
     def __init__(self, request_id: bytes | None, traceparent: bytes | None, send: Send) -> None:
         self.id: str | None = None
@@ -161,55 +166,57 @@ class _Call:
         self.span: RequestSpan | None = None
         self.status = 0
         self.began = monotonic()
-        self._trace = None if traceparent is None else _TRACE.fullmatch(traceparent)
-        if self._trace is not None and self._trace[1] == b"00" and self._trace[4]:
-            self._trace = None  # version 00 has nothing more to say
+        self._traceparent = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
+        if self._traceparent is not None and self._traceparent[1] == b"00" and self._traceparent[4]:
+            self._traceparent = None  # version 00 has exactly four fields
         self._send = send
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass a message on, with the headers that every answer has; a large body goes in pieces."""
+        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             request_id = (b"x-request-id", (self.id or "").encode())
-            message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._traced()]
-        elif len(message.get("body", b"")) > _PIECE:
-            return self._send_in_pieces(message)
+            message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._trace_headers()]
+        elif len(message.get("body", b"")) > _CHUNK:
+            return self._send_in_chunks(message)
         return self._send(message)
 
-    async def _send_in_pieces(self, message: Message) -> None:
-        """Wait after each piece until the client has taken most of it.
+    async def _send_in_chunks(self, message: Message) -> None:
+        """Send a body in chunks, each once the client has read most of the one before.
 
-        The transport would copy, or encrypt, the whole body for each client that does not read.
+        The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
         """
         body, more = message["body"], message.get("more_body", False)
-        for end in range(_PIECE, len(body) + _PIECE, _PIECE):
-            piece = body[end - _PIECE : end]
-            await self._send({**message, "body": piece, "more_body": more or end < len(body)})
-            await asyncio.sleep(0)  # other connections take turns, also while this one's client is fast
+        for end in range(_CHUNK, len(body) + _CHUNK, _CHUNK):
+            chunk = body[end - _CHUNK : end]
+            await self._send({**message, "body": chunk, "more_body": more or end < len(body)})
+            await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
 
-    def _traced(self) -> Headers:
+    def _trace_headers(self) -> Headers:
         if self.span is not None:
-            outward = self.span.traceparent
-            return [] if outward is None else [(b"traceparent", outward)]
-        if self._trace is None:
+            traceparent = self.span.traceparent
+            return [] if traceparent is None else [(b"traceparent", traceparent)]
+        if self._traceparent is None:
             return []
-        return [(b"traceparent", b"00-%b-%016x-%b" % (self._trace[2], getrandbits(64) or 1, self._trace[3]))]
+        return [
+            (b"traceparent", b"00-%b-%016x-%b" % (self._traceparent[2], getrandbits(64) or 1, self._traceparent[3]))
+        ]
 
     def _trace_id(self) -> str | None:
         if self.span is not None:
             return self.span.trace_id
-        return None if self._trace is None else self._trace[2].decode()
+        return None if self._traceparent is None else self._traceparent[2].decode()
 
     def log(self, scope: Scope) -> None:
-        """One line at debug; an error names the request at any level."""
+        """Log the request at debug level, and a response with status 500 at error level."""
         if self.status == 500:
-            _log.error("request %s was answered 500", self.id, extra={"request_id": self.id})
+            _log.error("request %s was answered with status 500", self.id, extra={"request_id": self.id})
         if not _log.isEnabledFor(logging.DEBUG):
             return
         fields: dict[str, Any] = {
             "method": scope["method"],
             "path": scope["path"],
-            "status": self.status or 499,  # the client has gone
+            "status": self.status or 499,  # the client disconnected
             "ms": round(1e3 * (monotonic() - self.began), 3),
             "request_id": self.id,
             "trace_id": self._trace_id(),

@@ -1,4 +1,4 @@
-"""The context of one HTTP call: its start, deadline, memory reservation, and what is measured of it."""
+"""The context of one inference call: its start, time-out, memory reservation and measurements."""
 
 from math import inf
 from time import monotonic
@@ -11,29 +11,38 @@ from server.transport.memory_budget import MemoryBudget
 
 
 class RequestContext:
-    """One call for inference.
+    """The context of one inference call.
 
     Attributes:
-        request_id: identifies it in logs and answers.
-        headers: by lower-case name.
-        receive: of the connection.
-        memory: its reservation in the memory budget.
-        began: instant of its first byte, s of time.monotonic.
-        timeout: the client's, s from the beginning; inf if it has none.
-        samples: number of samples, as far as is known.
-        queued: instant at which its samples were queued, s of time.monotonic.
-        waiting: the longest waiting time of its samples, s.
-        service: the longest service time of their batches, s.
-        device: the device that served it.
+        request_id: the call's id in logs and responses.
+        headers: request headers by lower-case name.
+        receive: ASGI receive of the call.
+        memory: reservation in the memory budget.
+        began: arrival of the first byte, s of time.monotonic.
+        timeout: the client's time-out, s from `began`; inf without one.
+        samples: number of samples; 1 until it is known.
+        queued: instant at which the samples were queued, s of time.monotonic.
+        waiting: longest waiting time of the samples, s.
+        service: longest service time of their batches, s.
+        device: name of the device that served the call.
     """
 
     __slots__ = (
-        *("began", "device", "headers", "memory", "queued", "receive", "request_id", "samples", "service", "timeout"),
+        "began",
+        "device",
+        "headers",
+        "memory",
+        "queued",
+        "receive",
+        "request_id",
+        "samples",
+        "service",
+        "timeout",
         "waiting",
     )
 
     def __init__(self, scope: Scope, receive: Receive, budget: MemoryBudget) -> None:
-        """The call began with its first byte, if the connection recorded that."""
+        """Create the context; the call began at its first byte if the connection recorded that, else now."""
         self.request_id = scope["state"].get("request_id", "")
         self.headers = headers_of(scope)
         self.receive = receive
@@ -46,18 +55,18 @@ class RequestContext:
         self.device = ""
 
     def read_timeout(self) -> None:
-        """Take the time-out from X-Timeout-Ms.
+        """Read the time-out from X-Timeout-Ms.
 
         Raises:
-            BadInputError: it is not a positive, finite number.
+            BadInputError: the header is not a positive, finite number.
         """
         self.timeout = client_timeout(self.headers)
 
     def left(self) -> float:
-        """The rest of the time-out, s.
+        """Return the rest of the time-out, s.
 
         Raises:
-            ExpiredError: it has passed.
+            ExpiredError: the time-out has passed.
         """
         if self.timeout == inf:
             return inf
@@ -67,5 +76,5 @@ class RequestContext:
         return left
 
     def expired(self) -> ExpiredError:
-        """The error when the time-out passes before the call is queued."""
+        """Return the error for a time-out that passes before the call is queued."""
         return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")

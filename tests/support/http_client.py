@@ -1,4 +1,4 @@
-"""A plain HTTP client for the tests of the real server process."""
+"""A minimal HTTP client for the tests of the real server process."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Reply:
+class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -19,20 +19,20 @@ class Reply:
         return json.loads(self.body)
 
 
-def ask(
+def fetch(
     url: str, path: str, body: bytes | None = None, method: str | None = None, headers: Mapping[str, str] | None = None
-) -> Reply:
-    """One request on a connection of its own."""
+) -> Response:
+    """Send one request on a new connection and return the response."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, body, dict(headers or {}))
         response = connection.getresponse()
         headers_in = {key.lower(): value for key, value in response.getheaders()}
-        return Reply(response.status, headers_in, response.read())
+        return Response(response.status, headers_in, response.read())
     finally:
         connection.close()
 
 
 def photograph() -> bytes:
-    """The JPEG that matplotlib ships."""
+    """Return a JPEG of a person, which matplotlib ships."""
     return (resources.files("matplotlib") / "mpl-data" / "sample_data" / "grace_hopper.jpg").read_bytes()

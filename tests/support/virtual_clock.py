@@ -1,4 +1,4 @@
-"""An asyncio loop whose clock jumps to the next timer as soon as nobody is runnable: no test sleeps."""
+"""An asyncio loop whose clock jumps to the next timer as soon as no task is runnable, so that tests do not sleep."""
 
 import asyncio
 import selectors
@@ -16,7 +16,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 def virtual_loop() -> asyncio.AbstractEventLoop:
-    """A new loop; its time() starts at 0 and moves only by jumps. The caller closes it."""
+    """Return a new loop whose time() starts at 0 and advances only by jumps; the caller closes it."""
     selector = _JumpingSelector()
     loop = asyncio.SelectorEventLoop(selector)
     loop.time = lambda: selector.now  # type: ignore[method-assign]
@@ -24,5 +24,5 @@ def virtual_loop() -> asyncio.AbstractEventLoop:
 
 
 def pause(seconds: float) -> None:
-    """Let the running virtual loop's clock go on without it, as when the process is stopped."""
+    """Advance the clock of the running virtual loop without running its tasks, as when the process is stopped."""
     asyncio.get_running_loop()._selector.now += seconds  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Two emulated devices of different speed behind one real server process."""
+"""One real server process with two emulated devices of different speed."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ import pytest
 from benchmarks.servers.fault_injection import order_fault
 from benchmarks.support.harness import Server, running
 from policies.profile import load_profile
-from tests.support.http_client import Reply, ask
+from tests.support.http_client import Response, fetch
 from tests.system.test_faults import pixels, until
 
 FAST = "googlenet-tesla-p4-x10"
@@ -21,29 +21,29 @@ FAST = "googlenet-tesla-p4-x10"
 
 @dataclass(frozen=True)
 class Pair:
-    """A server with a fast device and a slow one, and the files by which each is made to fail."""
+    """A server with a fast and a slow device, and the files that inject faults into each."""
 
     server: Server
     orders: tuple[Path, Path]
     pool: ThreadPoolExecutor
 
-    def infer(self, seed: int) -> Reply:
+    def infer(self, seed: int) -> Response:
         raw = {"Inference-Header-Content-Length": "0"}
-        return ask(self.server.url, "/v2/models/googlenet/infer", pixels(seed), headers=raw)
+        return fetch(self.server.url, "/v2/models/googlenet/infer", pixels(seed), headers=raw)
 
-    def load(self, calls: int) -> list[Reply]:
-        """Sixteen at a time."""
+    def load(self, calls: int) -> list[Response]:
+        """Send calls, sixteen at a time."""
         return list(self.pool.map(self.infer, range(calls)))
 
-    def serve(self, index: int, serving: bool) -> Reply:
+    def serve(self, index: int, serving: bool) -> Response:
         body = json.dumps({"serving": serving}).encode()
-        return ask(self.server.url, f"/admin/devices/{index}", body, "PUT")
+        return fetch(self.server.url, f"/admin/devices/{index}", body, "PUT")
 
     def devices(self) -> Any:
-        return ask(self.server.url, "/admin/devices").json
+        return fetch(self.server.url, "/admin/devices").json
 
     def batches(self) -> list[float]:
-        """Of the fast device and of the slow one."""
+        """Return the number of batches of the fast device and of the slow one."""
         counted = self.server.metric("batchwright_batch_size_count")
         return [next(n for labels, n in counted.items() if kind in labels) for kind in (FAST, "slow.json")]
 
@@ -70,40 +70,40 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
         yield Pair(server, (orders, tmp_path / "orders.1"), pool)
 
 
-def test_a_device_is_taken_away_and_brought_back_under_load_and_every_call_is_answered(pair: Pair) -> None:
+def test_a_device_is_taken_out_of_service_and_back_under_load_without_failed_calls(pair: Pair) -> None:
     assert {reply.status for reply in pair.load(64)} == {200}
     assert min(pair.batches()) > 0, "both serve"
 
-    under_way = pair.pool.submit(lambda: [pair.infer(n) for n in range(40)])
+    concurrent = pair.pool.submit(lambda: [pair.infer(n) for n in range(40)])
     taken = pair.serve(1, False)
     assert (taken.status, taken.json["serving"], taken.json["up"]) == (200, False, True)
     until(lambda: pair.devices()[1]["open_calls"] == 0)
     before = pair.batches()
-    assert {reply.status for reply in [*pair.load(64), *under_way.result()]} == {200}
+    assert {reply.status for reply in [*pair.load(64), *concurrent.result()]} == {200}
     after = pair.batches()
     assert after[0] > before[0]
     assert after[1] == before[1], "it gets no new calls"
-    refused = pair.serve(0, False)
-    assert refused.status == 400
-    assert "is the last device that serves" in refused.json["error"]
+    rejected = pair.serve(0, False)
+    assert rejected.status == 400
+    assert "is the last device that serves" in rejected.json["error"]
 
     assert pair.serve(1, True).json["serving"] is True
     assert {reply.status for reply in pair.load(64)} == {200}
     assert pair.batches()[1] > after[1]
 
 
-def test_a_lost_device_costs_no_call_its_answer_and_the_last_one_ends_the_server(pair: Pair) -> None:
+def test_a_lost_device_fails_no_call_and_the_last_one_ends_the_process(pair: Pair) -> None:
     alone = [reply.body[-4000:] for reply in map(pair.infer, range(64))]
     order_fault(pair.orders[0], "lost")
-    shaken = pair.load(64)
-    assert {reply.status for reply in shaken} == {200}
-    assert [reply.body[-4000:] for reply in shaken] == alone, "everybody got their own answer"
+    after_loss = pair.load(64)
+    assert {reply.status for reply in after_loss} == {200}
+    assert [reply.body[-4000:] for reply in after_loss] == alone, "each call got its own result"
     assert [(device["up"], device["serving"]) for device in pair.devices()] == [(False, False), (True, True)]
     assert sorted(pair.server.metric("batchwright_device_up").values()) == [0.0, 1.0]
-    assert ask(pair.server.url, "/v2/health/ready").status == 200
+    assert fetch(pair.server.url, "/v2/health/ready").status == 200
 
-    swapped = ask(pair.server.url, "/admin/models/googlenet/policy", b'{"policy": "smdp:w2=1"}', "PUT").json
-    assert swapped["profile"] == "slow", "of the first that serves"
+    swapped = fetch(pair.server.url, "/admin/models/googlenet/policy", b'{"policy": "smdp:w2=1"}', "PUT").json
+    assert swapped["profile"] == "slow", "of the first serving device"
     assert [policy["spec"] for policy in swapped["devices"].values()] == ["smdp:w2=1"] * 2
 
     order_fault(pair.orders[1], "lost")

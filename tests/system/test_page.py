@@ -1,4 +1,4 @@
-"""The page at /: what it is made of, and in a real browser that nothing from elsewhere may reach."""
+"""The dashboard: its data, its files, and its behaviour in a real browser."""
 
 import gzip
 import hashlib
@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.support.harness import Server, serving
 from server.api import dashboard
-from tests.support.http_client import ask, photograph
+from tests.support.http_client import fetch, photograph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -34,7 +34,7 @@ def running() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     lines = [
         f"{scope} {scope} {hashlib.sha256(f'open-{scope}'.encode()).hexdigest()}" for scope in ("predict", "admin")
@@ -46,7 +46,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def send(url: str, n: int) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert {reply.status for reply in pool.map(lambda _: ask(url, "/predict", photograph()), range(n))} == {200}
+        assert {reply.status for reply in pool.map(lambda _: fetch(url, "/predict", photograph()), range(n))} == {200}
 
 
 def assets(html: str) -> list[str]:
@@ -56,25 +56,25 @@ def assets(html: str) -> list[str]:
 # without a browser
 
 
-def test_how_things_stand_is_told_with_what_is_new_only(running: Server) -> None:
+def test_live_returns_the_state_and_only_new_points(running: Server) -> None:
     send(running.url, 20)
-    state = ask(running.url, "/live?model=googlenet").json
+    state = fetch(running.url, "/live?model=googlenet").json
     assert state["models"] == ["googlenet"]
     assert (state["status"], state["weights"], state["slo_ms"]) == ("ready", "emulated", None)
     assert set(state["policy"]) == {"name", "spec", "version", "chart"}
     assert state["policy"]["spec"] == "smdp:w2=1.6"
     assert sum(size * count for size, count, _ in state["observed"]) >= 20
     assert 1 <= len(state["batches"]) <= 20
-    wanted = {"t", "size", "reason", "policy", "waited_ms", "service_ms", "energy_mj"}
-    assert all(set(batch) == wanted for batch in state["batches"])
+    keys = {"t", "size", "reason", "policy", "waited_ms", "service_ms", "energy_mj"}
+    assert all(set(batch) == keys for batch in state["batches"])
     assert [p["seq"] for p in state["points"]] == list(range(1, state["seq"] + 1))
-    later = ask(running.url, f"/live?since={state['seq']}").json
+    later = fetch(running.url, f"/live?since={state['seq']}").json
     assert all(point["seq"] > state["seq"] for point in later["points"])
     assert later["run"] == state["run"]
 
 
-def test_the_policy_is_told_as_a_chart_with_the_profile(running: Server) -> None:
-    reply = ask(running.url, "/live/policy?model=googlenet")
+def test_live_policy_returns_the_chart_and_the_profile(running: Server) -> None:
+    reply = fetch(running.url, "/live/policy?model=googlenet")
     assert reply.headers["cache-control"] == "no-store"
     view = reply.json
     assert len(view["rates_hz"]) == len(view["batch_size"]) == 49
@@ -100,13 +100,13 @@ def test_the_policy_is_told_as_a_chart_with_the_profile(running: Server) -> None
         ("/assets", 404),
     ],
 )
-def test_what_is_not_there_is_an_error_and_no_file(running: Server, path: str, status: int) -> None:
-    reply = ask(running.url, path)
+def test_invalid_parameters_and_paths_are_errors(running: Server, path: str, status: int) -> None:
+    reply = fetch(running.url, path)
     assert (reply.status, set(reply.json)) == (status, {"error"})
 
 
-def test_the_page_tells_the_facts_without_a_script_and_allows_nothing_from_elsewhere(running: Server) -> None:
-    reply = ask(running.url, "/")
+def test_the_page_shows_the_state_without_scripts_and_blocks_external_resources(running: Server) -> None:
+    reply = fetch(running.url, "/")
     html, rules = reply.body.decode(), reply.headers["content-security-policy"]
     assert "<td>googlenet<td>emulated<td>smdp:w2=1.6" in html
     assert f"curl --data-binary @photo.jpg {running.url}/predict" in html
@@ -118,28 +118,28 @@ def test_the_page_tells_the_facts_without_a_script_and_allows_nothing_from_elsew
         assert not re.findall(r"https?:|//[a-z]+\.", file.read_text()), file
 
 
-def test_the_files_are_compressed_cached_and_of_the_right_type(running: Server) -> None:
-    found = assets(ask(running.url, "/").body.decode())
+def test_files_are_compressed_cached_and_of_the_right_type(running: Server) -> None:
+    found = assets(fetch(running.url, "/").body.decode())
     assert len(found) == 5
     for path in found:
-        plain = ask(running.url, f"/{path}")
-        packed = ask(running.url, f"/{path}", headers={"Accept-Encoding": "gzip"})
+        plain = fetch(running.url, f"/{path}")
+        packed = fetch(running.url, f"/{path}", headers={"Accept-Encoding": "gzip"})
         kind = "javascript" if ".js?" in path else "css"
         assert plain.headers["content-type"] == f"text/{kind}; charset=utf-8"
         assert gzip.decompress(packed.body) == plain.body
         assert "immutable" in plain.headers["cache-control"]
-        again = ask(running.url, f"/{path}", headers={"If-None-Match": plain.headers["etag"]})
+        again = fetch(running.url, f"/{path}", headers={"If-None-Match": plain.headers["etag"]})
         assert (again.status, again.body) == (304, b"")
 
 
-def test_with_keys_the_page_is_open_and_the_swap_is_not(guarded: Server) -> None:
-    html = ask(guarded.url, "/").body.decode()
+def test_with_keys_the_page_is_open_and_a_swap_needs_a_key(with_keys: Server) -> None:
+    html = fetch(with_keys.url, "/").body.decode()
     for path in ("/live", "/live/policy", *(f"/{path}" for path in assets(html))):
-        assert ask(guarded.url, path).status == 200
+        assert fetch(with_keys.url, path).status == 200
     body, bearer = b'{"policy": "greedy"}', {"Authorization": "Bearer open-predict"}
-    assert ask(guarded.url, POLICY, body, "PUT").status == 401
-    assert ask(guarded.url, POLICY, body, "PUT", bearer).status == 403
-    assert ask(guarded.url, "/predict", photograph()).status == 401
+    assert fetch(with_keys.url, POLICY, body, "PUT").status == 401
+    assert fetch(with_keys.url, POLICY, body, "PUT", bearer).status == 403
+    assert fetch(with_keys.url, "/predict", photograph()).status == 401
 
 
 # with a browser
@@ -147,11 +147,11 @@ def test_with_keys_the_page_is_open_and_the_swap_is_not(guarded: Server) -> None
 
 @dataclass
 class Visit:
-    """A page in the browser, and what went wrong or outside."""
+    """A page in the browser, with its errors and its requests to other hosts."""
 
     page: "Page"
-    complaints: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    external_requests: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +174,12 @@ def visiting(browser: "Browser", url: str, **context: Any) -> Iterator[Visit]:
     page.add_init_script(
         "addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective))"
     )
-    page.on("console", lambda m: visit.complaints.append(m.text) if m.type in {"error", "warning"} else None)
-    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.on("console", lambda m: visit.errors.append(m.text) if m.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: visit.errors.append(str(error)))
     ours = (f"{url}/", "data:", f"blob:{url}/")
-    page.on("request", lambda request: None if request.url.startswith(ours) else visit.outside.append(request.url))
+    page.on(
+        "request", lambda request: None if request.url.startswith(ours) else visit.external_requests.append(request.url)
+    )
     page.goto(url)
     page.wait_for_selector("#chart-policy.js-plotly-plot")
     yield visit
@@ -197,23 +199,23 @@ def swap(page: "Page", spec: str) -> None:
     page.press("#policy", "Enter")
 
 
-def until(page: "Page", holds: str) -> None:
-    """Wait inside the page, since its rules forbid playwright's own way, which evaluates text."""
-    page.evaluate(f"(async () => {{ while (!({holds})) await new Promise((turn) => setTimeout(turn, 20)); }})()")
+def until(page: "Page", condition: str) -> None:
+    """Wait inside the page; its content security policy blocks playwright's wait_for_function."""
+    page.evaluate(f"(async () => {{ while (!({condition})) await new Promise((turn) => setTimeout(turn, 20)); }})()")
 
 
 def rows_of_chart(page: "Page", n: int) -> None:
     until(page, f"document.getElementById('chart-policy').data[0].z.length === {n}")
 
 
-def test_a_picture_is_answered_and_a_swap_moves_the_chart(running: Server, browser: "Browser") -> None:
+def test_a_picture_is_predicted_and_a_swap_updates_the_chart(running: Server, browser: "Browser") -> None:
     with visiting(browser, running.url, color_scheme="dark") as visit:
         page = visit.page
         rows_of_chart(page, 49)
         drop(page, photograph())
         page.wait_for_selector("#answer li:nth-child(5)")
         assert re.search(
-            r"In a batch of 1: waited [\d.]+ ms, served in [\d.]+ ms, [\d.]+ mJ", page.inner_text("#answer")
+            r"Batch size 1, waiting time [\d.]+ ms, service time [\d.]+ ms, [\d.]+ mJ", page.inner_text("#answer")
         )
         assert "class" in page.inner_text("#answer li")
         send(running.url, 30)
@@ -223,7 +225,7 @@ def test_a_picture_is_answered_and_a_swap_moves_the_chart(running: Server, brows
         assert "Emulated" in page.inner_text("#weights")
         assert page.inner_text("#status") == "ready"
         swap(page, "greedy")
-        page.wait_for_selector("#swapped:has-text('greedy decides from now on')")
+        page.wait_for_selector("#swapped:has-text('The policy is now greedy')")
         rows_of_chart(page, 1)
         assert "as soon as the device is free" in page.inner_text("#how")
         chart, drawn = (
@@ -232,15 +234,15 @@ def test_a_picture_is_answered_and_a_swap_moves_the_chart(running: Server, brows
         )
         assert chart is not None
         assert drawn is not None
-        assert drawn["height"] <= chart["height"], "one row is a low chart"
+        assert drawn["height"] <= chart["height"], "a chart of one row is low"
         assert page.inner_text("#spec") == "greedy"
         swap(page, "smdp:w2=1.6")
         rows_of_chart(page, 49)
-        assert visit.complaints == []
-        assert visit.outside == []
+        assert visit.errors == []
+        assert visit.external_requests == []
 
 
-def test_an_error_is_shown_as_the_server_words_it(running: Server, browser: "Browser") -> None:
+def test_errors_of_the_server_are_shown_unchanged(running: Server, browser: "Browser") -> None:
     with visiting(browser, running.url) as visit:
         swap(visit.page, "clever")
         visit.page.wait_for_selector("#swapped.error:has-text(\"unknown policy 'clever'\")")
@@ -248,15 +250,15 @@ def test_an_error_is_shown_as_the_server_words_it(running: Server, browser: "Bro
         visit.page.wait_for_selector("#answer.error:has-text('JPEG or PNG')")
 
 
-def test_a_key_is_asked_for_when_it_is_needed_and_kept_for_the_tab_only(guarded: Server, browser: "Browser") -> None:
-    with visiting(browser, guarded.url) as visit:
+def test_a_key_is_prompted_for_when_needed_and_stored_for_the_tab_only(with_keys: Server, browser: "Browser") -> None:
+    with visiting(browser, with_keys.url) as visit:
         page = visit.page
         assert not page.is_visible("#admin-key")
         swap(page, "serial")
         page.wait_for_selector("#admin-key:focus")
         page.keyboard.type("open-admin")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#swapped:has-text('serial decides from now on')")
+        page.wait_for_selector("#swapped:has-text('The policy is now serial')")
         drop(page, photograph())
         page.wait_for_selector("#predict-key:focus")
         page.keyboard.type("open-predict")
@@ -265,27 +267,29 @@ def test_a_key_is_asked_for_when_it_is_needed_and_kept_for_the_tab_only(guarded:
         assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [2, 0, ""]
 
 
-def test_lost_contact_is_said_and_another_run_of_the_server_is_taken_up(
-    running: Server, guarded: Server, browser: "Browser"
+def test_a_lost_connection_is_shown_and_a_restarted_server_is_accepted(
+    running: Server, with_keys: Server, browser: "Browser"
 ) -> None:
     with visiting(browser, running.url) as visit:
         page = visit.page
         page.context.set_offline(True)
-        page.wait_for_selector("#lost:has-text('Lost contact')")
-        assert page.inner_text("#status") == "no contact"
-        page.route("**/live**", lambda route: route.continue_(url=route.request.url.replace(running.url, guarded.url)))
+        page.wait_for_selector("#lost:has-text('Connection to the server lost')")
+        assert page.inner_text("#status") == "disconnected"
+        page.route(
+            "**/live**", lambda route: route.continue_(url=route.request.url.replace(running.url, with_keys.url))
+        )
         page.context.set_offline(False)
         page.wait_for_selector("#lost", state="hidden")
         rows_of_chart(page, 1)
         assert page.inner_text("#status") == "ready"
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(running: Server, browser: "Browser") -> None:
+def test_the_page_fits_the_width_of_a_phone(running: Server, browser: "Browser") -> None:
     with visiting(browser, running.url, viewport={"width": 390, "height": 844}) as visit:
         assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_everything_can_be_reached_by_keyboard_and_has_a_name(running: Server, browser: "Browser") -> None:
+def test_all_inputs_are_reachable_by_keyboard_and_labelled(running: Server, browser: "Browser") -> None:
     with visiting(browser, running.url) as visit:
         page = visit.page
         for _ in range(40):

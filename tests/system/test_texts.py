@@ -1,4 +1,4 @@
-"""Texts from a real server process: measured first, served in bins and joining, by both protocols."""
+"""Text models in a real server process: measured at start, served in bins and by continuous batching."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 
 from benchmarks.support.harness import serving
-from tests.support.http_client import ask
+from tests.support.http_client import fetch
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
 SHARED = {"vocab_size": 259, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "initializer_range": 0.3}
@@ -34,23 +34,23 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def write(url: str, text: str, most: int, **more: Any) -> Any:
-    reply = ask(url, "/predict/writer", json.dumps({"text": text, "max_new_tokens": most, **more}).encode())
+    reply = fetch(url, "/predict/writer", json.dumps({"text": text, "max_new_tokens": most, **more}).encode())
     assert reply.status == 200, reply.body
     return reply.json
 
 
-def test_whoever_shares_a_batch_a_text_is_answered_as_if_alone(url: str) -> None:
-    asked = [("a", 3), ("hello there", 39), ("x" * 30, 20), ("b", 40), ("cd", 1), ("efg", 30)]
-    alone = [write(url, text, most, ignore_eos=True)["text"] for text, most in asked]
+def test_the_generated_text_does_not_depend_on_the_batch(url: str) -> None:
+    requests = [("a", 3), ("hello there", 39), ("x" * 30, 20), ("b", 40), ("cd", 1), ("efg", 30)]
+    alone = [write(url, text, most, ignore_eos=True)["text"] for text, most in requests]
     for policy in ("joining", "multi-bin:2,inner=joining", "greedy"):
-        assert ask(url, "/admin/models/writer/policy", json.dumps({"policy": policy}).encode(), "PUT").status == 200
-        with ThreadPoolExecutor(len(asked)) as pool:
-            replies = list(pool.map(lambda each: write(url, *each, ignore_eos=True), asked))
+        assert fetch(url, "/admin/models/writer/policy", json.dumps({"policy": policy}).encode(), "PUT").status == 200
+        with ThreadPoolExecutor(len(requests)) as pool:
+            replies = list(pool.map(lambda each: write(url, *each, ignore_eos=True), requests))
         assert [reply["text"] for reply in replies] == alone
-        assert [reply["new_tokens"] for reply in replies] == [most for _, most in asked]
+        assert [reply["new_tokens"] for reply in replies] == [most for _, most in requests]
 
 
-def test_tritons_client_sends_ids_and_gets_ids(url: str) -> None:
+def test_tritons_client_sends_and_receives_token_ids(url: str) -> None:
     client = triton.InferenceServerClient(url.removeprefix("http://"))
     metadata = client.get_model_metadata("writer")
     assert [each["name"] for each in metadata["inputs"]] == ["input_ids", "max_new_tokens"]
@@ -68,12 +68,12 @@ def test_tritons_client_sends_ids_and_gets_ids(url: str) -> None:
     client.close()
 
 
-def test_classes_pages_and_counters_are_there_for_texts_too(url: str) -> None:
-    said = ask(url, "/predict/judge", b'{"text": "well"}').json
-    assert {each["label"] for each in said["predictions"]} == {"LABEL_0", "LABEL_1"}
-    assert ask(url, "/predict/judge", b'{"text": "well", "max_new_tokens": 2}').status == 400
+def test_text_classification_pages_and_metrics(url: str) -> None:
+    response = fetch(url, "/predict/judge", b'{"text": "well"}').json
+    assert {each["label"] for each in response["predictions"]} == {"LABEL_0", "LABEL_1"}
+    assert fetch(url, "/predict/judge", b'{"text": "well", "max_new_tokens": 2}').status == 400
     for path in ("/", "/docs", "/live?model=writer", "/live/policy?model=writer", "/v2/models/writer/config"):
-        assert ask(url, path).status == 200, path
-    metrics = ask(url, "/metrics").body.decode()
+        assert fetch(url, path).status == 200, path
+    metrics = fetch(url, "/metrics").body.decode()
     assert 'batchwright_tokens_total{model="judge",use="needed"} ' in metrics
     assert 'batchwright_requests_total{model="judge",outcome="bad_input"} ' in metrics

@@ -1,4 +1,4 @@
-"""The real server process and a collector of its traces."""
+"""Traces of the real server process, received by an OTLP collector."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from benchmarks.support.harness import command_line, free_port, serving
 from server.telemetry.tracing import tracing_to
-from tests.support.http_client import Reply, ask, photograph
+from tests.support.http_client import Response, fetch, photograph
 from tests.system.test_serve import EMULATED
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -26,7 +26,7 @@ PARENT = "b7ad6b7169203331"
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """An OTLP collector: its URL, and the spans that it got."""
+    """Run an OTLP collector; yield its URL and the list of spans received."""
     spans: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,10 +47,10 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
-def predict_together(url: str, *traceparents: str) -> list[Reply]:
-    def one(traceparent: str) -> Reply:
+def predict_together(url: str, *traceparents: str) -> list[Response]:
+    def one(traceparent: str) -> Response:
         headers = {"traceparent": traceparent} if traceparent else {}
-        return ask(url, "/predict", photograph(), headers=headers)
+        return fetch(url, "/predict", photograph(), headers=headers)
 
     with ThreadPoolExecutor(len(traceparents)) as pool:
         return list(pool.map(one, traceparents))
@@ -60,16 +60,16 @@ def attributes(span: Any) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
-def test_requests_and_their_batch_are_linked_and_nothing_is_lost_at_the_end() -> None:
+def test_spans_of_requests_and_batch_are_linked_and_all_are_exported_at_shutdown() -> None:
     with collector() as (url, spans):
         with serving(*EMULATED, "--policy", "static:4,max_wait_ms=inf", "--otlp-endpoint", url) as server:
             sampled, unsampled = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
             replies = predict_together(server.url, sampled, unsampled, "", "")
-            assert ask(server.url, "/predict", b"no picture").status == 400
-            assert ask(server.url, "/metrics").status == 200
+            assert fetch(server.url, "/predict", b"no picture").status == 400
+            assert fetch(server.url, "/metrics").status == 200
         requests = {span.span_id.hex(): span for span in spans if span.name == "POST /predict"}
         (batch,) = (span for span in spans if span.name == "batch")
-    assert len(spans) == 5  # three requests with their batch, and the refused one
+    assert len(spans) == 5  # three requests with their batch, and the rejected one
     linked = [link.span_id.hex() for link in batch.links]
     assert sorted(linked) == sorted(key for key, span in requests.items() if span.links)
     assert len(linked) == 3
@@ -84,19 +84,19 @@ def test_requests_and_their_batch_are_linked_and_nothing_is_lost_at_the_end() ->
         "policy": "static",
         "batch_size": 4,
     }
-    outward = [
+    traceparents = [
         re.fullmatch(r"00-([\da-f]{32})-([\da-f]{16})-0([0-3])", reply.headers["traceparent"]) for reply in replies
     ]
-    assert all(outward)
-    assert [parts[3] for parts in outward if parts] == ["1", "0", "3", "3"]  # 2: the id is random
-    assert outward[0] is not None
-    assert outward[0][1] == TRACE
-    assert requests[outward[0][2]].parent_span_id.hex() == PARENT
-    refused = next(span for key, span in requests.items() if key not in linked)
-    assert attributes(refused)["http.response.status_code"] == 400
+    assert all(traceparents)
+    assert [parts[3] for parts in traceparents if parts] == ["1", "0", "3", "3"]  # 2: the id is random
+    assert traceparents[0] is not None
+    assert traceparents[0][1] == TRACE
+    assert requests[traceparents[0][2]].parent_span_id.hex() == PARENT
+    rejected = next(span for key, span in requests.items() if key not in linked)
+    assert attributes(rejected)["http.response.status_code"] == 400
 
 
-def test_a_collector_that_is_not_there_costs_nobody_an_answer_and_not_the_end() -> None:
+def test_an_unreachable_collector_delays_neither_responses_nor_shutdown() -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", endpoint) as server:
         assert [reply.status for reply in predict_together(server.url, *[""] * 8)] == [200] * 8
@@ -104,7 +104,7 @@ def test_a_collector_that_is_not_there_costs_nobody_an_answer_and_not_the_end() 
         assert server.process.wait(20) == 0
 
 
-def test_a_collector_that_accepts_and_stays_silent_is_given_up_at_the_end() -> None:
+def test_a_collector_that_does_not_respond_delays_the_shutdown_only_by_the_time_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", endpoint) as server:
@@ -114,29 +114,29 @@ def test_a_collector_that_accepts_and_stays_silent_is_given_up_at_the_end() -> N
 
 
 @pytest.mark.parametrize(("variable", "seconds"), [("OTEL_EXPORTER_OTLP_TIMEOUT", None), ("LANG", 2.0)])
-def test_a_collector_has_two_seconds_unless_somebody_says_otherwise(
+def test_the_export_time_out_is_two_seconds_unless_the_environment_sets_it(
     variable: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "7")
-    asked: list[float | None] = []
+    timeouts: list[float | None] = []
 
     class Exporter(OTLPSpanExporter):
         def __init__(self, endpoint: str, timeout: float | None) -> None:
             super().__init__(endpoint, timeout=timeout)
-            asked.append(timeout)
+            timeouts.append(timeout)
 
     monkeypatch.setattr("server.telemetry.tracing.OTLPSpanExporter", Exporter)
     tracing_to("http://127.0.0.1:1", "0").close()
-    assert asked == [seconds]
+    assert timeouts == [seconds]
 
 
-def test_a_disabled_sdk_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_served_with_the_sdk_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", f"http://127.0.0.1:{free_port()}") as server:
         assert [reply.status for reply in predict_together(server.url, "", f"00-{TRACE}-{PARENT}-01")] == [200] * 2
 
 
-def test_a_wrong_endpoint_is_named() -> None:
+def test_the_error_for_an_invalid_endpoint_names_the_setting() -> None:
     command = [*command_line("serve-model"), *EMULATED, "--otlp-endpoint", "localhost:4318"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

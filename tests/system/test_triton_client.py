@@ -1,4 +1,4 @@
-"""NVIDIA's own client against the server: what it sends is understood, what it gets it understands."""
+"""NVIDIA's Triton client against the server, unmodified."""
 
 import asyncio
 import warnings
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.support.harness import Server, serving
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # gevent's own, at import
+    warnings.simplefilter("ignore")  # of gevent, at import
     import tritonclient.http as triton
     import tritonclient.http.aio as triton_aio
     from tritonclient.utils import InferenceServerException
@@ -32,7 +32,7 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def image(binary: bool, module: Any = triton) -> Any:
-    """Both pictures; as JSON the first one alone, as two are over the bound of 1 MiB."""
+    """Return an input of both pictures; as JSON of the first only, since two exceed the limit of 1 MiB."""
     pixels = PIXELS if binary else PIXELS[:1]
     tensor = module.InferInput("image", list(pixels.shape), "UINT8")
     tensor.set_data_from_numpy(pixels, binary_data=binary)
@@ -48,7 +48,7 @@ def expected(server: Server) -> Any:
 @pytest.mark.parametrize("packed", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary_out", [True, False])
 @pytest.mark.parametrize("binary_in", [True, False])
-def test_tensors_pass_in_every_form(
+def test_tensors_are_transferred_in_every_encoding(
     client: Any, expected: Any, binary_in: bool, binary_out: bool, packed: str | None
 ) -> None:
     result = client.infer(
@@ -84,7 +84,7 @@ def test_encoded_pictures_are_bytes_elements(client: Any) -> None:
     assert client.infer("resnet18", [tensor]).as_numpy("logits").shape == (1, 1000)
 
 
-def test_asynchronous_calls_come_back_each_with_its_own(client: Any, expected: Any) -> None:
+def test_asynchronous_calls_get_their_own_results(client: Any, expected: Any) -> None:
     pending = [client.async_infer("resnet18", [image(True)], request_id=str(n)) for n in range(8)]
     for n, call in enumerate(pending):
         result = call.get_result()
@@ -92,7 +92,7 @@ def test_asynchronous_calls_come_back_each_with_its_own(client: Any, expected: A
         np.testing.assert_array_equal(result.as_numpy("logits"), expected)
 
 
-def test_the_asyncio_client_works_too(server: Server, expected: Any) -> None:
+def test_the_asyncio_client_gets_the_same_results(server: Server, expected: Any) -> None:
     async def calls() -> list[Any]:
         async with triton_aio.InferenceServerClient(server.url.removeprefix("http://")) as client:
             assert await client.is_server_ready()
@@ -103,7 +103,7 @@ def test_the_asyncio_client_works_too(server: Server, expected: Any) -> None:
         np.testing.assert_array_equal(result.as_numpy("logits"), expected)
 
 
-def test_the_documents_are_read_without_complaint(client: Any) -> None:
+def test_the_client_reads_all_documents(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("resnet18")
@@ -115,7 +115,7 @@ def test_the_documents_are_read_without_complaint(client: Any) -> None:
     assert client.get_inference_statistics("resnet18", "1")["model_stats"][0]["version"] == "1"
 
 
-def test_errors_reach_the_client_as_sentences(client: Any) -> None:
+def test_error_messages_reach_the_client(client: Any) -> None:
     wrong = triton.InferInput("image", [1, 2], "FP32")
     wrong.set_data_from_numpy(np.zeros((1, 2), np.float32))
     with pytest.raises(InferenceServerException, match="the model takes `image` as UINT8"):

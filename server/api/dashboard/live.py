@@ -1,4 +1,4 @@
-"""What the page at / asks: /live once a second, /live/policy when the policy is another one."""
+"""The dashboard's data: /live, polled for the state and new points, and /live/policy, fetched after a policy change."""
 
 import asyncio
 import secrets
@@ -20,102 +20,102 @@ from server.api.inference import Inference
 from server.errors import BadInputError
 from server.telemetry.statistics import Duration
 
-_STEP = log(1.1)  # of the mean rate, between two charts
-_AFTER = 0.02  # s past the full second: timers may fire early, and would make a second of nothing
+_RATE_STEP = 1.1  # ratio of two mean rates with different charts
+_TICK_OFFSET = 0.02  # s after the full second; a timer that fires early would otherwise record an empty second
 _HEADERS = {"cache-control": "no-store"}
 
-_Place = tuple[str, int]  # model, and index of a device
+_ModelOnDevice = tuple[str, int]  # name of the model, and index of the device
 
 
 @dataclass(slots=True)
-class _Shown:
-    """The policy of a model on a device as it was last shown; `chart` is the answer of that name, once asked for."""
+class _PolicyView:
+    """The policy of a model on a device, its version, and its last rendered chart with the chart's name."""
 
     chosen: Chosen
     version: int = 1
-    chart_of: str = ""
+    chart_name: str = ""
     chart: bytes = b""
 
 
-class Live:
-    """The state of all models, for a page that polls."""
+class DashboardData:
+    """Routes with the state of all models, for the polling dashboard."""
 
     def __init__(self, inference: Inference) -> None:
-        """`inference` is what serves."""
+        """Use the fleet and the metrics of `inference`."""
         self._inference = inference
         self._fleet = inference.fleet
         self._history = inference.metrics.history
-        self._run = secrets.token_hex(4)  # so that a page notices another run of the server
-        self._shown: dict[_Place, _Shown] = {}
-        self._drawing = asyncio.Lock()
+        self._run = secrets.token_hex(4)  # identifies this run of the server
+        self._views: dict[_ModelOnDevice, _PolicyView] = {}
+        self._chart_lock = asyncio.Lock()
 
     def routes(self) -> list[Route]:
-        """For a router."""
+        """Return the routes."""
         return [Route("/live", self.state), Route("/live/policy", self.policy)]
 
-    async def watch(self) -> None:
-        """End a second of the history every second, until cancelled."""
+    async def record_history(self) -> None:
+        """Add a point to the history of each model every second, until cancelled."""
         while True:
-            await asyncio.sleep(1.0 + _AFTER - time.time() % 1.0)
+            await asyncio.sleep(1.0 + _TICK_OFFSET - time.time() % 1.0)
             now = time.time()
             for model in self._inference.models:
                 self._history.tick(model, now, self._fleet.queue_length(model), self._fleet.arrival_rate(model))
 
     async def state(self, request: Request) -> Response:
-        """GET /live?model=M&device=INDEX&since=SEQ: how things stand, and the points after SEQ."""
-        place, since = self._place(request), request.query_params.get("since", "0")
+        """GET /live?model=M&device=INDEX&since=SEQ: the current state, and the points after SEQ."""
+        key, since = self._key(request), request.query_params.get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) < 16):
-            raise BadInputError(f"since is {since[:20]!r}; send the number of the last point you have")
-        return _json(self._state(place) | {"points": self._history.points(place[0], int(since))})
+            raise BadInputError(f"since is {since[:20]!r}; send the number of the last point received, 0 for all")
+        return _json(self._state(key) | {"points": self._history.points(key[0], int(since))})
 
     async def policy(self, request: Request) -> Response:
         """GET /live/policy?model=M&device=INDEX: the policy as a chart, and the profile."""
-        place = self._place(request)
-        async with self._drawing:  # once for all who ask
-            name, shown = self._chart_name(place), self._of(place)
-            if shown.chart_of != name:
-                mean_rate = self._mean_rate(place)
-                shown.chart = await asyncio.to_thread(_chart, shown.chosen, place[0], mean_rate, name)
-                shown.chart_of = name
-            return Response(shown.chart, media_type="application/json", headers=_HEADERS)
+        key = self._key(request)
+        async with self._chart_lock:  # concurrent clients share one rendering
+            name, view = self._chart_name(key), self._view(key)
+            if view.chart_name != name:
+                mean_rate = self._mean_rate(key)
+                view.chart = await asyncio.to_thread(_chart, view.chosen, key[0], mean_rate, name)
+                view.chart_name = name
+            return Response(view.chart, media_type="application/json", headers=_HEADERS)
 
-    def _place(self, request: Request) -> _Place:
-        """The model asked for, and the index of the device."""
+    def _key(self, request: Request) -> _ModelOnDevice:
+        """Return the requested model and the index of the device."""
         first = next(iter(self._inference.models))
         model, devices = request.query_params.get("model", first), self._fleet.dispatchers
         device = request.query_params.get("device", "0")
         if device not in map(str, range(len(devices))):
-            raise BadInputError(f"no device {device[:20]!r} here; there are {len(devices)}, counted from 0")
+            raise BadInputError(f"there is no device {device[:20]!r}; send an index from 0 to {len(devices) - 1}")
         return self._inference.model(model).name, int(device)
 
-    def _of(self, place: _Place) -> _Shown:
-        model, device = place
-        chosen, shown = self._fleet.dispatchers[device].chosen[model], self._shown.get(place)
-        if shown is None or shown.chosen is not chosen:
-            shown = self._shown[place] = _Shown(chosen, 1 if shown is None else shown.version + 1)
-        return shown
+    def _view(self, key: _ModelOnDevice) -> _PolicyView:
+        model, device = key
+        chosen, view = self._fleet.dispatchers[device].chosen[model], self._views.get(key)
+        if view is None or view.chosen is not chosen:
+            view = self._views[key] = _PolicyView(chosen, 1 if view is None else view.version + 1)
+        return view
 
-    def _mean_rate(self, place: _Place) -> float | None:
-        """As the policy sees it, in steps of a tenth; None where nobody measures it, or it changes nothing."""
-        model, dispatcher = place[0], self._fleet.dispatchers[place[1]]
+    def _mean_rate(self, key: _ModelOnDevice) -> float | None:
+        """Return the policy's mean arrival rate rounded to powers of 1.1, 1/s; None if it is unknown or unused."""
+        model, dispatcher = key[0], self._fleet.dispatchers[key[1]]
         chosen = dispatcher.chosen[model]
         if not depends_on_mean_rate(chosen):
             return None
         rates = chosen.monitor.mean_rates(dispatcher.now())
         mean = sum(rate for kind, rate in rates.items() if kind.model == model)
-        return float(1.1 ** round(log(mean) / _STEP)) if mean > 0.0 else None
+        return float(_RATE_STEP ** round(log(mean) / log(_RATE_STEP))) if mean > 0.0 else None
 
-    def _chart_name(self, place: _Place) -> str:
-        mean_rate = self._mean_rate(place)
-        return f"{self._run}-{place[1]}-{self._of(place).version}-{mean_rate or 0:.4g}"
+    def _chart_name(self, key: _ModelOnDevice) -> str:
+        mean_rate = self._mean_rate(key)
+        return f"{self._run}-{key[1]}-{self._view(key).version}-{mean_rate or 0:.4g}"
 
-    def _policy(self, place: _Place) -> dict[str, Any]:
-        shown = self._of(place)
-        chart = self._chart_name(place)
-        return {"name": shown.chosen.name, "spec": shown.chosen.spec, "version": shown.version, "chart": chart}
+    def _policy(self, key: _ModelOnDevice) -> dict[str, Any]:
+        view = self._view(key)
+        chart = self._chart_name(key)
+        return {"name": view.chosen.name, "spec": view.chosen.spec, "version": view.version, "chart": chart}
 
-    def _state(self, place: _Place) -> dict[str, Any]:
-        model, fleet, chosen = place[0], self._fleet, self._of(place).chosen
+    def _state(self, key: _ModelOnDevice) -> dict[str, Any]:
+        model, fleet, chosen = key[0], self._fleet, self._view(key).chosen
         statistics = self._inference.metrics.statistics.of(model)
         observed = [[b.batch_size, b.compute_infer.count, _mean_ms(b.compute_infer)] for b in statistics.batches]
         return {
@@ -123,17 +123,17 @@ class Live:
             "now": time.time(),
             "model": model,
             "models": [*self._inference.models],
-            "device": place[1],
+            "device": key[1],
             "devices": describe_devices(fleet),
             "status": _status(fleet.alive, fleet.ready),
             "weights": self._inference.models[model].weights,
             "queue_length": fleet.queue_length(model),
             "arrival_rate_hz": fleet.arrival_rate(model),
-            "policy": self._policy(place),
+            "policy": self._policy(key),
             "slo_ms": 1e3 * chosen.slo,  # infinity is null
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
-            "observed": observed if len(fleet.dispatchers) == 1 else [],  # by no one's profile
+            "observed": observed if len(fleet.dispatchers) == 1 else [],  # several profiles cannot be compared
         }
 
 
@@ -148,15 +148,15 @@ def _status(alive: bool, ready: bool) -> str:
 
 
 def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> bytes:
-    shown = actions(chosen, model, mean_rate)
+    table = actions(chosen, model, mean_rate)
     return orjson.dumps(
         {
             "chart": name,
             "spec": chosen.spec,
             "how": describe_policy(chosen),
-            "queue_lengths": shown.queue_lengths,
-            "rates_hz": shown.rates,
-            "batch_size": shown.batch_size,
+            "queue_lengths": table.queue_lengths,
+            "rates_hz": table.rates,
+            "batch_size": table.batch_size,
             "mean_rate_hz": mean_rate,
             "profile": _profile(chosen.profile),
         }

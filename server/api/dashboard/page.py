@@ -1,4 +1,4 @@
-"""The page at /: its HTML with the facts as they stand, and the files it is made of, by fixed names alone."""
+"""The dashboard at /: its HTML with the current state, and the static files that it loads."""
 
 import asyncio
 import gzip
@@ -29,49 +29,51 @@ PAGE_HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
 }
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
-_FOR_EVER = "public, max-age=31536000, immutable"  # the page names its files with their versions
+_IMMUTABLE = "public, max-age=31536000, immutable"  # the page's links contain the versions of the files
 _FILES = {
     "app": "app.js",
     "charts": "charts.js",
     "style": "style.css",
     "plotly": "plotly.js",
-    "plotly_css": "plotly.css",  # all but empty: plotly puts its rules there, where the page lets it
+    "plotly_css": "plotly.css",  # nearly empty; plotly adds its rules to this style sheet
 }
 _STYLE_ID = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
-_GUARD = b"for (const id of %s) document.head.append(Object.assign(document.createElement('meta'), { id }));\n"
-_GUARD_VERSION = 1
-_SUGGESTED = (
+_STYLE_PLACEHOLDERS = (
+    b"for (const id of %s) document.head.append(Object.assign(document.createElement('meta'), { id }));\n"
+)
+_PLACEHOLDERS_VERSION = 1
+_SUGGESTED_POLICIES = (
     *("greedy", "serial", "static:8", "timeout:5", "rate-matching", "max-under-deadline:slo_ms=50"),
     *("smdp:w2=1", "smdp:w2=16", "smdp:slo_p95_ms=100", "smdp:slo_mean_ms=50", "smdp:power_cap_w=20"),
 )
 
 
 def render_page(inference: Inference, address: str) -> str:
-    """The page as it stands now, for whom the server is at `address`; without a script it still tells the facts."""
+    """Render the page with the current state, also readable without scripts; `address` is the server's URL."""
     models = "".join(f"<option>{escape(name)}</option>" for name in inference.models)
     return _html().substitute(
         address=escape(address),
         models=models,
         rows="".join(_row(inference, name) for name in inference.models),
-        policies="".join(f'<option value="{escape(spec)}"></option>' for spec in _SUGGESTED),
+        policies="".join(f'<option value="{escape(spec)}"></option>' for spec in _SUGGESTED_POLICIES),
         names=", ".join(CATALOG),
         **{key: f"assets/{file}?v={_version(file)}" for key, file in _FILES.items()},
     )
 
 
 def page_routes() -> list[Route]:
-    """The files, for a router: their names are known here, no path comes from a request."""
+    """Return one route per file, so that no path of a request is used to open a file."""
     return [_route(file) for file in _FILES.values()]
 
 
 def _route(file: str) -> Route:
     async def answer(request: Request) -> Response:
-        headers = {"etag": f'"{_version(file)}"', "cache-control": _FOR_EVER, "vary": "accept-encoding"}
+        headers = {"etag": f'"{_version(file)}"', "cache-control": _IMMUTABLE, "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers["content-encoding"] = "gzip"
-            body = await asyncio.to_thread(_packed, file)
+            body = await asyncio.to_thread(_compressed, file)
         else:
             body = await asyncio.to_thread(_read, file)
         return Response(body, headers=headers, media_type=_TYPES[file.rpartition(".")[2]])
@@ -80,30 +82,33 @@ def _route(file: str) -> Route:
 
 
 @cache
-def _packed(file: str) -> bytes:
-    """The file, compressed once: plotly's script shrinks from 4.8 MB to 1.5."""
+def _compressed(file: str) -> bytes:
+    """Return the compressed file; it is cached, since plotly's script has 4.8 MB."""
     return gzip.compress(_read(file), mtime=0)
 
 
 @cache
 def _version(file: str) -> str:
-    """Another one when the file is another; plotly's is too large to be read for that."""
+    """Return a version that changes with the file: a hash, or for plotly's large script the package's version."""
     if file == "plotly.js":
-        return f"{metadata.version('plotly')}-{_GUARD_VERSION}"
+        return f"{metadata.version('plotly')}-{_PLACEHOLDERS_VERSION}"
     return hashlib.sha256(_read(file)).hexdigest()[:12]
 
 
 @cache
 def _read(file: str) -> bytes:
     if file == "plotly.js":
-        return _guarded((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+        return _with_placeholders((resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes())
     return (resources.files("server.api.dashboard") / "assets" / file).read_bytes()
 
 
-def _guarded(plotly: bytes) -> bytes:
-    """Plotly's script, which leaves out style elements, of maps, whose ids there are already: so there are."""
+def _with_placeholders(plotly: bytes) -> bytes:
+    """Prepend elements with the ids of plotly's inline styles for maps.
+
+    Plotly does not insert a style whose id exists. The page's content security policy would block them.
+    """
     ids = sorted({name.decode() for name in _STYLE_ID.findall(plotly)})
-    return _GUARD % json.dumps(ids).encode() + plotly
+    return _STYLE_PLACEHOLDERS % json.dumps(ids).encode() + plotly
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The ring of the last ten minutes, fed as the metrics feed it."""
+"""The history of the last ten minutes, fed as by the metrics."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def batch(policy: str, launch: Launch, service: float, energy: float | None) -> 
     return BatchRecord("d", policy, launch, 0, True, launch.requests, 0.0, service, energy, "nvml")
 
 
-def test_a_second_tells_what_happened_in_it_and_no_more() -> None:
+def test_a_point_has_the_totals_of_its_second_only() -> None:
     history = History()
     history.arrived(M, 3)
     history.arrived(M, 2)
@@ -28,14 +28,14 @@ def test_a_second_tells_what_happened_in_it_and_no_more() -> None:
     history.tick(M, 1000.0, 7, 42.0)
     history.tick(M, 1001.0, 0, 40.0)
     first, second = history.points(M, 0)
-    assert first["sizes"] == [[1, 1, 5.0], [2, 2, pytest.approx(20.0)]]
+    assert first["sizes"] == [[1, 1, pytest.approx(5.0)], [2, 2, pytest.approx(20.0)]]
     assert (first["arrivals"], first["answered"], first["joules"]) == (5, 5, 1.25)
     assert (first["queue"], first["rate"], first["t"], first["span"]) == (7, 42.0, 1000.0, 1.0)
     assert (first["p50"], first["mean"]) == (pytest.approx(300.0), pytest.approx(300.0))
     assert (second["arrivals"], second["answered"], second["joules"], second["sizes"]) == (0, 0, None, [])
 
 
-def test_percentiles_are_of_the_last_seconds_together_and_then_of_nobody() -> None:
+def test_percentiles_cover_the_last_seconds_and_are_none_without_responses() -> None:
     history = History()
     history.answered(M, [0.1])
     history.tick(M, 0.0, 0, 0.0)
@@ -49,7 +49,7 @@ def test_percentiles_are_of_the_last_seconds_together_and_then_of_nobody() -> No
     assert history.points(M, 0)[-1]["p99"] is None
 
 
-def test_only_what_is_new_is_given_and_another_run_s_number_gives_all() -> None:
+def test_points_are_those_after_a_number_and_all_for_a_number_of_another_run() -> None:
     history = History()
     for second in range(5):
         history.tick(M, second, 0, 0.0)
@@ -60,7 +60,7 @@ def test_only_what_is_new_is_given_and_another_run_s_number_gives_all() -> None:
     assert History().points(M, 0) == []
 
 
-def test_memory_is_bounded_however_long_and_busy_it_runs() -> None:
+def test_memory_is_bounded_over_time_and_load() -> None:
     history = History()
     for second in range(POINTS + 10):
         history.batch(batch("greedy", launch(1), 0.001, None))
@@ -74,14 +74,14 @@ def test_memory_is_bounded_however_long_and_busy_it_runs() -> None:
     assert history._of(M).now.answered == 100_000
 
 
-def test_a_late_second_is_a_longer_one() -> None:
+def test_a_late_tick_gives_a_longer_span() -> None:
     history = History()
     for now in (0.0, 1.0, 3.5):
         history.tick(M, now, 0, 0.0)
     assert [point["span"] for point in history.points(M, 0)] == [1.0, 1.0, 2.5]
 
 
-def test_the_last_batches_come_newest_first_with_why_they_were_launched() -> None:
+def test_the_last_batches_come_newest_first_with_their_reason() -> None:
     history = History()
     history.batch(batch("smdp", launch(3), 0.02, 0.6))
     history.batch(batch("greedy", launch(1, waited=0.001), 0.01, None))
@@ -91,7 +91,7 @@ def test_the_last_batches_come_newest_first_with_why_they_were_launched() -> Non
     assert (oldest["service_ms"], oldest["energy_mj"]) == (pytest.approx(20.0), pytest.approx(600.0))
 
 
-def test_models_are_apart() -> None:
+def test_models_have_separate_histories() -> None:
     history = History()
     history.arrived("a", 1)
     history.tick("a", 0.0, 0, 0.0)

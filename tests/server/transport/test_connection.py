@@ -1,4 +1,4 @@
-"""The connection in front of a small app, over real sockets."""
+"""The connection limits with a small app, over real sockets."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.transport.connection import Listening, TimeLimits, accept
+from server.transport.connection import Listener, TimeLimits, accept
 from server.transport.tls import Tls
 from tests.server.transport.test_tls import certificate
 
@@ -29,7 +29,7 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the path and the number of bytes and headers that came."""
+    """Answer with the path and the number of body bytes and headers received."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -47,12 +47,12 @@ async def answer(send: Send, body: bytes, status: int = 200) -> None:
 
 @asynccontextmanager
 async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = None) -> AsyncIterator[Connect]:
-    loop, complaints = asyncio.get_running_loop(), list[Any]()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    loop, loop_errors = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: loop_errors.append(context))
     config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
     config.load()
     state = ServerState()
-    create = partial(accept(Listening(limits, tls)), config=config, server_state=state, app_state={}, _loop=loop)
+    create = partial(accept(Listener(limits, tls)), config=config, server_state=state, app_state={}, _loop=loop)
     server = await loop.create_server(create, "127.0.0.1", 0)
     try:
         yield lambda: asyncio.open_connection(*server.sockets[0].getsockname())
@@ -60,15 +60,15 @@ async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = N
         server.close()
         for connection in list(state.connections):
             connection.transport.abort()
-    assert complaints == [], "hostile bytes must not reach the loop's exception handler"
+    assert loop_errors == [], "no input may reach the loop's exception handler"
 
 
 def exchange(
     *pieces: bytes, limits: TimeLimits | None = None, app: ASGIApp = echo, close: bool = False
 ) -> list[tuple[int, bytes]]:
-    """What comes back for these bytes until the server closes the connection, or the last answer is there."""
+    """Send bytes and return the responses until the server closes the connection."""
 
-    async def talk() -> list[tuple[int, bytes]]:
+    async def run_client() -> list[tuple[int, bytes]]:
         async with listening(limits or TimeLimits(), app) as connect:
             reader, writer = await connect()
             for piece in pieces:
@@ -80,7 +80,7 @@ def exchange(
             writer.close()
             return replies
 
-    replies: list[tuple[int, bytes]] = run(talk())
+    replies: list[tuple[int, bytes]] = run(run_client())
     return replies
 
 
@@ -132,7 +132,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_what_is_no_request_is_told_so_in_json(sent: bytes) -> None:
+def test_malformed_requests_are_answered_400_with_a_json_error(sent: bytes) -> None:
     [(status, _)] = exchange(sent)
     assert status == 400
 
@@ -149,13 +149,13 @@ def test_what_is_no_request_is_told_so_in_json(sent: bytes) -> None:
         (b"/%2e%2e", "/.."),
     ],
 )
-def test_odd_addresses_are_only_paths(target: bytes, path: str) -> None:
+def test_unusual_request_targets_are_parsed_as_paths(target: bytes, path: str) -> None:
     replies = exchange(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
     assert [status for status, _ in replies] == [200]
     assert replies[0][1].decode().lower() == f"{path} 0 2"
 
 
-def test_an_upgrade_is_not_taken_and_the_request_answered_if_it_has_no_body() -> None:
+def test_an_upgrade_is_ignored_without_a_body_and_rejected_with_one() -> None:
     upgrade = b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     assert exchange(b"GET" + upgrade + b"\r\n" + GET % 1) == [(200, b"/ 0 3")]
     [(status, message)] = exchange(b"POST" + upgrade + b"Content-Length: 2\r\n\r\nab" + GET % 1)
@@ -179,17 +179,17 @@ HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
     ],
     ids=["many", "long", "endless many", "endless value", "endless address", "endless name", "trailer", "chunk sizes"],
 )
-def test_headers_over_the_limit_are_refused_even_if_they_never_end(pieces: list[bytes]) -> None:
+def test_headers_over_the_limit_are_rejected_before_they_are_complete(pieces: list[bytes]) -> None:
     [(status, _)] = exchange(*pieces)
     assert status == 431
 
 
-def test_headers_within_the_limit_are_taken_also_after_a_long_body_in_the_same_piece() -> None:
+def test_headers_within_the_limit_are_accepted_after_a_long_body_in_the_same_read() -> None:
     head = b"GET /1 HTTP/1.1\r\nA: %b\r\nConnection: close\r\n" % (b"b" * 60000) + b"c: d\r\n" * 198 + b"\r\n"
     assert exchange(POST % 200_000 + bytes(200_000) + head) == [(200, b"/ 200000 2"), (200, b"/1 0 200")]
 
 
-def test_a_trailer_is_no_header() -> None:
+def test_trailers_are_not_headers() -> None:
     chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     assert exchange(chunked + b"3\r\nabc\r\n0\r\nAuthorization: x\r\n\r\n") == [(200, b"/ 3 2")]
 
@@ -207,11 +207,11 @@ def test_a_trailer_is_no_header() -> None:
     ],
     ids=["nothing", "line end", "a byte", "headers", "body", "keep-alive", "second request"],
 )
-def test_who_takes_too_long_is_told_and_parted_from(sent: bytes, statuses: list[int]) -> None:
+def test_slow_requests_are_answered_408_and_the_connection_is_closed(sent: bytes, statuses: list[int]) -> None:
     assert [status for status, _ in exchange(sent, limits=SHORT)] == statuses
 
 
-def test_bytes_that_drip_do_not_stretch_the_limit() -> None:
+def test_headers_sent_byte_by_byte_do_not_extend_the_time_limit() -> None:
     async def headers() -> Any:
         async with listening(SHORT) as connect:
             reader, writer = await connect()
@@ -226,7 +226,7 @@ def test_bytes_that_drip_do_not_stretch_the_limit() -> None:
     assert [status for status, _ in run(headers())] == [408]
 
 
-def test_a_client_that_does_not_read_is_parted_from() -> None:
+def test_a_client_that_does_not_read_is_disconnected() -> None:
     gone = []
 
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,7 +239,7 @@ def test_a_client_that_does_not_read_is_parted_from() -> None:
         done, _ = await asyncio.wait([asyncio.ensure_future(receive())], timeout=0.001)
         return next((d.result() for d in done if d.result()["type"] == "http.disconnect"), None)
 
-    async def talk() -> None:
+    async def run_client() -> None:
         async with listening(SHORT, much) as connect:
             _, writer = await connect()
             writer.write(GET % 1)
@@ -248,62 +248,62 @@ def test_a_client_that_does_not_read_is_parted_from() -> None:
                     await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
             writer.close()
 
-    run(talk())
+    run(run_client())
 
 
 CLOSING = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers /v2/health/ at once, and never anything else."""
+    """Answer /v2/health/ at once, and other paths never."""
     if scope["path"].startswith("/v2/health/"):
         await answer(send, b"{}")
     else:
         await asyncio.Event().wait()
 
 
-def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_answered(
+def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
 
-    async def ask(connect: Connect, path: bytes) -> bytes:
+    async def request(connect: Connect, path: bytes) -> bytes:
         reader, writer = await connect()
         writer.write(CLOSING % path)
         reply = await reader.read()
         writer.close()
         return reply
 
-    async def talk() -> None:
+    async def run_client() -> None:
         async with listening(TimeLimits(), waiting) as connect:
             used = [await connect() for _ in range(2)]
             for _, writer in used:
                 writer.write(GET % 1)
             for _ in range(3):
-                assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
-            told = await ask(connect, b"/v2/models")
-            assert told.startswith(b"HTTP/1.1 503 ")
-            assert b"\r\nretry-after: 1\r\n" in told
-            assert json.loads(told.partition(b"\r\n\r\n")[2]) == {
+                assert (await request(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            response = await request(connect, b"/v2/models")
+            assert response.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in response
+            assert json.loads(response.partition(b"\r\n\r\n")[2]) == {
                 "error": "2 connections are in use, the limit; send the request again later"
             }
-            silent = [await connect() for _ in range(100)]  # which take no health check's place
-            assert (await ask(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
+            silent = [await connect() for _ in range(100)]  # do not use up the connections for health checks
+            assert (await request(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
             for reader, writer in used:
                 assert not reader.at_eof()
                 writer.close()
             for _, writer in silent:
                 writer.close()
 
-    run(talk())
+    run(run_client())
 
 
-def test_over_the_limit_the_connection_that_never_asked_gives_way_then_the_longest_idle(
+def test_over_the_limit_an_unused_connection_is_closed_first_then_the_longest_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 3)
 
-    async def talk() -> None:
+    async def run_client() -> None:
         async with listening(TimeLimits()) as connect:
             kept = [await connect() for _ in range(2)]
             for reader, writer in kept:
@@ -311,31 +311,33 @@ def test_over_the_limit_the_connection_that_never_asked_gives_way_then_the_longe
                 assert await read_replies(reader, 1) == [(200, b"/1 0 1")]
             silent = await connect()
             fourth = await connect()
-            assert await silent[0].read() == b"", "it was closed, though it came after the others"
+            assert await silent[0].read() == b"", "it is unused, so it is closed before older connections"
             fourth[1].write(GET % 4)
             assert await read_replies(fourth[0], 1) == [(200, b"/4 0 1")]
             fifth = await connect()
             fifth[1].write(GET % 5)
             assert await read_replies(fifth[0], 1) == [(200, b"/5 0 1")]
-            assert await kept[0][0].read() == b"", "it was idle longest"
+            assert await kept[0][0].read() == b"", "it is idle longest"
             kept[1][1].write(GET % 6)
             assert await read_replies(kept[1][0], 1) == [(200, b"/6 0 1")]
             for _, writer in (*kept, silent, fourth, fifth):
                 writer.close()
 
-    run(talk())
+    run(run_client())
 
 
-def test_silent_handshakes_count_as_connections_and_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unfinished_tls_handshakes_count_as_connections_and_time_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
     cert, key = certificate(tmp_path, "own")
     context = ssl.create_default_context(cafile=str(cert))
 
-    async def talk() -> None:
+    async def run_client() -> None:
         async with listening(SHORT, tls=Tls(cert, key)) as connect:
             silent = [await connect() for _ in range(5)]
             for reader, _ in silent[:3]:
-                assert await reader.read() == b"", "it made room"
+                assert await reader.read() == b"", "it was closed to make room"
             reader, writer = await asyncio.open_connection(*silent[4][1].get_extra_info("peername"), ssl=context)
             writer.write(CLOSING % b"/safe")
             assert await read_replies(reader) == [(200, b"/safe 0 2")]
@@ -344,20 +346,22 @@ def test_silent_handshakes_count_as_connections_and_are_timed(monkeypatch: pytes
             for _, one in (*silent, (reader, writer)):
                 one.close()
 
-    run(talk())
+    run(run_client())
 
 
-def test_a_client_that_sends_no_more_still_gets_its_answers() -> None:
+def test_a_half_closed_connection_still_gets_its_responses() -> None:
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.3)
         await echo(scope, receive, send)
 
     assert exchange(POST % 3 + b"abc", app=slow, close=True) == [(100, b""), (200, b"/ 3 2")]
     assert exchange(GET % 1 + GET % 2, app=slow, close=True) == [(100, b""), (200, b"/1 0 1"), (200, b"/2 0 1")]
-    assert exchange(b"GET /0 HTTP/1.0\r\n\r\n", app=slow, close=True) == [(200, b"/0 0 0")], "1.0 knows no 100"
+    assert exchange(b"GET /0 HTTP/1.0\r\n\r\n", app=slow, close=True) == [(200, b"/0 0 0")], (
+        "HTTP/1.0 has no 100 Continue"
+    )
 
 
-def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long() -> None:
+def test_a_client_that_reads_slowly_is_disconnected_after_the_limit_for_the_whole_response() -> None:
     ended = list[bool]()
 
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
@@ -367,7 +371,7 @@ def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long
                 break
             await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
 
-    async def talk() -> None:
+    async def run_client() -> None:
         loop = asyncio.get_running_loop()
         async with listening(TimeLimits(reading=1e3, answer=0.3), much) as connect:
             reader, writer = await connect()
@@ -383,14 +387,14 @@ def test_a_client_that_drips_is_parted_from_when_the_whole_answer_takes_too_long
             ended.append(True)
             writer.close()
 
-    run(talk())
+    run(run_client())
 
 
-def test_what_pipelined_requests_of_all_connections_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_all_pipelined_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.transport.connection._MAX_PIPELINED_BYTES", 100_000)
     body = bytes(50_000)
 
-    async def talk_to_echo() -> Any:
+    async def run_clients() -> Any:
         begun = asyncio.Event()
 
         async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -412,23 +416,23 @@ def test_what_pipelined_requests_of_all_connections_hold_is_bounded(monkeypatch:
                 writer.close()
             return replies
 
-    first, second, third = run(talk_to_echo())
+    first, second, third = run(run_clients())
     whole = [(200, b"/1 0 1"), (200, b"/ 50000 2")]
-    assert first == third == whole, "what is answered is counted no longer"
+    assert first == third == whole, "answered requests are no longer counted"
     assert [status for status, _ in second] == [200, 503]
 
 
-def test_a_pipelined_body_is_not_read_before_its_turn() -> None:
+def test_a_pipelined_body_is_not_read_before_its_request_runs() -> None:
     async def noticing(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
             pass
         if scope["path"] == "/1":
-            listener = asyncio.ensure_future(receive())  # as one that waits for the client to leave
+            listener = asyncio.ensure_future(receive())  # detects a disconnect
             await asyncio.sleep(0.3)
             listener.cancel()
         await answer(send, b"")
 
-    async def talk() -> Any:
+    async def run_client() -> Any:
         async with listening(TimeLimits(), noticing) as connect:
             reader, writer = await connect()
             writer.transport.set_write_buffer_limits(2**25)
@@ -444,31 +448,31 @@ def test_a_pipelined_body_is_not_read_before_its_turn() -> None:
             writer.close()
             return replies, peak
 
-    replies, peak = run(talk())
+    replies, peak = run(run_client())
     assert replies == [(200, b""), (200, b"")]
-    assert peak < 10**7 + 2**20, "the client's own copy, and one read of the socket"
+    assert peak < 10**7 + 2**20, "the client's own copy and one read of the socket"
 
 
-async def send_for_ever(writer: asyncio.StreamWriter) -> None:
+async def send_endless_body(writer: asyncio.StreamWriter) -> None:
     writer.write(POST % 10**9)
     while True:
         writer.write(bytes(10**5))
         await writer.drain()
 
 
-def test_pipelined_requests_are_answered_in_turn() -> None:
+def test_pipelined_requests_are_answered_in_order() -> None:
     last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     replies = exchange(b"".join(GET % i for i in range(15)) + POST % 3 + b"abc" + last)
     assert replies == [*((200, b"/%d 0 1" % i) for i in range(15)), (200, b"/ 3 2"), (200, b"/last 0 2")]
 
 
-def test_the_answer_before_a_mistake_is_not_mistaken_for_it() -> None:
+def test_requests_before_a_malformed_one_get_their_own_responses() -> None:
     replies = exchange(GET % 1 + GET % 2 + b"nonsense\r\n\r\n")
     assert [status for status, _ in replies] == [200, 200, 400]
     assert exchange(GET % 1 + b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")[0] == (200, b"/1 0 1")
 
 
-def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
+def test_the_number_of_pipelined_requests_is_limited() -> None:
     begun, held = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -477,7 +481,7 @@ def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
         await held.wait()
         await answer(send, b"")
 
-    async def talk() -> Any:
+    async def run_client() -> Any:
         async with listening(TimeLimits(), slow) as connect:
             reader, writer = await connect()
             tracemalloc.start()
@@ -492,12 +496,12 @@ def test_requests_sent_far_ahead_of_their_answers_do_not_pile_up() -> None:
             flushed.cancel()
             return [status for status, _ in replies], peak
 
-    statuses, peak = run(talk())
+    statuses, peak = run(run_client())
     assert statuses == [*[200] * 17, 400]
-    assert peak < 20e6, "5.6 MB of them were sent, most stand in the client's own buffer"
+    assert peak < 20e6, "5.6 MB were sent; most are in the client's own buffer"
 
 
-def test_a_client_that_leaves_is_noticed_also_when_more_requests_wait() -> None:
+def test_a_disconnect_is_detected_while_pipelined_requests_wait() -> None:
     left = []
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -505,7 +509,7 @@ def test_a_client_that_leaves_is_noticed_also_when_more_requests_wait() -> None:
             pass
         left.append(scope["path"])
 
-    async def talk() -> None:
+    async def run_client() -> None:
         async with listening(TimeLimits(), waiting) as connect:
             _, writer = await connect()
             writer.write(GET % 1 + GET % 2)
@@ -515,38 +519,38 @@ def test_a_client_that_leaves_is_noticed_also_when_more_requests_wait() -> None:
                 while not left:
                     await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
 
-    run(talk())
+    run(run_client())
     assert left == ["/1"]
 
 
-def test_a_refusal_before_the_body_is_read_reaches_a_client_that_sends_it_all_the_same() -> None:
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+def test_an_early_response_reaches_a_client_that_still_sends_its_body() -> None:
+    async def answer_early(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"{}", 200)
 
-    replies = exchange(POST % 10**7, *[bytes(10**6)] * 10, GET % 2, app=refuse, close=True)
-    assert len(replies) == 2, "and the connection serves on"
+    replies = exchange(POST % 10**7, *[bytes(10**6)] * 10, GET % 2, app=answer_early, close=True)
+    assert len(replies) == 2, "the connection stays open"
 
 
-def test_expect_is_continued_or_refused_and_closed() -> None:
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+def test_expect_100_continue_is_continued_or_answered_and_closed() -> None:
+    async def answer_early(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"", 200)
 
     request = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
-    assert exchange(request, app=refuse) == [(200, b"")]
+    assert exchange(request, app=answer_early) == [(200, b"")]
     assert exchange(request, b"abc") == [(100, b""), (200, b"/ 3 2")]
 
 
-def test_an_endless_body_is_not_read_for_ever_once_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_body_is_discarded_only_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.transport.connection._MAX_DISCARDED", 10**6)
 
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer_early(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"", 200)
 
-    async def talk() -> None:
-        async with listening(TimeLimits(), refuse) as connect:
+    async def run_client() -> None:
+        async with listening(TimeLimits(), answer_early) as connect:
             _, writer = await connect()
             with pytest.raises(ConnectionError):
-                await send_for_ever(writer)
+                await send_endless_body(writer)
             writer.close()
 
-    run(talk())
+    run(run_client())

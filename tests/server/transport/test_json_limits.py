@@ -1,4 +1,4 @@
-"""JSON from clients is bounded before it is parsed."""
+"""Limits on JSON from clients, checked before parsing."""
 
 import json
 import tracemalloc
@@ -39,7 +39,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 @given(DOCUMENTS, st.booleans())
-def test_what_is_counted_is_what_is_there_whatever_stands_in_strings(document: Any, escaped: bool) -> None:
+def test_the_measured_size_is_exact_whatever_the_strings_contain(document: Any, escaped: bool) -> None:
     text = json.dumps([document, [[]] * MAX_NESTING], ensure_ascii=escaped).encode()
     lists, objects, depth = counted([document, [[]] * MAX_NESTING])
     size = measure_json(text)
@@ -73,9 +73,9 @@ def test_parsing_takes_no_more_memory_than_was_reserved(item: bytes) -> None:
     assert peak <= reserved
 
 
-def test_a_picture_as_json_is_within_the_bounds_nested_or_flat() -> None:
-    picture = [[[255] * 3] * 224] * 224
-    for data in (picture, [255] * 224 * 224 * 3):
+def test_an_image_as_json_is_within_the_limits_nested_or_flat() -> None:
+    image = [[[255] * 3] * 224] * 224
+    for data in (image, [255] * 224 * 224 * 3):
         assert check_json(orjson.dumps({"inputs": [{"data": data}]}), "").length > 100_000
 
 
@@ -90,20 +90,18 @@ def test_a_picture_as_json_is_within_the_bounds_nested_or_flat() -> None:
     ],
     ids=["long", "many", "deep", "deep objects", "behind a backslash"],
 )
-def test_what_is_out_of_bounds_is_rejected_before_it_is_parsed(
-    text: bytes, error: type[ServerError], says: str
-) -> None:
+def test_documents_over_a_limit_are_rejected_before_parsing(text: bytes, error: type[ServerError], says: str) -> None:
     with pytest.raises(error, match=says):
         check_json(text, "send less")
 
 
-def test_brackets_in_strings_are_no_lists() -> None:
+def test_brackets_in_strings_are_not_counted() -> None:
     text = json.dumps({"code": '[{"' * 100_000, "back": "\\" * 3, "more": "[" * 40}).encode()
     assert len(text) < MAX_JSON_BYTES
     assert check_json(text, "").nesting == 1
 
 
-def test_what_is_no_object_is_told_so() -> None:
+def test_the_error_for_other_json_than_an_object_names_the_body() -> None:
     assert parse_object(b'{"a": 1}', "body", "an object") == {"a": 1}
     for text, says in ((b"{", "the body is not valid JSON"), (b"[1]", r"the body is \[1\]; send an object")):
         with pytest.raises(BadInputError, match=says):

@@ -1,4 +1,4 @@
-"""The bound on the bytes of all calls."""
+"""The memory budget: limits, reservations and pending samples."""
 
 from contextlib import ExitStack, suppress
 
@@ -10,7 +10,7 @@ from server.errors import TooLargeError
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 
 
-def test_what_finds_no_room_is_refused_and_says_when_to_come_again() -> None:
+def test_a_call_over_the_free_budget_is_rejected_with_retry_after() -> None:
     budget = MemoryBudget(25600, lambda: 7)
     with budget.reservation() as memory, ExitStack() as others:
         memory.grow(12000)
@@ -22,7 +22,7 @@ def test_what_finds_no_room_is_refused_and_says_when_to_come_again() -> None:
     assert budget.held == 0
 
 
-def test_reaching_counts_what_is_held_already() -> None:
+def test_grow_to_counts_what_is_reserved_already() -> None:
     budget = MemoryBudget(200)
     with budget.reservation() as memory:
         memory.grow(30)
@@ -33,7 +33,7 @@ def test_reaching_counts_what_is_held_already() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 50))))
-def test_every_call_gives_back_what_it_held_however_it_ends(calls: list[list[int]]) -> None:
+def test_every_reservation_is_released_when_its_call_ends(calls: list[list[int]]) -> None:
     budget = MemoryBudget(200)
     for pieces in calls:
         try:
@@ -48,7 +48,7 @@ def test_every_call_gives_back_what_it_held_however_it_ends(calls: list[list[int
         assert budget.held == 0
 
 
-def test_a_call_is_on_its_way_until_it_arrives_or_fails() -> None:
+def test_samples_are_pending_until_they_are_queued_or_dropped() -> None:
     budget = MemoryBudget(200)
     with budget.reservation() as memory:
         memory.begin_pending("m", 3)
@@ -60,7 +60,7 @@ def test_a_call_is_on_its_way_until_it_arrives_or_fails() -> None:
     assert budget.pending["m"] == 0
 
 
-def test_what_never_finds_room_is_not_told_to_come_again() -> None:
+def test_a_call_over_the_limit_of_one_call_is_too_large() -> None:
     budget = MemoryBudget(200)
     with (
         budget.reservation() as memory,
@@ -90,7 +90,7 @@ def test_large_calls_leave_half_of_the_budget_to_small_ones() -> None:
     assert (budget.held, budget.held_by_large) == (0, 0)
 
 
-def test_more_is_held_only_while_it_is_needed() -> None:
+def test_a_temporary_reservation_is_released_after_an_exception() -> None:
     budget = MemoryBudget(200)
     with budget.reservation() as memory:
         memory.grow(10)
@@ -100,7 +100,7 @@ def test_more_is_held_only_while_it_is_needed() -> None:
         assert budget.held == 10
 
 
-def test_settling_gives_back_what_was_held_for_more() -> None:
+def test_resize_releases_the_difference() -> None:
     budget = MemoryBudget(200)
     with budget.reservation() as memory:
         memory.grow_to(90)

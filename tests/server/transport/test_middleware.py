@@ -1,4 +1,4 @@
-"""The layer that every request passes first."""
+"""The request middleware: ids, traces, keys, browser protections, errors and the log."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ServerError
 from server.transport.asgi import respond
 from server.transport.auth import parse_keys
-from server.transport.middleware import Front
+from server.transport.middleware import RequestMiddleware
 
 KEYS = f"""
 user  predict  {sha256(b"u").hexdigest()}
@@ -38,53 +38,55 @@ async def broken(scope: Scope, receive: Receive, send: Send) -> None:
     raise RuntimeError("secret")
 
 
-def call(front: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes) -> Answered:
+def call(
+    middleware: ASGIApp, path: str = "/predict", method: str = "POST", root: str = "", **headers: bytes
+) -> Answered:
     sent: list[Message] = []
     named = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}, "root_path": root}
 
     async def receive() -> Message:
-        raise AssertionError("a byte of the body was asked for")
+        raise AssertionError("the body was read")
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(_await(front, scope, receive, send))
+    asyncio.run(_await(middleware, scope, receive, send))
     start, body = sent
     headers_out = {name.decode(): value.decode() for name, value in start["headers"]}
     return Answered(start["status"], headers_out, json.loads(body["body"]), scope)
 
 
-async def _await(front: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    await front(scope, receive, send)
+async def _await(middleware: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await middleware(scope, receive, send)
 
 
-def guarded() -> Front:
-    return Front(hello, parse_keys(KEYS, "f"))
+def with_keys() -> RequestMiddleware:
+    return RequestMiddleware(hello, parse_keys(KEYS, "f"))
 
 
-def test_every_answer_has_an_id_of_its_own_or_the_clients() -> None:
-    front = Front(hello)
-    first, second = call(front), call(front)
+def test_every_response_has_a_unique_id_or_the_clients() -> None:
+    middleware = RequestMiddleware(hello)
+    first, second = call(middleware), call(middleware)
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.scope["state"]["request_id"] == first.headers["x-request-id"]
-    assert call(front, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
-    for odd in (b"", b"a b", b"a\r\nb: c", b"x" * 129, b"\xff", b"a\n"):
-        assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(front, x_request_id=odd).headers["x-request-id"])
-    assert call(guarded(), x_request_id=b"refused").headers["x-request-id"] == "refused"
+    assert call(middleware, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
+    for invalid in (b"", b"a b", b"a\r\nb: c", b"x" * 129, b"\xff", b"a\n"):
+        assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(middleware, x_request_id=invalid).headers["x-request-id"])
+    assert call(with_keys(), x_request_id=b"refused").headers["x-request-id"] == "refused"
 
 
-def test_a_trace_goes_on_under_a_new_parent() -> None:
-    front = Front(hello)
-    answer = call(front, traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE).headers["traceparent"]
+def test_a_trace_is_continued_with_a_new_parent_id() -> None:
+    middleware = RequestMiddleware(hello)
+    answer = call(middleware, traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE).headers["traceparent"]
     assert re.fullmatch(rf"00-{TRACE.decode()}-[\da-f]{{16}}-01", answer)
     assert "b7ad6b7169203331" not in answer
-    assert "traceparent" in call(front, traceparent=b"01-%b-b7ad6b7169203331-01-more" % TRACE).headers
-    assert "traceparent" not in call(front).headers
+    assert "traceparent" in call(middleware, traceparent=b"01-%b-b7ad6b7169203331-01-more" % TRACE).headers
+    assert "traceparent" not in call(middleware).headers
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "invalid",
     [
         b"",
         b"00-%b-b7ad6b7169203331" % TRACE,
@@ -95,8 +97,8 @@ def test_a_trace_goes_on_under_a_new_parent() -> None:
         b"00-%b-0000000000000000-01" % TRACE,
     ],
 )
-def test_what_is_no_trace_is_left_alone(odd: bytes) -> None:
-    assert "traceparent" not in call(Front(hello), traceparent=odd).headers
+def test_an_invalid_traceparent_is_ignored(invalid: bytes) -> None:
+    assert "traceparent" not in call(RequestMiddleware(hello), traceparent=invalid).headers
 
 
 @pytest.mark.parametrize(
@@ -129,22 +131,22 @@ def test_what_is_no_trace_is_left_alone(odd: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "OPTIONS", "ODD"])
-def test_who_may_call_what(method: str, path: str, without: int, user: int, root: int) -> None:
-    front = guarded()
-    assert call(front, path, method).status == without
-    assert call(front, path, method, authorization=b"Bearer u").status == user
-    assert call(front, path, method, authorization=b"Bearer r").status == root
-    assert call(Front(hello), path, method).status == 200, "without keys everybody may call"
+def test_each_route_requires_its_scope(method: str, path: str, without: int, user: int, root: int) -> None:
+    middleware = with_keys()
+    assert call(middleware, path, method).status == without
+    assert call(middleware, path, method, authorization=b"Bearer u").status == user
+    assert call(middleware, path, method, authorization=b"Bearer r").status == root
+    assert call(RequestMiddleware(hello), path, method).status == 200, "without keys every request is authorised"
 
 
-def test_a_refusal_says_what_to_do() -> None:
-    missing = call(guarded())
+def test_rejections_have_the_headers_of_their_status() -> None:
+    missing = call(with_keys())
     assert missing.headers["www-authenticate"] == "Bearer"
     assert set(missing.body) == {"error"}
-    assert "www-authenticate" not in call(guarded(), authorization=b"Bearer r").headers
-    front = guarded()
-    assert call(front, authorization=b"Bearer s").status == 200
-    limited = call(front, authorization=b"Bearer s")
+    assert "www-authenticate" not in call(with_keys(), authorization=b"Bearer r").headers
+    middleware = with_keys()
+    assert call(middleware, authorization=b"Bearer s").status == 200
+    limited = call(middleware, authorization=b"Bearer s")
     assert (limited.status, limited.headers["retry-after"]) == (429, "2")
 
 
@@ -160,11 +162,11 @@ def test_a_refusal_says_what_to_do() -> None:
         (b"http://evil.example/127.0.0.1:8000", 403),
     ],
 )
-def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) -> None:
-    assert call(Front(hello), "/admin/x", host=b"127.0.0.1:8000", origin=origin).status == status
-    keyed = call(guarded(), "/admin/x", host=b"127.0.0.1:8000", origin=origin, authorization=b"Bearer r")
+def test_cross_site_requests_to_admin_routes_are_rejected(origin: bytes, status: int) -> None:
+    assert call(RequestMiddleware(hello), "/admin/x", host=b"127.0.0.1:8000", origin=origin).status == status
+    keyed = call(with_keys(), "/admin/x", host=b"127.0.0.1:8000", origin=origin, authorization=b"Bearer r")
     assert keyed.status == status
-    assert call(Front(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
+    assert call(RequestMiddleware(hello), "/predict", host=b"127.0.0.1:8000", origin=origin).status == 200
 
 
 @pytest.mark.parametrize(
@@ -177,34 +179,34 @@ def test_a_foreign_page_does_not_steer_the_server(origin: bytes, status: int) ->
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_a_name_that_a_stranger_chose_does_not_steer_a_server_without_keys(
-    method: str, host: bytes, status: int
-) -> None:
-    front = Front(hello, host="box.lan")
-    same_origin = call(front, "/admin/x", method, host=host, origin=b"http://" + host)
-    assert (same_origin.status, call(front, "/admin/x", method, host=host).status) == (status, status)
-    assert call(front, "/predict", host=host).status == 200
-    authorised = call(guarded(), "/admin/x", method, host=host, authorization=b"Bearer r")
-    assert authorised.status == 200, "there the key protects"
+def test_dns_rebinding_to_admin_routes_is_rejected_without_keys(method: str, host: bytes, status: int) -> None:
+    middleware = RequestMiddleware(hello, host="box.lan")
+    same_origin = call(middleware, "/admin/x", method, host=host, origin=b"http://" + host)
+    assert (same_origin.status, call(middleware, "/admin/x", method, host=host).status) == (status, status)
+    assert call(middleware, "/predict", host=host).status == 200
+    authorised = call(with_keys(), "/admin/x", method, host=host, authorization=b"Bearer r")
+    assert authorised.status == 200, "with keys any host name is accepted"
 
 
-def test_a_foreign_name_is_told_with_the_remedy() -> None:
-    error = call(Front(hello), "/admin/x", host=b"evil.example:8000").body["error"]
+def test_the_error_for_dns_rebinding_names_the_host_and_the_remedy() -> None:
+    error = call(RequestMiddleware(hello), "/admin/x", host=b"evil.example:8000").body["error"]
     assert "evil.example:8000" in error
     assert "API key file" in error
-    assert call(Front(hello), "/admin/x", host=b"").status == 200, "a browser always names the host"
+    assert call(RequestMiddleware(hello), "/admin/x", host=b"").status == 200, (
+        "a request without a host is not from a browser"
+    )
 
 
-def test_who_is_refused_is_told_to_who_counts() -> None:
+def test_rejected_requests_are_reported_by_status() -> None:
     statuses: list[int] = []
-    front = Front(hello, parse_keys(KEYS, "f"), refused=statuses.append)
+    middleware = RequestMiddleware(hello, parse_keys(KEYS, "f"), on_rejected=statuses.append)
     for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
-        call(front, authorization=authorization)
+        call(middleware, authorization=authorization)
     assert statuses == [401, 403, 429]
 
 
 @pytest.mark.parametrize("size", [0, 1, 65536, 65537, 131072, 200_000])
-def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
+def test_a_large_body_is_sent_in_chunks_and_complete(size: int) -> None:
     body = bytes(range(256)) * 800
     sent: list[Message] = []
 
@@ -215,35 +217,35 @@ def test_a_large_body_goes_in_pieces_and_whole(size: int) -> None:
         sent.append(message)
 
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
-    asyncio.run(_await(Front(app), scope, None, send))  # type: ignore[arg-type]
-    pieces = [message["body"] for message in sent[1:]]
-    assert b"".join(pieces) == body[:size]
-    assert max(map(len, pieces)) <= 65536
-    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(pieces) - 1) + [False]
+    asyncio.run(_await(RequestMiddleware(app), scope, None, send))  # type: ignore[arg-type]
+    chunks = [message["body"] for message in sent[1:]]
+    assert b"".join(chunks) == body[:size]
+    assert max(map(len, chunks)) <= 65536
+    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(chunks) - 1) + [False]
 
 
-def test_a_bug_is_answered_without_showing_it_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:
-    answer = call(Front(broken), x_request_id=b"this-one")
+def test_an_exception_is_answered_500_without_details_and_logged_with_the_id(caplog: pytest.LogCaptureFixture) -> None:
+    answer = call(RequestMiddleware(broken), x_request_id=b"this-one")
     assert answer.status == 500
     assert "secret" not in str(answer.body)
     assert "this-one" in caplog.text
     assert "secret" in caplog.text
 
 
-def test_a_server_error_of_the_app_is_answered() -> None:
+def test_a_server_error_of_the_app_is_answered_with_its_message() -> None:
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         raise ServerError("no luck")
 
-    assert call(Front(fails)).body == {"error": "no luck"}
+    assert call(RequestMiddleware(fails)).body == {"error": "no luck"}
 
 
-def test_one_line_a_request_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    front = guarded()
+def test_each_request_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
+    middleware = with_keys()
     with caplog.at_level(logging.INFO, "batchwright.request"):
-        call(front)
+        call(middleware)
         assert caplog.records == []
     with caplog.at_level(logging.DEBUG, "batchwright.request"):
-        call(front, authorization=b"Bearer u", traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE, x_request_id=b"i")
+        call(middleware, authorization=b"Bearer u", traceparent=b"00-%b-b7ad6b7169203331-01" % TRACE, x_request_id=b"i")
     [line] = caplog.records
     fields = {"method": "POST", "path": "/predict", "status": 200, "request_id": "i", "key": "user"}
     assert {name: getattr(line, name) for name in fields} == fields
@@ -251,12 +253,12 @@ def test_one_line_a_request_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     assert 0 <= line.ms < 1000  # type: ignore[attr-defined]
 
 
-def test_what_is_no_request_passes() -> None:
+def test_lifespan_messages_pass_through() -> None:
     async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         scope["seen"] = True
 
     scope: Scope = {"type": "lifespan"}
-    asyncio.run(_await(Front(lifespan), scope, None, None))  # type: ignore[arg-type]
+    asyncio.run(_await(RequestMiddleware(lifespan), scope, None, None))  # type: ignore[arg-type]
     assert scope["seen"]
 
 
@@ -274,24 +276,24 @@ USER, ROOT_KEY = b"Bearer u", b"Bearer r"
         ("/metrics", (200, 200, 200)),
     ],
 )
-def test_authorisation_goes_by_the_path_below_a_prefix(root: str, path: str, statuses: tuple[int, int, int]) -> None:
-    told = [
-        call(guarded(), root.rstrip("/") + path, "PUT", root, host=b"localhost", **headers).status
+def test_authorisation_uses_the_path_below_the_prefix(root: str, path: str, statuses: tuple[int, int, int]) -> None:
+    statuses_by_key = [
+        call(with_keys(), root.rstrip("/") + path, "PUT", root, host=b"localhost", **headers).status
         for headers in ({}, {"authorization": USER}, {"authorization": ROOT_KEY})
     ]
-    assert tuple(told) == statuses
+    assert tuple(statuses_by_key) == statuses
 
 
-def test_the_app_is_asked_for_the_path_that_was_authorised() -> None:
-    asked: list[Scope] = []
+def test_the_app_receives_the_path_that_was_authorised() -> None:
+    scopes: list[Scope] = []
 
-    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.append(scope)
+    async def recording(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
         await respond(send, b"1", b"application/json")
 
-    front = Front(noting)
+    middleware = RequestMiddleware(recording)
     for path, root in (("/svc/predict", "/svc"), ("/svcpredict", "/svc"), ("/svc", "/svc"), ("/predict", "/svc")):
-        call(front, path, root=root)
-    assert [scope["path"] for scope in asked] == ["/predict", "/svcpredict", "/", "/predict"]
-    assert {scope["root_path"] for scope in asked} == {""}, "no one below takes the prefix off again"
-    assert {scope["app_root_path"] for scope in asked} == {"/svc"}
+        call(middleware, path, root=root)
+    assert [scope["path"] for scope in scopes] == ["/predict", "/svcpredict", "/", "/predict"]
+    assert {scope["root_path"] for scope in scopes} == {""}, "the prefix is removed only once"
+    assert {scope["app_root_path"] for scope in scopes} == {"/svc"}

@@ -1,4 +1,4 @@
-"""The connection's patience with who reads slowly, on a virtual clock; and how many connections there may be."""
+"""Time limits for slow readers on a virtual clock, and the limit on the number of connections."""
 
 import asyncio
 import resource
@@ -9,13 +9,13 @@ import uvicorn
 from uvicorn.server import ServerState
 
 import server.transport.connection
-from server.transport.connection import Connection, Listening, TimeLimits
+from server.transport.connection import Connection, Listener, TimeLimits
 from tests.server.transport.test_connection import echo
 from tests.support.virtual_clock import virtual_loop
 
 
-class Unread(asyncio.Transport):
-    """A transport whose client takes `pace` bytes/s of what was written, on the loop's clock."""
+class SlowTransport(asyncio.Transport):
+    """A transport whose client reads `pace` bytes/s of what was written, on the loop's clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int, pace: float) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Unread(asyncio.Transport):
         pass
 
 
-def how_long_it_waits(pace: float, leaving: bool) -> float:
-    """The time until the connection is cut, s, for a client that reads 1 MB for 1000 s at most."""
+def time_until_abort(pace: float, leaving: bool) -> float:
+    """Return the time until 1 MB is read or the connection is aborted, s."""
     with closing(virtual_loop()) as loop:
-        transport = Unread(loop, 10**6, pace)
+        transport = SlowTransport(loop, 10**6, pace)
         config = uvicorn.Config(echo, ws="none", log_config=None)
         config.load()
-        shared = Listening(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
-        connection = Connection(shared, config, ServerState(), {}, loop)
+        listener = Listener(TimeLimits(headers=10**6, reading=30.0, answer=2000.0))
+        connection = Connection(listener, config, ServerState(), {}, loop)
         connection.connection_made(transport)
         connection.pause_writing()
         if leaving:
@@ -60,13 +60,13 @@ def how_long_it_waits(pace: float, leaving: bool) -> float:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_who_reads_slowly_is_waited_for_as_long_as_something_is_read(leaving: bool) -> None:
-    assert how_long_it_waits(1000.0, leaving) == pytest.approx(1000.0, abs=2.0)
-    assert how_long_it_waits(0.0, leaving) == pytest.approx(30.0, abs=2.0)
-    assert how_long_it_waits(100.0, leaving) == pytest.approx(2000.0, abs=2.0), "the whole answer has a limit, too"
+def test_a_slow_reader_is_kept_while_it_reads_and_within_the_whole_limit(leaving: bool) -> None:
+    assert time_until_abort(1000.0, leaving) == pytest.approx(1000.0, abs=2.0)
+    assert time_until_abort(0.0, leaving) == pytest.approx(30.0, abs=2.0)
+    assert time_until_abort(100.0, leaving) == pytest.approx(2000.0, abs=2.0), "the limit for the whole response"
 
 
-def test_few_files_are_left_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_limit_leaves_files_for_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, connections in ((64, 32), (1024, 896), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
         assert server.transport.connection.max_connections() == connections

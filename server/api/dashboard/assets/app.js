@@ -1,8 +1,8 @@
 "use strict";
-// Asks the server how it stands and shows it. Nothing but /live*, /predict and /admin is asked.
+// Polls the state of the server and renders it. Sends requests only to /live*, /predict and /admin.
 const find = (id) => document.getElementById(id);
-const KEPT = 600, TRAIL = 16, PERIOD = 500, PATIENCE = 5000, REDRAW = 5000; // points, states; ms
-const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, asked: 0, last: null, lost: false };
+const KEPT = 600, TRAIL = 16, PERIOD = 500, TIMEOUT = 5000, REDRAW = 5000; // points, states; ms
+const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, fetched: 0, last: null, lost: false };
 
 function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
@@ -14,73 +14,73 @@ function figure(name, value, digits = 3) {
 }
 
 async function get(path, parameters) {
-  const answer = await fetch(`${path}?${new URLSearchParams(parameters)}`, { signal: AbortSignal.timeout(PATIENCE) });
+  const answer = await fetch(`${path}?${new URLSearchParams(parameters)}`, { signal: AbortSignal.timeout(TIMEOUT) });
   if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
   return answer.json();
 }
 
-function forget() {
-  Object.assign(page, { points: [], trail: [], view: null, asked: 0, last: null });
+function reset() {
+  Object.assign(page, { points: [], trail: [], view: null, fetched: 0, last: null });
 }
 
-// one look at the server
+// polling
 
-async function look() {
+async function refresh() {
   const { model, device } = page, since = page.points.at(-1)?.seq ?? 0;
   const state = await get("live", { model, device, since });
-  if (model !== page.model || device !== page.device) return; // another one was chosen meanwhile
-  if (page.run && page.run !== state.run) { // another server answers now
+  if (model !== page.model || device !== page.device) return; // the selection changed meanwhile
+  if (page.run && page.run !== state.run) { // the server was restarted
     page.run = state.run;
-    forget();
-    return look();
+    reset();
+    return refresh();
   }
   page.run = state.run;
   page.last = state;
   const more = state.points.filter((p) => p.seq > since);
   page.points = page.points.concat(more).slice(-KEPT);
-  state.here = state.devices[device].models[model]; // what the device shown decides about
+  state.here = state.devices[device].models[model]; // state of the selected device
   page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
-  await lookAtPolicy(state);
+  await refreshPolicy(state);
   show(state, more.length > 0);
 }
 
-// the chart is asked for when the policy is another one, and now and then when the mean rate moved
-async function lookAtPolicy(state) {
+// fetches the chart when the policy changed, and at most every REDRAW ms when the mean rate changed
+async function refreshPolicy(state) {
   const { chart, version } = state.policy, stale = page.view?.chart !== chart;
-  if (!stale || (page.view?.version === version && performance.now() - page.asked < REDRAW)) return;
-  page.asked = performance.now();
+  if (!stale || (page.view?.version === version && performance.now() - page.fetched < REDRAW)) return;
+  page.fetched = performance.now();
   const view = await get("live/policy", { model: state.model, device: state.device });
   if (state.model === page.model && state.device === page.device) page.view = { ...view, version };
 }
 
 async function poll() {
   try {
-    await look();
+    await refresh();
     if (page.lost) { page.lost = false; find("lost").hidden = true; }
   } catch (error) {
-    loseContact(error);
+    showConnectionLost(error);
   }
   setTimeout(poll, document.hidden ? 4 * PERIOD : page.lost ? 2 * PERIOD : PERIOD);
 }
 
-function loseContact(error) {
+function showConnectionLost(error) {
   if (page.lost) return;
   page.lost = true;
-  text(find("lost"), `Lost contact with the server at ${new Date().toLocaleTimeString()} (${error.message}). Trying again.`);
+  text(find("lost"), `Connection to the server lost at ${new Date().toLocaleTimeString()} (${error.message}). Retrying.`);
   find("lost").hidden = false;
-  showStatus("lost", "no contact");
+  showStatus("lost", "disconnected");
 }
 
-// what is seen
+// rendering
 
-function showStatus(kind, words) {
+function showStatus(kind, label) {
   const badge = find("status");
   badge.className = `badge ${kind}`;
-  text(badge, words);
+  text(badge, label);
 }
 
 function show(state, more) {
-  const status = { ready: "ready", draining: "draining: no new calls, please", broken: "broken: restart the server" };
+  const status = { ready: "ready", draining: "draining: rejects new calls", broken: "device lost: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
   showDevices(state.devices);
@@ -92,11 +92,11 @@ function show(state, more) {
 }
 
 function showWeights(weights) {
-  const words = { random: "Random weights: the predictions mean nothing.",
-                  emulated: "Emulated device: it takes a real one's time, but the predictions mean nothing." };
+  const warnings = { random: "Random weights: the predictions are meaningless.",
+                     emulated: "Emulated device: service times of a real device, meaningless predictions." };
   text(find("origin"), `Weights: ${weights}.`);
-  find("weights").hidden = !(weights in words);
-  text(find("weights"), words[weights] ?? "");
+  find("weights").hidden = !(weights in warnings);
+  text(find("weights"), warnings[weights] ?? "");
 }
 
 function showDevices(devices) {
@@ -105,7 +105,7 @@ function showDevices(devices) {
     select.replaceChildren(...devices.map((_, index) => new Option("", index, index === page.device, index === page.device)));
     select.parentElement.hidden = devices.length === 1;
   }
-  devices.forEach(({ device, up, serving }, index) => text(select.options[index], up ? serving ? device : `${device} (taken away)` : `${device} (lost)`));
+  devices.forEach(({ device, up, serving }, index) => text(select.options[index], up ? serving ? device : `${device} (out of service)` : `${device} (lost)`));
 }
 
 function showFigures(state) {
@@ -123,7 +123,7 @@ function showFigures(state) {
 
 function showObjective(p95, slo) {
   const over = slo !== null && p95 > slo;
-  text(find("objective"), slo === null ? "" : over ? `over ${slo}` : `of ${slo}`);
+  text(find("objective"), slo === null ? "" : over ? `over the objective of ${slo} ms` : `objective ${slo} ms`);
   find("objective").classList.toggle("over", over);
 }
 
@@ -144,15 +144,15 @@ function showPolicy(state) {
   text(find("spec"), view.spec);
   text(find("how"), view.how);
   text(find("key-high"), String(view.profile.max_batch_size));
-  text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals a second`);
-  text(find("present"), present(view, state.here));
+  text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
+  text(find("present"), describeAction(view, state.here));
   drawPolicy(find("chart-policy"), view, trail);
 }
 
-// the same as the chart, in words
-function present(view, { queue_length: n, arrival_rate_hz: rate }) {
-  const now = `${n} waiting, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals a second: `;
-  if (!n) return `${now}nobody to launch`;
+// the current action as text
+function describeAction(view, { queue_length: n, arrival_rate_hz: rate }) {
+  const now = `${n} queued, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals per second: `;
+  if (!n) return `${now}no request to launch`;
   const nearest = (values, value) => values.reduce((best, v, i) => Math.abs(v - value) < Math.abs(values[best] - value) ? i : best, 0);
   const row = view.batch_size[view.rates_hz.length ? nearest(view.rates_hz, rate) : 0];
   const size = row[nearest(view.queue_lengths, n)];
@@ -172,18 +172,18 @@ function showCharts(state) {
 
 function showEnergy(points, ago, span, profile) {
   const [power, energy] = [find("chart-power"), find("chart-energy")];
-  const source = profile.energy_mj ? `By the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
+  const source = profile.energy_mj ? `From the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
   for (const place of document.querySelectorAll(".energy-source")) text(place, source);
   if (profile.energy_mj) drawEnergy(power, energy, energies(points), ago, span);
-  else for (const place of [power, energy]) say(place, "the profile has no energies");
+  else for (const place of [power, energy]) showMessage(place, "the profile has no energies");
 }
 
 function showProfile(observed, { service_ms: times, energy_mj: joules }) {
   const most = Math.max(...observed.map((o) => o[1]), 1);
-  const dots = (y, words) => observed.map(([size, count, mean]) => ({ size, y: y(size, mean), width: 5 + 9 * Math.sqrt(count / most),
-    text: `${words(mean)}${count} batches` }));
+  const dots = (y, label) => observed.map(([size, count, mean]) => ({ size, y: y(size, mean), width: 5 + 9 * Math.sqrt(count / most),
+    text: `${label(mean)}${count} batches` }));
   drawProfile(find("chart-service"), ["Service time", "ms", "measured since the start"], times, dots((_, mean) => mean, (mean) => `${mean.toPrecision(4)} ms in `));
-  if (!joules) return say(find("chart-zeta"), "the profile has no energies");
+  if (!joules) return showMessage(find("chart-zeta"), "the profile has no energies");
   drawProfile(find("chart-zeta"), ["Energy of a batch", "mJ", "launched since the start"], joules, dots((size) => joules[size - 1], () => "launched: "));
 }
 
@@ -191,14 +191,14 @@ function showAll() {
   if (page.last && page.view) show(page.last, true);
 }
 
-// what people do
+// user actions
 
 async function send(path, settings, field) {
   const input = find(field), key = input.value || sessionStorage.getItem(field) || "";
   const headers = { ...settings.headers, ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...settings, headers }), content = await answer.json();
   if (answer.ok) {
-    if (key) sessionStorage.setItem(field, key); // in this tab, until it is closed
+    if (key) sessionStorage.setItem(field, key); // until the tab is closed
     return content;
   }
   if (answer.status === 401 || answer.status === 403) {
@@ -209,51 +209,51 @@ async function send(path, settings, field) {
   throw new Error(content.error);
 }
 
-function tell(place, words, bad = false) {
-  place.classList.toggle("error", bad);
-  place.textContent = words;
+function showResult(place, content, failed = false) {
+  place.classList.toggle("error", failed);
+  place.textContent = content;
 }
 
 async function swap(event) {
   event.preventDefault();
   const policy = find("policy").value.trim(), button = document.querySelector("#swap button"), result = find("swapped");
   button.disabled = true;
-  tell(result, "solving …");
+  showResult(result, "solving …");
   try {
     const settings = { method: "PUT", body: JSON.stringify({ policy }), headers: { "content-type": "application/json" } };
     const now = await send(`admin/models/${encodeURIComponent(page.model)}/policy`, settings, "admin-key");
-    tell(result, `${now.spec} decides from now on.`);
+    showResult(result, `The policy is now ${now.spec}.`);
   } catch (error) {
-    tell(result, error.message, true);
+    showResult(result, error.message, true);
   }
   button.disabled = false;
 }
 
-let picture = null;
+let image = null;
 
-function take(file) {
+function selectImage(file) {
   if (!file) return;
-  picture = file;
+  image = file;
   const preview = find("preview");
   URL.revokeObjectURL(preview.src);
   preview.src = URL.createObjectURL(file);
-  preview.alt = `the picture ${file.name}`;
+  preview.alt = `the image ${file.name}`;
   preview.hidden = false;
   predict();
 }
 
 async function predict() {
   const place = find("answer");
-  tell(place, "asking …");
+  showResult(place, "predicting …");
   try {
-    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: picture }, "predict-key"));
+    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: image }, "predict-key"));
   } catch (error) {
-    tell(place, error.message, true);
+    showResult(place, error.message, true);
   }
 }
 
 function showAnswer(place, answer) {
-  tell(place, "");
+  showResult(place, "");
   const list = document.createElement("ol"), facts = document.createElement("p");
   for (const { label, probability } of answer.predictions) {
     const entry = document.createElement("li");
@@ -265,14 +265,14 @@ function showAnswer(place, answer) {
     list.append(entry);
   }
   const energy = answer.energy_mj === null ? "energy unknown" : `${answer.energy_mj} mJ (${answer.energy_source})`;
-  facts.textContent = `In a batch of ${answer.batch_size}: waited ${answer.waiting_ms} ms, served in ${answer.service_ms} ms, ${energy}.`;
+  facts.textContent = `Batch size ${answer.batch_size}, waiting time ${answer.waiting_ms} ms, service time ${answer.service_ms} ms, ${energy}.`;
   place.append(list, facts);
 }
 
 function onDrag(event) {
   event.preventDefault();
   find("drop").classList.toggle("over", event.type === "dragover");
-  if (event.type === "drop") take(event.dataTransfer.files[0]);
+  if (event.type === "drop") selectImage(event.dataTransfer.files[0]);
 }
 
 function choose() {
@@ -280,12 +280,12 @@ function choose() {
   page.device = Math.max(find("device").selectedIndex, 0);
   const several = find("model").options.length > 1;
   text(find("of-model"), several ? `/${page.model}` : "");
-  forget();
+  reset();
 }
 
 find("swap").addEventListener("submit", swap);
-find("file").addEventListener("change", (event) => { take(event.target.files[0]); event.target.value = ""; });
-find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (picture) predict(); });
+find("file").addEventListener("change", (event) => { selectImage(event.target.files[0]); event.target.value = ""; });
+find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (image) predict(); });
 for (const id of ["model", "device"]) find(id).addEventListener("change", choose);
 find("span").addEventListener("change", showAll);
 for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, onDrag);

@@ -1,7 +1,7 @@
 "use strict";
-// The charts. Each function takes an element and data and draws by Plotly.react, which keeps what did not change.
+// The charts. Each function draws data into an element with Plotly.react, which updates only what changed.
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const WINDOW = 10; // s over which powers and energies are taken
+const WINDOW = 10; // points over which powers and energies are averaged
 
 function colors() {
   return dark.matches
@@ -11,7 +11,7 @@ function colors() {
         low: "#a4cbea", high: "#08306b", lines: ["#0072b2", "#b87900", "#c24e00", "#00805c"] };
 }
 
-const options = { responsive: true, displayModeBar: false }; // plotly's buttons would offer to send the data away
+const options = { responsive: true, displayModeBar: false }; // plotly's buttons include an upload to its cloud
 
 function layout(x, y, more = {}) {
   const { ink, grid, card } = colors();
@@ -32,7 +32,7 @@ function draw(place, label, traces, plan) {
   Plotly.react(place, traces, plan, options);
 }
 
-function say(place, text) {
+function showMessage(place, text) {
   if (place.classList.contains("js-plotly-plot")) Plotly.purge(place);
   place.removeAttribute("role");
   place.removeAttribute("aria-label");
@@ -52,15 +52,15 @@ function timeLayout(span, y, more = {}) {
 
 function drawRate(place, points, ago, span) {
   const per = (key) => points.map((p) => p[key] / p.span);
-  draw(place, "Arrivals and answers a second, over time", [
-    line("arrivals", 0, ago, per("arrivals")), line("answers", 1, ago, per("answered")),
-    line("as the policy sees it", 2, ago, points.map((p) => p.rate)),
+  draw(place, "Arrivals and responses per second over time", [
+    line("arrivals", 0, ago, per("arrivals")), line("responses", 1, ago, per("answered")),
+    line("measured arrival rate", 2, ago, points.map((p) => p.rate)),
   ], timeLayout(span, "per second"));
 }
 
 function drawQueue(place, points, ago, span) {
-  draw(place, "Queue length over time", [line("waiting", 0, ago, points.map((p) => p.queue), { fill: "tozeroy" })],
-       timeLayout(span, "requests waiting", { showlegend: false }));
+  draw(place, "Queue length over time", [line("queued", 0, ago, points.map((p) => p.queue), { fill: "tozeroy" })],
+       timeLayout(span, "queued requests", { showlegend: false }));
 }
 
 function drawResponse(place, points, ago, span, slo) {
@@ -74,7 +74,7 @@ function drawResponse(place, points, ago, span, slo) {
   draw(place, "Response time percentiles over time", lines.map((name, i) => line(name, i, ago, points.map((p) => p[name]))), plan);
 }
 
-// sums over the last WINDOW points: joules a second, and millijoules a request
+// averages over the last WINDOW points: power in W, and energy per request in mJ
 function energies(points) {
   const watts = [], each = [];
   points.forEach((_, i) => {
@@ -89,11 +89,11 @@ function energies(points) {
 function drawEnergy(power, energy, found, ago, span) {
   draw(power, "Mean power over time", [line("power", 0, ago, found.watts, { fill: "tozeroy" })],
        timeLayout(span, "W, last ten seconds", { showlegend: false }));
-  draw(energy, "Energy a request over time", [line("energy a request", 0, ago, found.each)],
+  draw(energy, "Energy per request over time", [line("energy per request", 0, ago, found.each)],
        timeLayout(span, "mJ, last ten seconds", { showlegend: false }));
 }
 
-// how often each size was launched in each piece of time, and the mean size
+// share of each batch size in each interval, and the mean batch size
 function drawSizes(place, points, ago, span, largest) {
   const { low, high, now } = colors(), columns = Math.min(120, span), width = span / columns;
   const step = Math.ceil(largest / 64), rows = Math.ceil(largest / step);
@@ -121,15 +121,15 @@ function drawPolicy(place, view, trail) {
   const c = colors(), one = view.rates_hz.length === 0, top = view.profile.max_batch_size;
   const last = view.queue_lengths.at(-1), highest = one ? 1 : Math.max(...view.rates_hz), y = one ? [0.5] : view.rates_hz;
   const at = trail.map((s) => [Math.min(s.n, last), one ? 0.5 : Math.min(s.rate, highest * 1.02)]);
-  const whose = { xgap: one ? 1 : 0.3, ygap: one ? 1 : 0.3 };
+  const gaps = { xgap: one ? 1 : 0.3, ygap: one ? 1 : 0.3 };
   place.classList.toggle("one", one);
-  const plan = layout("queue length", "arrivals a second", { hovermode: "closest", showlegend: false, height: place.clientHeight,
+  const plan = layout("queue length", "arrivals per second", { hovermode: "closest", showlegend: false, height: place.clientHeight,
     xaxis: { range: [-0.5, last + 0.5], showgrid: false },
     yaxis: one ? { visible: false, range: [0, 1] } : { range: [0, highest * 1.03], showgrid: false } });
-  const cell = one ? "%{x} waiting: %{text}<extra></extra>" : "%{x} waiting, %{y:.4~g} /s: %{text}<extra></extra>";
+  const cell = one ? "%{x} queued: %{text}<extra></extra>" : "%{x} queued, %{y:.4~g} /s: %{text}<extra></extra>";
   const ages = at.map((_, i) => (i + 1) / at.length), newest = at.length - 1;
   draw(place, `Action of policy ${view.spec} by queue length and arrival rate`, [
-    { type: "heatmap", x: view.queue_lengths, y, z: view.batch_size, showscale: false, zmin: 0, zmax: top, ...whose,
+    { type: "heatmap", x: view.queue_lengths, y, z: view.batch_size, showscale: false, zmin: 0, zmax: top, ...gaps,
       text: view.batch_size.map((row) => row.map((b) => b ? `launches ${b}` : "waits")), hovertemplate: cell,
       colorscale: [[0, c.wait], [0.5 / top, c.wait], [0.5 / top, c.low], [1, c.high]] },
     { type: "scatter", mode: "markers", x: at.map((p) => p[0]), y: at.map((p) => p[1]), hoverinfo: "skip", cliponaxis: false,

@@ -1,4 +1,4 @@
-"""The real server process among strangers: keys, TLS, foreign pages, slow, rude and malicious clients."""
+"""Security of the real server process: keys, TLS, browser protections, and slow, malformed and malicious requests."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ import pytest
 from benchmarks.servers.path_prefix import PREFIX
 from benchmarks.support.harness import Server, command_line, free_port, running, serving
 from tests.server.transport.test_tls import certificate
-from tests.support.http_client import ask, photograph
+from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
 
 POLICY = "/admin/models/googlenet/policy"
@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text(KEYS)
     with serving(*EMULATED, "--policy", "greedy", "--api-key-file", str(file)) as running:
@@ -44,45 +44,45 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def exchange(url: str, sent: bytes) -> bytes:
-    """What comes back for these bytes until the server closes the connection."""
+    """Send bytes and return all that is received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
         connection.sendall(sent)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_without_a_key_nobody_predicts_or_steers(guarded: Server) -> None:
-    url = guarded.url
+def test_routes_require_a_key_of_their_scope(with_keys: Server) -> None:
+    url = with_keys.url
     for path, method, key in (("/predict", "POST", USER), ("/v2", "GET", USER), (POLICY, "GET", ROOT)):
         body = photograph() if method == "POST" else None
-        assert ask(url, path, body, method).status == 401
-        assert ask(url, path, body, method, {"Authorization": "Bearer x"}).status == 401
-        assert ask(url, path, body, method, key).status == 200
-        assert ask(url, path, body, method, ROOT if key is USER else USER).status == 403
-    assert ask(url, POLICY, b'{"policy": "serial"}', "PUT", USER).status == 403
-    assert ask(url, POLICY, headers=ROOT).json["name"] == "greedy"
+        assert fetch(url, path, body, method).status == 401
+        assert fetch(url, path, body, method, {"Authorization": "Bearer x"}).status == 401
+        assert fetch(url, path, body, method, key).status == 200
+        assert fetch(url, path, body, method, ROOT if key is USER else USER).status == 403
+    assert fetch(url, POLICY, b'{"policy": "serial"}', "PUT", USER).status == 403
+    assert fetch(url, POLICY, headers=ROOT).json["name"] == "greedy"
     for path in ("/", "/docs", "/openapi.json", "/metrics", "/v2/health/live", "/v2/health/ready"):
-        assert ask(url, path).status == 200
+        assert fetch(url, path).status == 200
 
 
 @pytest.mark.parametrize(
     "path", ["//admin", "/x/../admin", "/%61dmin", "/admin%2f", "/Admin", "/admin/..;", "http://x/admin"]
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST"])
-def test_no_odd_spelling_gets_past_the_keys(guarded: Server, path: str, method: str) -> None:
+def test_other_spellings_of_an_admin_path_do_not_bypass_the_keys(with_keys: Server, path: str, method: str) -> None:
     head = f"{method} {path}/models/googlenet/policy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    reply = exchange(guarded.url, f"{head}Authorization: Bearer u\r\nContent-Length: 0\r\n\r\n".encode())
+    reply = exchange(with_keys.url, f"{head}Authorization: Bearer u\r\nContent-Length: 0\r\n\r\n".encode())
     assert int(reply.split()[1]) in (400, 403, 404), reply
 
 
-def test_a_refusal_comes_before_the_body(guarded: Server) -> None:
-    with socket.create_connection(("127.0.0.1", int(guarded.url.rpartition(":")[2])), timeout=20) as connection:
+def test_a_request_without_a_key_is_rejected_before_its_body(with_keys: Server) -> None:
+    with socket.create_connection(("127.0.0.1", int(with_keys.url.rpartition(":")[2])), timeout=20) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
 
 
-def test_the_pages_are_closed_to_all_but_themselves(server: Server) -> None:
+def test_the_pages_have_a_strict_content_security_policy(server: Server) -> None:
     for path in ("/", "/docs"):
-        reply = ask(server.url, path)
+        reply = fetch(server.url, path)
         policy = reply.headers["content-security-policy"]
         for rule in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
             assert rule in policy
@@ -90,37 +90,40 @@ def test_the_pages_are_closed_to_all_but_themselves(server: Server) -> None:
         assert reply.headers["x-frame-options"] == "DENY"
         assert reply.headers["referrer-policy"] == "no-referrer"
         assert reply.headers["x-content-type-options"] == "nosniff"
-        assert not re.search(rb"(src|<link[^>]*href)=.?(https?:)?//", reply.body), "nothing comes from elsewhere"
-    assert "/predict/{model}" in ask(server.url, "/docs").body.decode()
+        assert not re.search(rb"(src|<link[^>]*href)=.?(https?:)?//", reply.body), "no external resources"
+    assert "/predict/{model}" in fetch(server.url, "/docs").body.decode()
 
 
-def test_every_answer_carries_the_requests_id(server: Server) -> None:
+def test_every_response_has_the_id_of_its_request(server: Server) -> None:
     for path in ("/v2", "/nowhere", "/admin/models/none/policy", "/v2/models/none/infer"):
-        assert ask(server.url, path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
-    assert ask(server.url, "/v2/models/none/infer", b"{}").headers["x-request-id"]
+        assert fetch(server.url, path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    assert fetch(server.url, "/v2/models/none/infer", b"{}").headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
     "spec", ["/etc/passwd", "../x.json", "/etc/x.json", " x.json", "x.json:a=1", "x.json,max_wait_ms=1"]
 )
-def test_a_request_names_no_file_of_the_server(server: Server, spec: str, tmp_path: Path) -> None:
+def test_a_policy_change_cannot_name_a_file_of_the_server(server: Server, spec: str, tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text("contents")
     for named in (spec, spec.replace("../x.json", str(file))):
-        reply = ask(server.url, POLICY, json.dumps({"policy": named}).encode(), "PUT")
+        reply = fetch(server.url, POLICY, json.dumps({"policy": named}).encode(), "PUT")
         assert reply.status == 400
         assert "contents" not in reply.json["error"]
         assert ".json" in named.replace("/etc/passwd", ".json")
-    assert ask(server.url, POLICY).json["name"] == "greedy"
+    assert fetch(server.url, POLICY).json["name"] == "greedy"
 
 
-def test_a_foreign_page_cannot_swap_the_policy(server: Server) -> None:
+def test_cross_site_requests_and_dns_rebinding_cannot_swap_the_policy(server: Server) -> None:
     foreign, own = {"Origin": "http://evil.example"}, {"Origin": server.url}
-    assert ask(server.url, POLICY, b'{"policy": "serial"}', "PUT", foreign).status == 403
-    assert ask(server.url, POLICY, b'{"policy": "greedy"}', "PUT", own).status == 200
+    assert fetch(server.url, POLICY, b'{"policy": "serial"}', "PUT", foreign).status == 403
+    assert fetch(server.url, POLICY, b'{"policy": "greedy"}', "PUT", own).status == 200
     port = server.url.rpartition(":")[2]
-    rebound = {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"}  # a name that means 127.0.0.1
-    assert ask(server.url, POLICY, b'{"policy": "serial"}', "PUT", rebound).status == 403
+    rebound = {
+        "Host": f"evil.example:{port}",
+        "Origin": f"http://evil.example:{port}",
+    }  # a name that resolves to 127.0.0.1
+    assert fetch(server.url, POLICY, b'{"policy": "serial"}', "PUT", rebound).status == 403
 
 
 @pytest.mark.parametrize(
@@ -133,19 +136,21 @@ def test_a_foreign_page_cannot_swap_the_policy(server: Server) -> None:
         (b"nonsense\r\n\r\n", 400),
     ],
 )
-def test_slow_and_malformed_requests_are_told_and_parted_from(server: Server, sent: bytes, status: int) -> None:
+def test_slow_and_malformed_requests_get_an_error_and_are_disconnected(
+    server: Server, sent: bytes, status: int
+) -> None:
     reply = exchange(server.url, sent)
     assert reply.startswith(b"HTTP/1.1 %d " % status)
     assert set(json.loads(reply.partition(b"\r\n\r\n")[2])) == {"error"}
 
 
-def test_who_sends_nothing_is_parted_from(server: Server) -> None:
+def test_a_silent_connection_is_closed(server: Server) -> None:
     assert exchange(server.url, b"") == b""
 
 
 @pytest.mark.parametrize("target", ["//[", "/%00%0a%ff", "/predict/%00", "*", "/v2/models/%0d%0a/infer", "//[/admin/"])
 @pytest.mark.parametrize("host", ["x", "[", "a/b", '"><script>'])
-def test_addresses_that_nobody_can_read_are_no_bug(server: Server, target: str, host: str) -> None:
+def test_malformed_addresses_cause_no_internal_error(server: Server, target: str, host: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):
         head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         assert exchange(server.url, head.encode()).split()[1] in (b"400", b"404", b"405")
@@ -154,8 +159,8 @@ def test_addresses_that_nobody_can_read_are_no_bug(server: Server, target: str, 
     assert b"<script>" not in page
 
 
-def test_a_chunked_body_over_the_limit_is_refused(guarded: Server) -> None:
-    port = int(guarded.url.rpartition(":")[2])
+def test_a_chunked_body_over_the_limit_is_rejected(with_keys: Server) -> None:
+    port = int(with_keys.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nAuthorization: Bearer u\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(65):
@@ -163,27 +168,27 @@ def test_a_chunked_body_over_the_limit_is_refused(guarded: Server) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_a_malicious_form_does_not_hold_up_the_others(guarded: Server) -> None:
+def test_a_malicious_form_does_not_delay_other_requests(with_keys: Server) -> None:
     form = b"--x\r\nA: b\r\n\r\n" + b"\r\n--y" * (2**24 // 5 * 3)
     headers = {"Content-Type": "multipart/form-data; boundary=x", **USER}
     with ThreadPoolExecutor() as pool:
-        forms = [pool.submit(ask, guarded.url, "/predict", form, headers=headers) for _ in range(3)]
+        forms = [pool.submit(fetch, with_keys.url, "/predict", form, headers=headers) for _ in range(3)]
         while not all(future.done() for future in forms):
-            assert ask(guarded.url, "/v2/health/live").status == 200
+            assert fetch(with_keys.url, "/v2/health/live").status == 200
         assert {future.result().status for future in forms} == {400}
 
 
-def test_bodies_that_do_not_come_take_nobodys_place() -> None:
+def test_unsent_bodies_occupy_no_place_in_the_queue() -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
     with serving(*EMULATED, "--policy", "greedy", "--queue-capacity", "32") as server, ExitStack() as stack:
         for _ in range(40):
             idle = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
             stack.enter_context(idle).sendall(head)
-            assert idle.recv(100).startswith(b"HTTP/1.1 100"), "it was let in"
-        assert ask(server.url, "/predict", photograph()).status == 200
+            assert idle.recv(100).startswith(b"HTTP/1.1 100"), "it was admitted"
+        assert fetch(server.url, "/predict", photograph()).status == 200
 
 
-def test_who_leaves_in_the_middle_of_a_body_is_counted_once(server: Server) -> None:
+def test_a_disconnect_during_the_body_is_counted_once(server: Server) -> None:
     before = outcomes(server).get("cancelled", 0)
     raw = b"/v2/models/googlenet/infer"
     for number, path in enumerate((b"/predict", raw), 1):
@@ -193,7 +198,7 @@ def test_who_leaves_in_the_middle_of_a_body_is_counted_once(server: Server) -> N
     assert outcomes(server)["cancelled"] == before + 2
 
 
-def test_who_leaves_or_is_slow_in_the_middle_of_a_policy_change_is_no_bug(tmp_path: Path) -> None:
+def test_a_disconnect_or_time_out_during_a_policy_change_causes_no_internal_error(tmp_path: Path) -> None:
     log, port = tmp_path / "log", free_port()
     command = [*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--body-timeout-s", "0.3"]
     with log.open("w") as stderr:
@@ -214,14 +219,14 @@ def test_who_leaves_or_is_slow_in_the_middle_of_a_policy_change_is_no_bug(tmp_pa
     assert "Traceback" not in log.read_text()
 
 
-def test_all_files_that_may_be_open_are_for_connections(server: Server) -> None:
+def test_the_limit_on_open_files_is_raised_to_the_hard_limit(server: Server) -> None:
     limits = Path(f"/proc/{server.process.pid}/limits").read_text()
     soft, hard = re.findall(r"Max open files\s+(\S+)\s+(\S+)", limits)[0]
     assert soft == hard
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= int(hard)
 
 
-def test_tls_is_spoken_and_said(tmp_path: Path) -> None:
+def test_tls_is_served_and_its_address_is_logged(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "own")
     port = free_port()
     pair = ("--tls-cert", str(cert), "--tls-key", str(key))
@@ -249,7 +254,7 @@ def test_tls_is_spoken_and_said(tmp_path: Path) -> None:
         process.wait(timeout=60)
 
 
-def test_files_that_cannot_be_used_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_invalid_key_and_certificate_files_are_reported_before_the_start(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("user predict secret\n")
     arguments = ("--api-key-file", str(keys), "--tls-cert", str(tmp_path / "nowhere"), "--tls-key", str(keys))
@@ -263,7 +268,7 @@ def test_files_that_cannot_be_used_are_told_before_anything_starts(tmp_path: Pat
     assert "the sha256 is not" in done.stderr
 
 
-def test_below_a_prefix_pictures_are_served_and_keys_hold(tmp_path: Path) -> None:
+def test_below_a_prefix_pictures_are_served_and_keys_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(KEYS)
     command = [
@@ -279,20 +284,20 @@ def test_below_a_prefix_pictures_are_served_and_keys_hold(tmp_path: Path) -> Non
     swap = b'{"policy": "serial"}'
     with running(*command) as server:
         for prefix in (PREFIX, ""):
-            assert ask(server.url, f"{prefix}/predict", photograph(), headers=USER).status == 200
-            pixels = ask(server.url, f"{prefix}/v2/models/googlenet/infer", bytes(150528), headers=USER | RAW)
+            assert fetch(server.url, f"{prefix}/predict", photograph(), headers=USER).status == 200
+            pixels = fetch(server.url, f"{prefix}/v2/models/googlenet/infer", bytes(150528), headers=USER | RAW)
             assert pixels.status == 200
-            assert ask(server.url, f"{prefix}/v2/models/googlenet", headers=USER).json["name"] == "googlenet"
-            assert ask(server.url, f"{prefix}/v2/health/ready").status == 200
-            assert ask(server.url, f"{prefix}{POLICY}", swap, "PUT", USER).status == 403
-            assert ask(server.url, f"{prefix}{POLICY}", swap, "PUT").status == 401
-            assert ask(server.url, f"{prefix}{POLICY}", headers=ROOT).json["name"] == "greedy"
+            assert fetch(server.url, f"{prefix}/v2/models/googlenet", headers=USER).json["name"] == "googlenet"
+            assert fetch(server.url, f"{prefix}/v2/health/ready").status == 200
+            assert fetch(server.url, f"{prefix}{POLICY}", swap, "PUT", USER).status == 403
+            assert fetch(server.url, f"{prefix}{POLICY}", swap, "PUT").status == 401
+            assert fetch(server.url, f"{prefix}{POLICY}", headers=ROOT).json["name"] == "greedy"
 
 
 RAW = {"Inference-Header-Content-Length": "0"}
 
 
-def test_a_key_is_revoked_and_a_certificate_replaced_without_a_restart(tmp_path: Path) -> None:
+def test_sighup_reloads_keys_and_certificates(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
@@ -332,15 +337,15 @@ def test_a_key_is_revoked_and_a_certificate_replaced_without_a_restart(tmp_path:
         use((first[0], second[1]))
         server.process.send_signal(signal.SIGHUP)
         time.sleep(0.5)
-        assert status() == 401, "a file that cannot be used changes nothing"
+        assert status() == 401, "an invalid file changes nothing"
         assert shown() == second[0].read_text()
 
 
-def test_a_client_that_shuts_down_its_sending_side_gets_its_answer(server: Server) -> None:
+def test_a_half_closed_connection_gets_its_response(server: Server) -> None:
     picture = photograph()
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(picture) + picture)
         connection.shutdown(socket.SHUT_WR)
-        told = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert b"HTTP/1.1 200 OK" in told
-    assert b'"predictions"' in told
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"HTTP/1.1 200 OK" in received
+    assert b'"predictions"' in received
