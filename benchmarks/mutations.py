@@ -48,8 +48,8 @@ MUTATIONS = (
     Mutation(
         "decide nothing ahead while a time-out may pass",
         "server/scheduling/lookahead.py",
-        "if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):",
-        "if onward is None:",
+        "if standby is None or self._batcher.next_expiry() < end + self._forecast.least_time(batch):",
+        "if standby is None:",
         ("tests/server/scheduling/test_lookahead.py",),
     ),
     Mutation(
@@ -62,16 +62,16 @@ MUTATIONS = (
     Mutation(
         "keep a policy that was set while another one was solved",
         "server/scheduling/controller.py",
-        "if self._dispatcher.chosen[model] is not watched.deciding:\n            return",
+        "if self._dispatcher.chosen[model] is not monitored.current:\n            return",
         "if False:\n            return",
         ("tests/server/scheduling/test_controller.py",),
     ),
     Mutation(
         "learn how late answers are from requests that expire",
-        "server/scheduling/expiry.py",
-        "        self._admission.seen(call.earliest, by)\n",
+        "server/scheduling/dispatcher.py",
+        "        self._admission.observe(call.earliest, answered)\n",
         "",
-        ("tests/server/scheduling/test_expiry.py",),
+        ("tests/server/scheduling/test_dispatcher_expiry.py",),
     ),
     Mutation(
         "count a lost device only for some calls",
@@ -95,12 +95,12 @@ MUTATIONS = (
         ("tests/server/api/test_inference.py",),
     ),
     Mutation(
-        "set the alarm again when it has rung",
+        "set the expiry timer again after it has fired",
         "server/scheduling/dispatcher.py",
-        "        self._expiry.leave(self._clock())\n        self._changed()\n"
-        "        self._alarm.set(self._batcher.next_expiry())\n",
-        "        self._expiry.leave(self._clock())\n        self._changed()\n",
-        ("tests/server/scheduling/test_expiry.py",),
+        "        self._expire(self._clock())\n        self._on_change()\n"
+        "        self._expiry_timer.set(self._batcher.next_expiry())\n",
+        "        self._expire(self._clock())\n        self._on_change()\n",
+        ("tests/server/scheduling/test_dispatcher_expiry.py",),
     ),
 )
 

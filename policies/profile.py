@@ -5,7 +5,7 @@ A profile is a JSON file ("batchwright.profile/1"). A `Profile` is dense: one va
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -278,6 +278,59 @@ class Profile:
             "generates": None if self.generates else False,
         }
         return json.dumps({k: v for k, v in content.items() if v is not None}, indent=1) + "\n"
+
+    # Service time and energy of a launch for requests whose lengths may be unknown until they finish.
+
+    @property
+    def varies_by_length(self) -> bool:
+        """Whether the service time depends on the lengths of the requests, and each decode step is a stage."""
+        return self.lengths is not None
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether a policy can decide between stages."""
+        return self.stages != 1 or self.varies_by_length
+
+    def min_service_time(self, batch_size: int, first: int = 0) -> float:
+        """Return the least remaining service time of a batch from stage `first` on, s.
+
+        With lengths it is that of one decode step, since any request may finish with the next one.
+        """
+        batch_size = min(batch_size, self.max_batch_size)
+        if not self.varies_by_length:
+            return self.launch_time(batch_size, first)
+        return self.iteration_time(batch_size, 0 if first else batch_size)
+
+    def expected_service_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
+        """Return the expected time of the stages first..last - 1 (None: to the end) in one launch, s."""
+        if not self.varies_by_length:
+            return self.launch_time(min(batch_size, self.max_batch_size), first, last)
+        if last is None:
+            return self.service_time(batch_size)
+        return (last - first) * self.iteration_time(batch_size, 0 if first else batch_size)
+
+    def max_service_time(
+        self, batch_size: int, first: int, last: int | None, max_lengths: Iterable[int | None]
+    ) -> float:
+        """Return the greatest time that the stages first..last - 1 (None: to the end) can take in one launch, s.
+
+        `max_lengths` holds the maximum length of each request; None counts as the greatest length of the profile.
+        """
+        if self.lengths is None:
+            return self.min_service_time(batch_size, first)
+        if last is not None:
+            return (last - first) * self.iteration_time(batch_size, batch_size)
+        longest = self.lengths[-1]
+        return self.service_time(batch_size, max(longest if length is None else length for length in max_lengths))
+
+    def expected_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
+        """Return the expected energy of the stages first..last - 1 (None: to the end), J; None where unknown."""
+        if not self.varies_by_length:
+            return self.launch_energy(batch_size, first, last)
+        energy = self.energy(batch_size)
+        if energy is None:
+            return None
+        return energy * self.expected_service_time(batch_size, first, last) / self.service_time(batch_size)
 
 
 def shipped_profiles() -> list[str]:

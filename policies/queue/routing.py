@@ -7,14 +7,6 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 
 
-def min_service_time(profile: Profile, size: int, first: int = 0) -> float:
-    """Return the least remaining service time of a batch from stage `first` on, s; for texts one decode step."""
-    size = min(size, profile.max_batch_size)
-    if profile.lengths is None:
-        return profile.launch_time(size, first)
-    return profile.iteration_time(size, 0 if first else size)
-
-
 def backlog(batcher: Batcher, profiles: Mapping[str, Profile], left: float, more: Mapping[str, int]) -> float:
     """Return the least time in which a device serves its queue, s.
 
@@ -28,7 +20,7 @@ def backlog(batcher: Batcher, profiles: Mapping[str, Profile], left: float, more
     """
     waiting = batcher.waiting_by_model()
     for (model, stage), requests in groupby(batcher.suspended, lambda r: (r.kind.model, r.stage)):
-        left += min_service_time(profiles[model], sum(1 for _ in requests), stage)
+        left += profiles[model].min_service_time(sum(1 for _ in requests), stage)
     return left + sum(
         _share(profiles[model]) * profiles[model].time_to_serve(waiting.get(model, 0) + n)
         for model, n in {**dict.fromkeys(waiting, 0), **more}.items()

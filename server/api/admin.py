@@ -81,7 +81,7 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
     @app.put("/admin/devices/{index}", **changed)
     async def set_device(index: int, request: Request) -> dict[str, Any]:
         change = await _read_change(request, inference.budget, DeviceChange, '{"serving": true}, or false')
-        fleet.serve(index, change.serving)
+        fleet.set_serving(index, change.serving)
         return describe_devices(fleet)[index]
 
 

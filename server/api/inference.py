@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from policies.cpus import available_cpus
 from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
 from server.models.model import Codec, Inputs, Measure, ServedModel
-from server.scheduling.admission import refuse_if_full
+from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Answer
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
@@ -208,7 +208,7 @@ class Inference:
         """
         context.memory.end_pending()  # of decompression
         left, budget = context.left(), self.budget
-        refuse_if_full(n, self.fleet.waiting + budget.all_pending, self.capacity, self.fleet.backlog)
+        reject_if_full(n, self.fleet.waiting + budget.all_pending, self.capacity, self.fleet.backlog)
         self.fleet.check_room(model, n, left, budget.pending[model])
         context.memory.begin_pending(model, n)
 

@@ -92,12 +92,12 @@ def assemble(plan: ServerPlan, profiling: Profiling, tracing: "Tracing | None" =
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
-    """The dispatcher of one device, with its controller."""
+    """Create the dispatcher of one device, with the controller that adapts its policies."""
     settings, name = device.settings, backend.executor.name
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
-    delivery, dispatcher.on_shrunk = dispatcher.delivery, controller.shrunk
+    delivery, dispatcher.on_batch_size_reduced = dispatcher.delivery, controller.batch_size_reduced
     delivery.on_served, delivery.on_disturbed, delivery.tracing = controller.served, controller.disturbed, tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)

@@ -26,14 +26,14 @@ class Batch:
             stage before gave for each.
         first_stage: the stage at which all of them stand.
         stages: how many stages to run; None runs to the end.
-        onward: where there are more stages, what the device may go on with unasked.
+        standby: standby launches of its further stages; None where it runs to the end.
     """
 
     model: str
     inputs: Sequence[Any]
     first_stage: int = 0
     stages: int | None = None
-    onward: "Onward | None" = None
+    standby: "StandbyLaunches | None" = None
 
     @property
     def last_stage(self) -> int | None:
@@ -41,37 +41,37 @@ class Batch:
         return None if self.stages is None else self.first_stage + self.stages
 
 
-class Onward:
-    """What to run after a batch, one after the other, each with the outputs of the one before as its inputs.
+class StandbyLaunches:
+    """Queue of launches that the device may start after a batch, each with the outputs of the one before as inputs.
 
-    Decided while the device is at work: asking the event loop between two stages takes two threads' waking up. Offered
-    and withdrawn on the event loop, taken by the device's thread; a deque's methods are atomic, so one of them has it.
+    They save a round trip to the event loop, and so two thread wake-ups, between two stages. The event loop offers and
+    withdraws them, the device's thread takes them. A deque's methods are atomic, so a launch is either taken or
+    withdrawn.
 
     Attributes:
-        taken: how many the device has gone on with; certain once the completion of what it ran last is known.
+        taken: number of launches that the device has taken; final once the last of these is complete.
     """
 
-    __slots__ = ("_next", "taken")
+    __slots__ = ("_offered", "taken")
 
     def __init__(self) -> None:
-        """Nothing is offered."""
         self.taken = 0
-        self._next: deque[_Work] = deque()
+        self._offered: deque[_Work] = deque()
 
     def offer(self, batch: Batch) -> "asyncio.Future[Completion]":
-        """After all that was offered before, the device may go on with this one; the future is its own."""
+        """Append a batch, and return the future of its completion."""
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._next.append((batch, done))
+        self._offered.append((batch, done))
         return done
 
     def withdraw(self) -> None:
-        """It may not go on with what it has not taken."""
-        self._next.clear()
+        """Withdraw the launches that have not been taken."""
+        self._offered.clear()
 
     def take(self, inputs: Sequence[Any]) -> "_Work | None":
-        """What is offered next, if anything is, with its inputs."""
+        """Take the next launch and give it its inputs; None if there is none."""
         try:
-            batch, done = self._next.popleft()
+            batch, done = self._offered.popleft()
         except IndexError:
             return None
         self.taken += 1
@@ -108,7 +108,7 @@ class Executor(Protocol):
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Start at once; the future holds the outputs, or the device's exception.
 
-        What `batch.onward` offers may be taken and run before the future is done; nobody has to.
+        Launches of `batch.standby` may be taken and run before the future is done.
         """
         ...
 
@@ -148,18 +148,18 @@ class ThreadExecutor:
             pass
 
     def _serve_next(self) -> bool:
-        """Run one batch and what it goes on with; the thread holds no reference to it while it waits for the next."""
+        """Run one batch and its standby launches; the thread keeps no reference to them while it waits for the next."""
         work = self._work.get()
         if work is None:
             return False
         then: _Work | None = work
-        onward, results = work[0].onward, []
+        standby, results = work[0].standby, []
         while then is not None:
             result = self._result(then[0])
             results.append((then[1], result))
             then = None
-            if onward is not None and isinstance(result, Completion):
-                then = onward.take(result.outputs)
+            if standby is not None and isinstance(result, Completion):
+                then = standby.take(result.outputs)
         with suppress(RuntimeError):  # the loop was closed meanwhile
             work[1].get_loop().call_soon_threadsafe(_resolve, results)
         return True

@@ -1,4 +1,4 @@
-"""The samples of one HTTP call inside the house: separate requests, answered together."""
+"""Calls, whose samples are queued as separate requests and answered together, and the batches that serve them."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,22 +8,22 @@ from typing import Any
 
 from policies.catalog import Chosen
 from policies.types import Launch, Request
-from server.backends.executor import Batch, Completion, Onward
+from server.backends.executor import Batch, Completion, StandbyLaunches
 from server.errors import ServerError
 from server.models.text import Generated, Text
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request.
+    """Result of one request.
 
     Attributes:
         output: float32 [classes], or `Generated`.
-        batch_size: size of the batch it was served in.
-        waiting: arrival to launch, s.
-        service: time of its batch on the device, s; by stages, from its launch to the end of its last stage.
+        batch_size: size of the batch that completed it.
+        waiting: waiting time from arrival to launch, s.
+        service: service time of its batch, s; with stages, from its launch to the end of its last stage.
         energy: its share of the batch's energy by the profile, J; None where unknown.
-        device: name of the one that served it.
+        device: name of the device.
     """
 
     output: Any
@@ -38,16 +38,16 @@ class Call:
     """One call: its requests, and the future of their answers.
 
     Attributes:
-        future: of the answers, in the order of the inputs.
+        future: the answers, in the order of the inputs.
         model: name of the model.
         inputs: decoded samples, as the model's `samples` made them.
         sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
         arrival: instant of arrival, s.
-        expires: instant after which the client does not want the answer any more, s.
-        earliest: the earliest possible instant of its answers at arrival, s; 0 where unknown.
-        span: its span, if it is traced.
-        requests: those in the queue or in service.
-        answers: by sample; None where there is none yet.
+        expires: instant at which the client's time-out passes, s.
+        earliest: the earliest possible instant of its answers, estimated at arrival, s; 0 where unknown.
+        span: its tracing span; None where it is not traced.
+        requests: its requests that are queued or in service.
+        answers: answer of each sample; None until there is one.
         missing: number of samples without an answer.
         losses: number of devices that were lost while they served it.
     """
@@ -87,7 +87,7 @@ class Call:
 
         Args:
             chosen: the model's policy and profile.
-            ids: the requests take the next of them.
+            ids: supplies the ids of the requests.
         """
         for index, sample in enumerate(self.inputs):
             if self.answers[index] is None:
@@ -99,39 +99,39 @@ class Call:
                 self.requests.append(request)
         return self.requests
 
-    def lose(self) -> None:
-        """Its device is lost; it counts where it was being served, and may have been the cause."""
+    def lose_device(self) -> None:
+        """Count the loss of its device if that was serving it, since the call may have caused the loss."""
         self.losses += any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)
-        self.earliest = 0.0  # what comes of it now tells nothing about how late answers are
+        self.earliest = 0.0  # its response time now says nothing about the lateness of other devices
 
     def answer(self, index: int, answer: Answer) -> None:
-        """The sample of this index is served; the last one's answer ends the call."""
+        """Record the answer of a sample; the last one completes the call."""
         self.answers[index] = answer
         self.missing -= 1
         if self.missing == 0 and not self.future.done():
             self.future.set_result(self.answers)
 
     def fail(self, error: ServerError) -> None:
-        """The whole call ends with this error, unless it has ended."""
+        """End the whole call with this error, unless it has ended."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 def fail_all(calls: Iterable[Call], error: ServerError) -> None:
-    """All of them end with this error."""
+    """End all calls with this error."""
     for call in calls:
         call.fail(error)
 
 
 @dataclass(slots=True)
 class Sample:
-    """What `Request.payload` holds here.
+    """Payload of a request.
 
     Attributes:
-        input: of its next stage; its output, when it has passed the last.
-        call: whose sample it is.
-        index: which one.
-        energy: its share of what the stages so far took, J; None where unknown.
+        input: input of its next stage; after the last stage its output.
+        call: the call that it belongs to.
+        index: its index in the call.
+        energy: its share of the energy of the stages so far, J; None where unknown.
     """
 
     input: Any
@@ -147,7 +147,7 @@ class BatchRun:
     Attributes:
         policy: name of the policy that launched it.
         launch: the policy's decision.
-        batch: as the device gets it.
+        batch: the batch given to the device.
         running: its completion.
     """
 
@@ -162,7 +162,7 @@ class BatchRun:
         end = self.batch.last_stage
         return not self.batch.first_stage and (end is None or all(end >= r.stages for r in self.launch.requests))
 
-    def hand_on(self, completion: Completion, energy: float | None) -> None:
+    def record_outputs(self, completion: Completion, energy: float | None) -> None:
         """Make the outputs the inputs of the next stage, and add each request's share of the energy, J."""
         share = None if energy is None else energy / len(self.launch.requests)
         for request, output in zip(self.launch.requests, completion.outputs, strict=True):
@@ -171,8 +171,8 @@ class BatchRun:
                 request.payload.energy = share + (request.payload.energy or 0.0)
 
 
-def end_early(launch: Launch, requests: Sequence[Request], completion: Completion) -> None:
-    """How many iterations a text takes shows when its end comes: these were its last stages."""
+def set_last_stages(launch: Launch, requests: Sequence[Request], completion: Completion) -> None:
+    """Set the number of stages of the texts that ended in this launch, which was unknown until then."""
     if launch.stages is None:
         return
     for request, output in zip(requests, completion.outputs, strict=True):
@@ -180,13 +180,13 @@ def end_early(launch: Launch, requests: Sequence[Request], completion: Completio
             request.stages = min(request.stages, request.stage + launch.stages)
 
 
-def batch_of(launch: Launch) -> Batch:
-    """What the device is given for a launch."""
+def make_batch(launch: Launch) -> Batch:
+    """Make the batch of a launch."""
     first = launch.requests[0]
-    onward = None if launch.stages is None else Onward()
-    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages, onward)
+    standby = None if launch.stages is None else StandbyLaunches()
+    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages, standby)
 
 
-def batch_after(batch: Batch, then: Launch) -> Batch:
-    """What it is given for the next launch of the same requests; the inputs come from the batch before."""
-    return Batch(batch.model, batch.inputs, batch.last_stage or 0, then.stages, batch.onward)
+def next_batch(batch: Batch, launch: Launch) -> Batch:
+    """Make the batch of the next launch of the same requests; the device replaces the inputs by the last outputs."""
+    return Batch(batch.model, batch.inputs, batch.last_stage or 0, launch.stages, batch.standby)

@@ -1,7 +1,7 @@
-"""The controller: closes the loop from what batches took and requests saw to the policy that decides.
+"""The controller: adapts the policies of one device to measured service times, energies and response times.
 
-It asks the pure rules of policies/adaptation (drift.py, objective.py) after every batch, which takes microseconds;
-where they call for another policy, that is solved in a worker thread and swapped between two decisions.
+After every batch it evaluates the rules of policies/adaptation (drift.py, objective.py), which takes microseconds. If
+they call for another policy, that is solved in a worker thread and swapped in between two decisions.
 """
 
 import asyncio
@@ -22,28 +22,28 @@ from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
 
 _log = logging.getLogger("batchwright.controller")
-_READINGS = 0.25  # s between readings of the energy counter, at least
-_STEPS = 10.0  # of the counter between two readings, at least
-_SHARE = 0.95  # what slo_p95_ms promises
-_FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from a lack of memory to a larger batch; doubled each time it is lacking
+_MIN_INTERVAL = 0.25  # s between two readings of the energy counter
+_MIN_STEPS = 10.0  # resolution steps of the counter between two readings
+_SHARE = 0.95  # of the requests, which slo_p95_ms bounds
+_FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class _Watched:
-    """One model's state.
+class _Monitored:
+    """State of a monitored model.
 
     Attributes:
-        asked_for: the policy as its spec was chosen, before anything was adapted.
-        deciding: what the dispatcher was given last; another one there means that somebody swapped it.
-        evidence: what was seen since the profile was fitted.
-        objective: the response-time objective, if the spec names one.
-        served: answers since the objective last judged; (requests, within, batches).
-        solving: the task that solves another policy now.
+        configured: the policy as configured, before any adaptation.
+        current: the policy that was set last; if the dispatcher has another one, it was swapped by an operator.
+        evidence: measurements since the profile was fitted.
+        objective: the response-time objective; None where the spec has none.
+        served: answers since the objective was last evaluated.
+        solving: the running task that solves another policy.
     """
 
-    asked_for: Chosen
-    deciding: Chosen
+    configured: Chosen
+    current: Chosen
     evidence: DriftDetector
     objective: Objective | None
     served: ResponseCounts = field(default_factory=lambda: ResponseCounts(0, 0, 0))
@@ -51,13 +51,13 @@ class _Watched:
 
 
 @dataclass(slots=True)
-class _Shrunk:
-    """A model whose batches did not fit the memory.
+class _Reduced:
+    """State of a model with a reduced maximum batch size, because larger batches ran out of memory.
 
     Attributes:
         full: the profile with all sizes.
         wait: time until a larger batch is tried, s.
-        retry: the timer for that.
+        retry: the timer of that attempt.
     """
 
     full: Profile
@@ -66,86 +66,86 @@ class _Shrunk:
 
 
 class Controller:
-    """Watches one dispatcher; everything but the solving happens on its event loop."""
+    """Adapts the policies of one dispatcher. All but solving and reading the meter runs on the event loop."""
 
     def __init__(self, dispatcher: Dispatcher, metrics: Metrics, meter: EnergyMeter, pool: Executor) -> None:
-        """`meter` is the device's, read in `pool`, where policies are solved too."""
+        """`meter` measures the device; `pool` runs its readings, and solves policies."""
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._meter = meter
         self._pool = pool
         self._counts_idle = meter.scope != "batches"
-        self._between = max(_READINGS, _STEPS * meter.resolution)
-        self._watched = {model: self._watch(model, chosen) for model, chosen in dispatcher.chosen.items()}
-        self._shrunk: dict[str, _Shrunk] = {}
+        self._interval = max(_MIN_INTERVAL, _MIN_STEPS * meter.resolution)
+        self._monitored = {model: self._monitor(model, chosen) for model, chosen in dispatcher.chosen.items()}
+        self._reduced: dict[str, _Reduced] = {}
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
 
     def served(self, model: str, batch_size: int, service_time: float, responses: Sequence[float]) -> None:
-        """A batch was answered: its service time and the response times of its requests, s."""
-        watched = self._current(model)
-        if watched.deciding.profile.lengths is None:
-            watched.evidence.observe_batch(batch_size, service_time)
-        else:  # whose service times vary with what is asked for
-            watched.evidence.discard_window()
-        self._read(watched)
-        if watched.solving is not None:
+        """Evaluate a served batch by its service time and the response times of its requests, s."""
+        monitored = self._state(model)
+        if monitored.current.profile.varies_by_length:  # so that a service time is no evidence of drift
+            monitored.evidence.discard_window()
+        else:
+            monitored.evidence.observe_batch(batch_size, service_time)
+        self._read_meter(monitored)
+        if monitored.solving is not None:
             return
-        refit = watched.evidence.refit()
+        refit = monitored.evidence.refit()
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
-        elif watched.objective is not None:
-            self._judge(model, watched, watched.objective, responses)
+        elif monitored.objective is not None:
+            self._evaluate_objective(model, monitored, monitored.objective, responses)
 
     def disturbed(self, model: str) -> None:
-        """The device was busy with stages or failed attempts, whose energy the profile does not predict."""
-        self._watched[model].evidence.discard_window()
+        """Record that the device ran single stages or failed attempts, whose energy the profile does not predict."""
+        self._monitored[model].evidence.discard_window()
 
-    def shrunk(self, model: str, before: Chosen) -> None:
-        """The batches of this model have to be smaller than `before` had them: solve that again for the smaller size.
+    def batch_size_reduced(self, model: str, before: Chosen) -> None:
+        """Solve the policy `before` again for a reduced maximum batch size; the dispatcher serves greedily meanwhile.
 
-        Meanwhile the dispatcher serves greedily.
+        The current profile of the dispatcher has the reduced size.
         """
-        last, stand_in = self._watched[model], self._dispatcher.chosen[model]
-        watched = self._watched[model] = self._watch(model, stand_in, last)
-        watched.asked_for = last.asked_for if before is last.deciding else before
-        self._solve(model, stand_in.profile, "memory", f"batches of at most {stand_in.profile.max_batch_size} fit")
-        shrunk = self._shrunk.get(model)
-        if shrunk is None:
+        last, greedy = self._monitored[model], self._dispatcher.chosen[model]
+        monitored = self._monitored[model] = self._monitor(model, greedy, last)
+        monitored.configured = last.configured if before is last.current else before
+        self._solve(model, greedy.profile, "memory", f"batches of at most {greedy.profile.max_batch_size} fit")
+        reduced = self._reduced.get(model)
+        if reduced is None:
             full, wait = before.profile, _FIRST_RETRY
         else:
-            shrunk.retry.cancel()
-            full, wait = shrunk.full, min(2 * shrunk.wait, _LAST_RETRY)
-        self._shrunk[model] = _Shrunk(full, wait, self._retry_after(wait, model))
+            reduced.retry.cancel()
+            full, wait = reduced.full, min(2 * reduced.wait, _LAST_RETRY)
+        self._reduced[model] = _Reduced(full, wait, self._retry_after(wait, model))
 
     def _retry_after(self, wait: float, model: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(wait, self._grow, model)
+        return asyncio.get_running_loop().call_later(wait, self._increase_batch_size, model)
 
-    def _grow(self, model: str) -> None:
-        """Allow batches of twice the size, as the lack of memory may have passed.
+    def _increase_batch_size(self, model: str) -> None:
+        """Double the maximum batch size, because the lack of memory may have passed.
 
-        The larger sizes are as the profile had them before; the drift detector corrects them. If the memory is still
-        lacking, the batch is recovered by halves, and the next try comes after twice the time.
+        The larger sizes have the times of the profile before the reduction, which the drift detector corrects. If they
+        still run out of memory, the batch is recovered by halves, and the next attempt comes after twice the time.
         """
-        shrunk, watched = self._shrunk[model], self._current(model)
-        profile, full = watched.deciding.profile, shrunk.full
+        reduced, monitored = self._reduced[model], self._state(model)
+        profile, full = monitored.current.profile, reduced.full
         if profile.max_batch_size >= full.max_batch_size:
-            del self._shrunk[model]  # all sizes fit again; the next lack of memory is another one
+            del self._reduced[model]  # the next time it is out of memory, retries start from _FIRST_RETRY
             return
-        if watched.solving is None:
+        if monitored.solving is None:
             larger = full.truncated(min(2 * profile.max_batch_size, full.max_batch_size))
             self._solve(model, larger, "memory", f"batches of up to {larger.max_batch_size} are tried again")
-        shrunk.retry = self._retry_after(shrunk.wait, model)
+        reduced.retry = self._retry_after(reduced.wait, model)
 
-    def _current(self, model: str) -> _Watched:
-        """The state of a model; a new one after a policy swap."""
-        watched, chosen = self._watched[model], self._dispatcher.chosen[model]
-        if chosen is not watched.deciding:
-            watched = self._watched[model] = self._watch(model, chosen, watched)
-        return watched
+    def _state(self, model: str) -> _Monitored:
+        """Return the state of a model; a new one after a policy swap."""
+        monitored, chosen = self._monitored[model], self._dispatcher.chosen[model]
+        if chosen is not monitored.current:
+            monitored = self._monitored[model] = self._monitor(model, chosen, monitored)
+        return monitored
 
-    def _watch(self, model: str, chosen: Chosen, before: _Watched | None = None) -> _Watched:
+    def _monitor(self, model: str, chosen: Chosen, before: _Monitored | None = None) -> _Monitored:
         if before is not None and before.evidence.profile is chosen.profile:
             evidence = before.evidence
         else:
@@ -154,73 +154,77 @@ class Controller:
         objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
             self._metrics.objective(model, self._dispatcher.device, 0)
-        return _Watched(chosen, chosen, evidence, objective)
+        return _Monitored(chosen, chosen, evidence, objective)
 
-    def _judge(self, model: str, watched: _Watched, objective: Objective, responses: Sequence[float]) -> None:
-        counted = watched.served
+    def _evaluate_objective(
+        self, model: str, monitored: _Monitored, objective: Objective, responses: Sequence[float]
+    ) -> None:
+        counted = monitored.served
         within = sum(response <= objective.bound for response in responses)
-        watched.served = answers = ResponseCounts(
+        monitored.served = answers = ResponseCounts(
             counted.served + len(responses), counted.within + within, counted.batches + 1
         )
         after = objective.after(answers)
         if after is objective:
             return
-        watched.served = ResponseCounts(0, 0, 0)
-        watched.objective = after
+        monitored.served = ResponseCounts(0, 0, 0)
+        monitored.objective = after
         self._metrics.objective(model, self._dispatcher.device, after.level)
         if after.level != objective.level:
             late = 1.0 - answers.within / answers.served
             reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
-            self._solve(model, watched.deciding.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
+            self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
     def _solve(self, model: str, profile: Profile, kind: str, reason: str) -> None:
-        watched = self._watched[model]
-        watched.solving = asyncio.get_running_loop().create_task(self._swap(model, watched, profile, (kind, reason)))
+        monitored = self._monitored[model]
+        swap = self._swap(model, monitored, profile, kind, reason)
+        monitored.solving = asyncio.get_running_loop().create_task(swap)
 
-    async def _swap(self, model: str, watched: _Watched, profile: Profile, why: tuple[str, str]) -> None:
-        factor = 1.0 if watched.objective is None else watched.objective.factor
+    async def _swap(self, model: str, monitored: _Monitored, profile: Profile, kind: str, reason: str) -> None:
+        factor = 1.0 if monitored.objective is None else monitored.objective.factor
         try:
-            chosen = await self._off_the_loop(lambda: solved_again(watched.asked_for, profile, factor))
+            chosen = await self._off_the_loop(lambda: solved_again(monitored.configured, profile, factor))
         except SpecError as error:
-            _log.warning("%s: %s, but no policy follows: %s", model, why[1], error)
+            _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return
-        except Exception:  # noqa: BLE001  (a broken solver must not end the watching)
-            _log.exception("%s: %s, but solving again failed; the policy stays", model, why[1])
+        except Exception:  # noqa: BLE001  (a bug in the solver must not end the monitoring)
+            _log.exception("%s: %s, but solving the policy again failed; it stays", model, reason)
             return
         finally:
-            watched.solving = None
-        if self._dispatcher.chosen[model] is not watched.deciding:
-            return  # somebody set another policy meanwhile
-        watched.deciding = self._dispatcher.use(model, chosen)
-        watched.served = ResponseCounts(0, 0, 0)
+            monitored.solving = None
+        if self._dispatcher.chosen[model] is not monitored.current:
+            return  # an operator set another policy meanwhile
+        monitored.current = self._dispatcher.set_policy(model, chosen)
+        monitored.served = ResponseCounts(0, 0, 0)
         self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)
-        self._metrics.adapted(model, why[0])
-        _log.info("%s: %s; policy %s follows", model, why[1], chosen.spec)
+        self._metrics.adapted(model, kind)
+        _log.info("%s: %s; policy %s is set", model, reason, chosen.spec)
 
-    def _read(self, watched: _Watched) -> None:
-        """Read the counter now and then, where it tells one model's energy.
+    def _read_meter(self, monitored: _Monitored) -> None:
+        """Read the energy counter from time to time, where it measures the energy of this model alone.
 
-        It does where that model is alone on the device, and where what the counter adds for idling is known: a measured
-        profile's energies are above idle.
+        This requires that no other model is served, and that the idle power that the counter includes is known: a
+        measured profile's energies are above idle.
         """
-        now, profile = self._dispatcher.now(), watched.evidence.profile
-        alone = len(self._watched) == 1 and profile.energies is not None
+        now, profile = self._dispatcher.now(), monitored.evidence.profile
+        alone = len(self._monitored) == 1 and profile.energies is not None
         known = profile.idle_power is not None or not self._counts_idle
         busy = self._reading is not None and not self._reading.done()
-        if busy or now < self._read_at + self._between or not (alone and known):
+        if busy or now < self._read_at + self._interval or not (alone and known):
             return
         self._read_at = now
-        self._reading = asyncio.get_running_loop().create_task(self._note(watched, watched.evidence.discarded_windows))
+        evidence = monitored.evidence
+        self._reading = asyncio.get_running_loop().create_task(self._add_reading(evidence, evidence.discarded_windows))
 
-    async def _note(self, watched: _Watched, disturbances: int) -> None:
+    async def _add_reading(self, evidence: DriftDetector, disturbances: int) -> None:
         try:
             joules = await self._off_the_loop(self._meter.read)
-        except Exception:  # noqa: BLE001  (a broken sensor must not end the watching)
-            _log.exception("the energy counter cannot be read; it is not asked again")
-            self._between = inf
+        except Exception:  # noqa: BLE001  (a broken sensor must not end the monitoring)
+            _log.exception("the energy counter cannot be read; it is not read again")
+            self._interval = inf
             return
-        if joules is not None and watched.evidence.discarded_windows == disturbances:
-            watched.evidence.observe_energy(self._dispatcher.now(), joules)
+        if joules is not None and evidence.discarded_windows == disturbances:
+            evidence.observe_energy(self._dispatcher.now(), joules)
 
     def _off_the_loop(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -20,8 +20,8 @@ class Delivery:
 
     Attributes:
         tracing: links the spans of calls and batches; None: nothing is traced.
-        on_served: called for each whole batch, with model, size, service time and response times, s.
-        on_disturbed: called with a model that used the device otherwise: single stages, or attempts that failed.
+        on_served: called after each whole batch, with model, size, service time and response times, s.
+        on_disturbed: called with a model that used the device otherwise, for single stages or failed attempts.
     """
 
     tracing: "Tracing | None" = None
@@ -81,7 +81,7 @@ class Delivery:
             self._report(lambda: on_served(batch.model, batch.size, batch.service, responses))
 
     def report_disturbance(self, model: str) -> None:
-        """Report that `model` used the device for something else than a whole batch."""
+        """Report to the controller that `model` used the device for single stages or a failed attempt."""
         if (on_disturbed := self.on_disturbed) is not None:
             self._report(lambda: on_disturbed(model))
 

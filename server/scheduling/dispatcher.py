@@ -1,7 +1,7 @@
 """The dispatcher: a Batcher on the event loop's clock, in front of one executor.
 
-The loop is the system: decide; launch, and answer the batch before while the device works; or wait for an arrival or
-an instant; decide again. It is the only writer of the queue, and everything here runs on the event loop.
+Its loop decides, then launches a batch and fans out the results of the previous one meanwhile, or waits for an arrival
+or an instant. It is the only writer of the queue. All of it runs on the event loop.
 """
 
 import asyncio
@@ -18,21 +18,27 @@ from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
 from policies.types import Action, Launch, Request, Wait
 from server.backends.executor import Batch, Completion, Executor
-from server.errors import DeviceLostError, DrainingError, ExecutionError, ServerError, UnavailableError
+from server.errors import (
+    DeviceLostError,
+    DrainingError,
+    ExecutionError,
+    ExpiredError,
+    ServerError,
+    UnavailableError,
+)
 from server.models.text import generated, tokens_of
-from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits
-from server.scheduling.calls import Answer, BatchRun, Call, batch_of, end_early, fail_all
+from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full
+from server.scheduling.calls import Answer, BatchRun, Call, fail_all, make_batch, set_last_stages
 from server.scheduling.delivery import Delivery
-from server.scheduling.expiry import Expiry
 from server.scheduling.forecast import Forecast
-from server.scheduling.lookahead import Ahead
-from server.scheduling.recovery import Part, complete, rescue, watched
-from server.scheduling.timer import Alarm
+from server.scheduling.lookahead import Lookahead
+from server.scheduling.recovery import Part, check_outputs, recover, with_timeout
+from server.scheduling.timer import EarliestTimer
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
 
 _log = logging.getLogger("batchwright.dispatcher")
-_HUNG_AFTER = 20.0  # times the most that it should take, a batch is held for hung
+_TIMEOUT_FACTOR = 20.0  # the batch timeout is at least so many times the greatest expected service time
 _GRACE = 5.0  # s that the loop may be late before it counts as stuck
 
 
@@ -40,15 +46,15 @@ class Dispatcher:
     """Queues requests for one device and launches batches as the policy decides.
 
     Attributes:
-        chosen: by model, the policy that decides now, its profile, and where they came from.
-        delivery: gives the answers out.
-        on_shrunk: told of a model whose batches have to be smaller from now on, and what decided before.
-        on_broken: given the calls without an answer when nothing can be served any more, and the error they get if
-            nobody else takes them.
-        broken: set when nothing can be served any more: the device is lost, or the loop itself broke.
+        chosen: by model, the current policy, its profile, and its spec.
+        delivery: fans out the results.
+        on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
+        on_broken: called when nothing can be served any more, with the calls that have no answer, and the error for
+            those that no other device takes.
+        broken: set when nothing can be served any more: the device is lost, or the loop failed.
     """
 
-    on_shrunk: Callable[[str, Chosen], None] | None = None
+    on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
 
     def __init__(
@@ -59,46 +65,45 @@ class Dispatcher:
         clock: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`clock` is the executor's own, time.monotonic, s."""
+        """`clock` is the executor's, time.monotonic, s."""
         self.chosen = dict(chosen)
         self.broken = asyncio.Event()
         self._executor = executor
         self._metrics = metrics
         self._clock = clock
-        self._admission = Admission(limits)
+        self._limits = limits
+        self._admission = Admission()
         self.delivery = Delivery(metrics)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
-        iterating = [model for model, choice in chosen.items() if choice.profile.lengths is not None]
+        iterating = [model for model, choice in chosen.items() if choice.profile.varies_by_length]
         self._batcher = Batcher(policy, largest, monitor, iterating)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
-        self._turns_by = inf  # when the loop should have come round again
+        self._next_step_by = inf  # latest instant at which the loop should decide again
         self._ids = count()
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
-        self._calls: dict[Call, None] = {}  # in the order in which they came
+        self._calls: dict[Call, None] = {}  # in order of arrival
         self._draining = False
-        self._ahead = Ahead(self._batcher, self._forecast, clock)
-        self._undelivered: BatchRecord | None = None
-        self._last_finish: float | None = None  # of the batch before, while nobody has waited since
-        self._expiry = Expiry(self._batcher, self._forecast, self._admission)
-        self._alarm = Alarm(clock, self._on_expiry)  # a busy device does not delay it
-
-    # what the gateway asks
+        self._lookahead = Lookahead(self._batcher, self._forecast, clock)
+        self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
+        self._last_finish: float | None = None  # of the previous batch, unless the policy has waited since
+        self._expiry_timer = EarliestTimer(clock, self._on_expiry)  # fires also while the device is busy
 
     def submit(
         self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
     ) -> "asyncio.Future[list[Answer]]":
-        """Queue one call's samples, all or none; cancelling the future takes them out again.
+        """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
         Args:
             model: one of `chosen`.
             inputs: decoded samples, uint8 [H, W, 3] or `Text` each; at least one.
-            timeout: time after which the client no longer wants the answer, s.
-            sizes: predicted service time of each when served alone, s, where requests differ.
+            timeout: remaining time-out of the client, s.
+            sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
 
         Raises:
-            QueueFullError: there is no room for all of them, or no time.
+            QueueFullError: the queue has no room for all of them.
+            TooLateError: the answer is expected after the time-out.
             DrainingError: the server is stopping.
         """
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
@@ -114,66 +119,70 @@ class Dispatcher:
             span=self.delivery.current_span(),
         )
         self._metrics.history.arrived(model, len(inputs))
-        self.take(call)
+        self.enqueue(call)
         return call.future
 
-    def take(self, call: Call) -> None:
-        """Queue the samples of a call that have no answer: all, or what another device has left. Nobody is refused."""
+    def enqueue(self, call: Call) -> None:
+        """Queue the samples of a call that have no answer yet, without admission control.
+
+        The call may come from another device that was lost.
+        """
         now = self._clock()
         for request in call.make_requests(self.chosen[call.model], self._ids):
             self._batcher.arrive(request, now)
-        call.future.add_done_callback(lambda _: self._leave(call))
+        call.future.add_done_callback(lambda _: self._remove(call))
         self._calls[call] = None
         if not self._batcher.busy:
-            self._turns_by = now
-        self._changed()
-        self._alarm.set(self._batcher.next_expiry())
+            self._next_step_by = now
+        self._on_change()
+        self._expiry_timer.set(self._batcher.next_expiry())
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
-        """Whether `n` more samples of `model` would be admitted now; a gateway may ask before it reads the body.
+        """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
 
         Returns:
-            The least instant at which they could be answered, s; 0 without a time-out, or where so little is here that
-            a policy may wait for more: what is late then is not late for want of time.
+            The least instant at which they could be answered, s. 0 without a time-out, or without a backlog: then the
+            policy may wait for more requests, and the response time says nothing about the device's lateness.
 
         Raises:
-            QueueFullError: there is no room for them, or their answers would come after `timeout`, s.
+            QueueFullError: the queue has no room for them.
+            TooLateError: their answers are expected after `timeout`, s.
             DrainingError: the server is stopping.
         """
         if self._draining or self.broken.is_set():
             raise DrainingError("the server is stopping; send the request to another one", 1)
-        self._admission.refuse_if_full(n, self._batcher.queue_length, self.backlog)
+        reject_if_full(n, self._batcher.queue_length, self._limits.capacity, self.backlog)
         if timeout == inf:
             return 0.0
-        now, needed = self._clock(), self._forecast.to_serve({model: n})
-        backlogged = self._forecast.backlogged(model, n, needed)
-        self._admission.refuse_if_late(needed, timeout, now if backlogged else None)
+        now, needed = self._clock(), self._forecast.backlog({model: n})
+        backlogged = self._forecast.is_backlogged(model, n, needed)
+        self._admission.reject_if_late(needed, timeout, now if backlogged else None)
         return now + needed if backlogged else 0.0
 
     def backlog(self, more: Mapping[str, int] | None = None) -> float:
-        """The least time in which the device serves everybody who is here, and `more` by model, s."""
-        return self._forecast.to_serve(more or {})
+        """Return the least time in which the device serves all queued requests, and `more` by model, s."""
+        return self._forecast.backlog(more or {})
 
-    def use(self, model: str, chosen: Chosen) -> Chosen:
-        """From the next decision on, decide for `model` by this policy, with batches of up to its profile's largest.
+    def set_policy(self, model: str, chosen: Chosen) -> Chosen:
+        """Set the policy of `model`, and the maximum batch size to that of its profile, from the next decision on.
 
         Queued requests and the rate estimate survive the swap.
 
         Returns:
-            What decides from now on: the policy, with a monitor that counts as it wants and knows the rate.
+            The policy as set, with a monitor that continues from the current rate estimate.
         """
         self.chosen[model] = replace(chosen, monitor=inherit_rates(self.chosen[model].monitor, chosen.monitor))
         self._batcher.set_max_batch_size(model, chosen.profile.max_batch_size)
-        self._decide_by_chosen()
+        self._apply_policies()
         return self.chosen[model]
 
-    def _decide_by_chosen(self) -> None:
+    def _apply_policies(self) -> None:
         if not self._draining:
             self._batcher.policy, self._batcher.monitor = combine(self.chosen)
             self._batcher.set_kinds(
                 lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size)
             )
-        self._changed()
+        self._on_change()
 
     @property
     def device(self) -> str:
@@ -181,7 +190,7 @@ class Dispatcher:
         return self._executor.name
 
     def now(self) -> float:
-        """The instant on the clock that all of this goes by, s."""
+        """Return the current instant on the dispatcher's clock, s."""
         return self._clock()
 
     @property
@@ -190,17 +199,17 @@ class Dispatcher:
         return self._batcher.queue_length
 
     def queue_length(self, model: str) -> int:
-        """How many requests of `model` wait."""
+        """Return the number of waiting requests of `model`."""
         return self._batcher.waiting_of(model)
 
     def arrival_rate(self, model: str) -> float:
-        """Measured arrival rate of `model`, 1/s."""
+        """Return the measured arrival rate of `model`, 1/s."""
         rates = self._batcher.monitor.rates(self._clock())
         return sum(rate for kind, rate in rates.items() if kind.model == model)
 
     @property
     def open_calls(self) -> int:
-        """Calls accepted and not answered yet."""
+        """Number of calls that are accepted and not answered."""
         return len(self._calls)
 
     @property
@@ -210,163 +219,162 @@ class Dispatcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop turns: it is not broken, and not overdue."""
-        return not self.broken.is_set() and self._clock() <= self._turns_by + _GRACE
+        """Whether the loop runs: it is not broken, and not overdue."""
+        return not self.broken.is_set() and self._clock() <= self._next_step_by + _GRACE
 
     def retire(self) -> None:
-        """Refuse new calls, and serve what was accepted without waiting for more."""
+        """Reject new calls, and serve the accepted ones without waiting for more."""
         self._draining = True
         self._batcher.drain()
-        self._changed()
+        self._on_change()
 
     def resume(self) -> None:
-        """Admit calls again, and decide by the policy."""
+        """Admit calls again, and launch by the policy."""
         self._draining = False
-        self._decide_by_chosen()
+        self._apply_policies()
 
     async def drain(self) -> None:
-        """Retire, and return when all is answered."""
+        """Retire, and return when all calls are answered."""
         self.retire()
         while self._calls:
             self._all_answered.clear()
             await self._all_answered.wait()
 
     def abandon(self) -> None:
-        """Refuse new calls, and those accepted as well: whoever stops the server has lost patience."""
+        """Reject new calls, and fail the accepted ones, to stop the server without draining."""
         self._draining = True
         error = DrainingError("the server stopped before the answer; send the request to another one", 1)
         fail_all(self._calls, error)
 
-    # the loop
-
     async def run(self) -> None:
-        """Decide and serve until cancelled, or until nothing can be served any more: then `broken` is set.
+        """Serve until cancelled, or until nothing can be served any more.
 
-        Everybody gets an error then, or goes to whom `on_broken` gives them, and nobody new is admitted.
+        Then `broken` is set, `on_broken` gets the calls that have no answer, and new calls are rejected.
         """
         try:
             while True:
-                await self._turn()
+                await self._step()
         except DeviceLostError as error:
-            _log.critical("%s is lost (%s); the server has to be restarted to have it back", self.device, error)
+            _log.critical("%s is lost (%s); restart the server to use it again", self.device, error)
             self._end(UnavailableError("the device is lost; send the request to another server", 1))
-        except Exception as error:  # noqa: BLE001  (a bug here must not leave anybody without an answer)
-            _log.exception("the dispatcher of %s broke; the server has to be restarted to have it back", self.device)
-            self._end(ExecutionError(f"the dispatcher broke: {type(error).__name__}"))
+        except Exception as error:  # noqa: BLE001  (a bug here must not leave a call without an answer)
+            _log.exception("the dispatcher of %s failed; restart the server to use it again", self.device)
+            self._end(ExecutionError(f"the dispatcher failed: {type(error).__name__}"))
 
     def _end(self, error: ServerError) -> None:
         self.broken.set()
         calls = [call for call in self._calls if not call.future.done()]
         for call in calls:
-            call.lose()
-            self._leave(call)
+            call.lose_device()
+            self._remove(call)
         self.on_broken(calls, error)
 
-    async def _turn(self) -> None:
+    async def _step(self) -> None:
+        """Make one decision and carry it out."""
         self._wake.clear()
         match self._decide():
             case Launch() as launch:
-                batch = batch_of(launch)
-                now = BatchRun(self.chosen[batch.model].name, launch, batch, self._run(batch))
-                self._deliver()  # the batch before, while the device works on this one
-                await self._serve(now)
+                batch = make_batch(launch)
+                run = BatchRun(self.chosen[batch.model].name, launch, batch, self._run(batch))
+                self._deliver()  # the previous results, while the device runs this batch
+                await self._serve(run)
             case Wait(until):
                 self._last_finish = None
-                self._turns_by = until
+                self._next_step_by = until
                 self._deliver()
                 await self._sleep(until)
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
-        within = max(self._admission.limits.patience, _HUNG_AFTER * self._forecast.most(batch))
+        timeout = max(self._limits.batch_timeout, _TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
         now = self._clock()
-        self._forecast.free_at, self._turns_by = now + self._forecast.least(batch), now + within
-        return watched(self._executor, batch, within)
+        self._forecast.free_at, self._next_step_by = now + self._forecast.least_time(batch), now + timeout
+        return with_timeout(self._executor, batch, timeout)
 
     def _decide(self) -> Action:
         now = self._clock()
-        self._expiry.leave(now)
+        self._expire(now)
         try:
-            self._expiry.drop_doomed(now)
+            self._drop_late(now)
             return self._batcher.decide(now)
-        except Exception:  # noqa: BLE001  (a broken policy must not take the requests down with it)
+        except Exception:  # noqa: BLE001  (a bug of a policy must not fail the requests)
             _log.exception("the policy failed; serving greedily until another one is set")
             for model in self.chosen:
                 self._serve_greedily(model, self.chosen[model].profile)
             self._batcher.drain()
             return self._batcher.decide(now)
 
-    async def _serve(self, now: BatchRun) -> None:
-        """Wait for the device; and for what it goes on with unasked."""
-        ahead = self._ahead.look(now.launch, now.batch, now.policy)
-        for index, following in enumerate([*ahead, None]):
+    async def _serve(self, run: BatchRun) -> None:
+        """Wait for the completion of a batch and of the standby launches that the device takes after it."""
+        offered = self._lookahead.offer(run.launch, run.batch, run.policy)
+        for index, following in enumerate([*offered, None]):
             try:
-                completion = complete(now.batch, await now.running)
-            except Exception as error:  # noqa: BLE001  (whatever the device raised, as few as possible fail for it)
+                completion = check_outputs(run.batch, await run.running)
+            except Exception as error:  # noqa: BLE001  (whatever the device raised, as few requests as possible fail)
                 self._last_finish = None
-                await self._rescue(now, error)
+                await self._recover(run, error)
                 return
             if self._last_finish is not None:
                 self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-            onward = now.batch.onward
-            if following is None or onward is None or onward.taken <= index:
-                end_early(now.launch, now.launch.requests, completion)
-                self._undelivered = self._completed(now, completion, self._batcher.complete(now.launch))
+            standby = run.batch.standby
+            if following is None or standby is None or standby.taken <= index:
+                set_last_stages(run.launch, run.launch.requests, completion)
+                self._pending_results = self._record(run, completion, self._batcher.complete(run.launch))
                 self._last_finish = completion.finished if len(self._batcher) else None
                 return
-            self._batcher.advance(now.launch)
-            self._undelivered = self._completed(now, completion, ())
+            self._batcher.advance(run.launch)
+            self._pending_results = self._record(run, completion, ())
             self._last_finish = completion.finished
             self._deliver()
-            now = replace(following, batch=replace(following.batch, inputs=completion.outputs))
+            run = replace(following, batch=replace(following.batch, inputs=completion.outputs))
 
-    def _changed(self) -> None:
-        """Something has happened: whatever was decided ahead of it is decided anew."""
-        self._ahead.withdraw()
+    def _on_change(self) -> None:
+        """Withdraw standby launches and wake the loop, since the queue or the policy has changed."""
+        self._lookahead.withdraw()
         self._wake.set()
 
-    async def _rescue(self, now: BatchRun, error: Exception) -> None:
-        launch, batch = now.launch, replace(now.batch, onward=None)
+    async def _recover(self, run: BatchRun, error: Exception) -> None:
+        launch, batch = run.launch, replace(run.batch, standby=None)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
-        rescued = await rescue(self._run, batch, error)
-        for part in rescued.parts:
+        recovery = await recover(self._run, batch, error)
+        for part in recovery.parts:
             if isinstance(part.result, Completion):
-                end_early(launch, part.of(launch.requests), part.result)
+                set_last_stages(launch, part.of(launch.requests), part.result)
         finished = self._batcher.complete(launch)
-        for part in rescued.parts:
-            mine = replace(launch, requests=part.of(launch.requests))
+        for part in recovery.parts:
+            own = replace(launch, requests=part.of(launch.requests))
             if isinstance(part.result, Completion):
-                tried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in mine.requests if r in finished]
-                self._answer(self._completed(replace(now, launch=mine, batch=tried), part.result, here))
+                retried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in own.requests if r in finished]
+                self._answer(self._record(replace(run, launch=own, batch=retried), part.result, here))
             else:
-                self._fail_alone(mine.requests, part)
-        self.delivery.report_disturbance(batch.model)  # the attempts that failed took energy, too
-        if rescued.largest is not None:
-            self._shrink(batch.model, rescued.largest)
+                self._fail(own.requests, part)
+        self.delivery.report_disturbance(batch.model)  # failed attempts took energy, too
+        if recovery.max_batch_size is not None:
+            self._reduce_batch_size(batch.model, recovery.max_batch_size)
 
-    def _fail_alone(self, requests: Sequence[Request], part: Part) -> None:
+    def _fail(self, requests: Sequence[Request], part: Part) -> None:
         for request in requests:
             call = request.payload.call
             _log.error("the device failed on request %d alone: %s", request.id, part.error)
             call.fail(ExecutionError(f"the device failed on this input alone, with {type(part.result).__name__}"))
-            for other in call.requests:  # nobody waits for them any more
+            for other in call.requests:  # their answers could not be sent
                 self._batcher.cancel(other)
 
-    def _shrink(self, model: str, largest: int) -> None:
-        """Greedy service within what the memory takes, until somebody solves for it."""
+    def _reduce_batch_size(self, model: str, max_batch_size: int) -> None:
+        """Reduce the maximum batch size, and serve greedily until the controller has solved a policy for it."""
         before = self.chosen[model]
-        if largest >= before.profile.max_batch_size:
+        if max_batch_size >= before.profile.max_batch_size:
             return
-        _log.error("%s: out of memory; batches are of at most %d from now on", model, largest)
-        self._serve_greedily(model, before.profile.truncated(largest))
-        if self.on_shrunk is not None:
+        _log.error("%s: out of memory; the maximum batch size is %d from now on", model, max_batch_size)
+        self._serve_greedily(model, before.profile.truncated(max_batch_size))
+        if self.on_batch_size_reduced is not None:
             try:
-                self.on_shrunk(model, before)
-            except Exception:  # noqa: BLE001  (who watches must not take down what it watches)
-                _log.exception("nobody solves for the smaller batches; they are served greedily")
+                self.on_batch_size_reduced(model, before)
+            except Exception:  # noqa: BLE001  (a bug in the controller must not end the dispatcher)
+                _log.exception("no policy is solved for the smaller batches; they are served greedily")
 
     def _serve_greedily(self, model: str, profile: Profile) -> None:
-        self.use(model, choose("greedy", profile, self.chosen[model].defaults))
+        self.set_policy(model, choose("greedy", profile, self.chosen[model].defaults))
         self._metrics.policy(model, self.device, "greedy", "greedy")
 
     async def _sleep(self, until: float) -> None:
@@ -377,11 +385,9 @@ class Dispatcher:
         await self._wake.wait()  # a timer may fire early: the next decision then waits again
         timer.cancel()
 
-    # the ways out of the house
-
-    def _completed(self, run: BatchRun, completion: Completion, finished: Sequence[Request]) -> BatchRecord:
+    def _record(self, run: BatchRun, completion: Completion, finished: Sequence[Request]) -> BatchRecord:
         energy = self._forecast.energy(run.batch)
-        run.hand_on(completion, energy)
+        run.record_outputs(completion, energy)
         return BatchRecord(
             self.device,
             run.policy,
@@ -398,22 +404,22 @@ class Dispatcher:
         )
 
     def _deliver(self) -> None:
-        batch, self._undelivered = self._undelivered, None
+        batch, self._pending_results = self._pending_results, None
         if batch is not None:
             self._answer(batch)
 
     def _answer(self, batch: BatchRecord) -> None:
         now = self._clock()
         for call in self.delivery.answer(batch, now, self._batcher.queue_length):
-            self._admission.seen(call.earliest, now)
+            self._admission.observe(call.earliest, now)
         self.delivery.report(batch, self._clock())
 
-    def _leave(self, call: Call) -> None:
-        """The call is answered, failed, cancelled or another device's: whoever of it is still here goes."""
+    def _remove(self, call: Call) -> None:
+        """Remove a call that is answered, failed, cancelled or moved to another device, with its queued requests."""
         if call not in self._calls:
             return
         if call.missing:
-            self._changed()
+            self._on_change()
             for request in call.requests:
                 self._batcher.cancel(request)
         call.requests.clear()
@@ -421,9 +427,32 @@ class Dispatcher:
         if not self._calls:
             self._all_answered.set()
 
-    # time-outs of clients
-
     def _on_expiry(self) -> None:
-        self._expiry.leave(self._clock())
-        self._changed()
-        self._alarm.set(self._batcher.next_expiry())
+        self._expire(self._clock())
+        self._on_change()
+        self._expiry_timer.set(self._batcher.next_expiry())
+
+    def _expire(self, now: float) -> None:
+        """Drop the requests whose time-out has passed."""
+        for request in self._batcher.expire(now):
+            self._fail_expired(request, now, now)
+
+    def _drop_late(self, now: float) -> None:
+        """Drop the requests of the next launch whose time-out passes before it can complete."""
+        while self._batcher.next_expiry() < now + self._forecast.next_launch_bound():
+            action = self._batcher.policy.decide(self._batcher.state(now))
+            if not isinstance(action, Launch):
+                return
+            end = now + self._forecast.least_time_of(action)
+            late = [request for request in action.requests if request.expires < end]
+            if not late:
+                return
+            for request in late:
+                self._batcher.cancel(request)
+                self._fail_expired(request, now, end)
+
+    def _fail_expired(self, request: Request, now: float, answered: float) -> None:
+        call, waited = request.payload.call, 1e3 * (now - request.arrival)
+        self._admission.observe(call.earliest, answered)
+        passes = "passed" if request.expires <= now else "would pass"
+        call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))

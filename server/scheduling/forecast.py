@@ -1,7 +1,8 @@
-"""What is to be expected of the device, by the profiles of today: the dispatcher's own small arithmetic.
+"""Expected service times and energies of the device, from the current profiles.
 
-For pictures `least`, `expected` and `most` are one time. How long a text goes on shows only at its end: the least time,
-an iteration, is what nobody may be refused or dropped below; the most, to its limit, is when a batch is late.
+For images the least, expected and greatest service time of a batch are equal. The length of a generated text is known
+only when it ends. Its least service time, one decode step, decides what is rejected or dropped. Its greatest service
+time, that of its maximum length, bounds the batch timeout.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,88 +10,78 @@ from typing import Any
 
 from policies.catalog import Chosen
 from policies.queue.batcher import Batcher
-from policies.queue.routing import backlog, min_service_time
+from policies.queue.routing import backlog
 from policies.types import Launch
 from server.backends.executor import Batch
 from server.models.text import Text
 
 
 class Forecast:
-    """Times, s, and energies, J.
+    """Forecasts times, s, and energies, J.
 
     Attributes:
-        free_at: the instant at which the batch in service should be done, s.
+        free_at: expected instant of completion of the batch in service, s.
     """
 
     def __init__(self, chosen: Mapping[str, Chosen], batcher: Batcher, clock: Callable[[], float]) -> None:
-        """`chosen` by model is looked at anew each time; so is the queue."""
+        """`chosen` (by model) and the queue are read anew at each call."""
         self._chosen = chosen
         self._batcher = batcher
         self._clock = clock
         self.free_at = 0.0
 
-    def expected(self, batch: Batch) -> float:
-        """Service time of a batch, of all its stages or of some; of texts as the profile's own."""
-        profile, size = self._chosen[batch.model].profile, len(batch.inputs)
-        if profile.lengths is None:
-            return profile.launch_time(min(size, profile.max_batch_size), batch.first_stage, batch.last_stage)
-        once = profile.iteration_time(size, 0 if batch.first_stage else size)
-        return profile.service_time(size) if batch.stages is None else batch.stages * once
+    def expected_time(self, batch: Batch) -> float:
+        """Return the expected service time of the stages of a batch."""
+        profile = self._chosen[batch.model].profile
+        return profile.expected_service_time(len(batch.inputs), batch.first_stage, batch.last_stage)
 
-    def least(self, batch: Batch) -> float:
-        """How long the requests of a batch are at least on the device, to the end of their last stage."""
-        return self._least(batch.model, len(batch.inputs), batch.first_stage)
+    def least_time(self, batch: Batch) -> float:
+        """Return the least service time of a batch from its first stage to the end of its requests' last stage."""
+        return self._chosen[batch.model].profile.min_service_time(len(batch.inputs), batch.first_stage)
 
-    def least_of(self, launch: Launch) -> float:
-        """The same of a launch."""
+    def least_time_of(self, launch: Launch) -> float:
+        """Return the same for a launch."""
         first = launch.requests[0]
-        return self._least(first.kind.model, len(launch.requests), first.stage)
+        return self._chosen[first.kind.model].profile.min_service_time(len(launch.requests), first.stage)
 
-    def most(self, batch: Batch) -> float:
-        """How long they can take, however many tokens there will be."""
-        profile, size = self._chosen[batch.model].profile, len(batch.inputs)
-        if profile.lengths is None:
-            return self.least(batch)
-        if batch.stages is not None:
-            return batch.stages * profile.iteration_time(size, size)
-        return profile.service_time(size, max(_longest(sample, profile.lengths[-1]) for sample in batch.inputs))
+    def greatest_time(self, batch: Batch) -> float:
+        """Return the greatest service time of the stages of a batch."""
+        profile, lengths = self._chosen[batch.model].profile, (_max_length(sample) for sample in batch.inputs)
+        return profile.max_service_time(len(batch.inputs), batch.first_stage, batch.last_stage, lengths)
 
     def energy(self, batch: Batch) -> float | None:
-        """Energy of a batch, of all its stages or of some; None where unknown."""
-        profile, size = self._chosen[batch.model].profile, len(batch.inputs)
-        if profile.lengths is None:
-            return profile.launch_energy(size, batch.first_stage, batch.last_stage)
-        energy = profile.energy(size)
-        return None if energy is None else energy * self.expected(batch) / profile.service_time(size)
+        """Return the expected energy of the stages of a batch; None where unknown."""
+        profile = self._chosen[batch.model].profile
+        return profile.expected_energy(len(batch.inputs), batch.first_stage, batch.last_stage)
 
-    def to_serve(self, more: Mapping[str, int]) -> float:
-        """The least time for the rest of the batch in service, everybody who is here, and `more` by model."""
+    def backlog(self, more: Mapping[str, int]) -> float:
+        """Return the least time in which the device serves the batch in service, the queue, and `more` by model."""
         profiles = {model: chosen.profile for model, chosen in self._chosen.items()}
         return backlog(self._batcher, profiles, max(0.0, self.free_at - self._clock()), more)
 
-    def backlogged(self, model: str, more: int, needed: float) -> bool:
-        """Whether there is work for longer than a policy may wait to gather.
+    def is_backlogged(self, model: str, more: int, backlog: float) -> bool:
+        """Whether there is more work than a policy waits for to fill a batch.
 
-        Of texts, whose work is known to be little only, a full batch of each bin and one more tell it.
+        Since the least service time of texts understates their work, more requests than a full batch for each bin
+        count as a backlog, too.
 
         Args:
-            model: asked for.
-            more: requests of it beside those who wait.
-            needed: `to_serve` with them, s.
+            model: the model of the additional requests.
+            more: number of additional requests.
+            backlog: `backlog` with them, s.
         """
         chosen = self._chosen[model]
-        gathered = chosen.profile.max_batch_size * (1 if chosen.bins is None else chosen.bins.bins)
-        return needed > chosen.profile.service_times[-1] or self._batcher.waiting_of(model) + more > gathered
+        full = chosen.profile.max_batch_size * (1 if chosen.bins is None else chosen.bins.bins)
+        return backlog > chosen.profile.service_times[-1] or self._batcher.waiting_of(model) + more > full
 
-    def horizon(self) -> float:
-        """The greatest `least_of` that the next launch can have."""
-        sizes = ((model, n) for model, n in self._batcher.waiting_by_model().items() if n)
-        return self.to_serve({}) if self._batcher.suspended else max((self._least(*s) for s in sizes), default=0.0)
+    def next_launch_bound(self) -> float:
+        """Return an upper bound of `least_time_of` the next launch."""
+        if self._batcher.suspended:
+            return self.backlog({})
+        waiting = self._batcher.waiting_by_model().items()
+        return max((self._chosen[model].profile.min_service_time(n) for model, n in waiting if n), default=0.0)
 
-    def _least(self, model: str, size: int, first: int = 0) -> float:
-        return min_service_time(self._chosen[model].profile, size, first)
 
-
-def _longest(sample: Any, at_most: int) -> int:
-    """The length of a text as profiles count it; of one under way that of any."""
-    return sample.limit or len(sample.tokens) if isinstance(sample, Text) else at_most
+def _max_length(sample: Any) -> int | None:
+    """The maximum length of a text as profiles count it; None where unknown."""
+    return sample.limit or len(sample.tokens) if isinstance(sample, Text) else None

@@ -1,4 +1,4 @@
-"""What follows a stage, decided while the device is still at work on it."""
+"""Lookahead: the policy's decisions for the following stages, made while the device runs the current one."""
 
 import logging
 from collections.abc import Callable
@@ -6,49 +6,49 @@ from dataclasses import replace
 
 from policies.queue.batcher import Batcher
 from policies.types import Launch
-from server.backends.executor import Batch, Onward
-from server.scheduling.calls import BatchRun, batch_after
+from server.backends.executor import Batch, StandbyLaunches
+from server.scheduling.calls import BatchRun, next_batch
 from server.scheduling.forecast import Forecast
 
 _log = logging.getLogger("batchwright.dispatcher")
-_FAR = 8  # launches: what is decided is withdrawn with the next arrival
+_MAX_LAUNCHES = 8  # more would seldom be used: the next arrival withdraws them
 
 
-class Ahead:
-    """Lets the device go on with the batch that it serves, for as long as the policy wants just that.
+class Lookahead:
+    """Offers the device standby launches: further stages of the batch in service, as long as the policy launches it.
 
-    What is decided is what the policy would decide at the end of each stage if nothing happened until then; when
-    something does, it is withdrawn, and the policy is asked at the next end as always.
+    A standby launch is the policy's decision for the end of a stage if the queue does not change until then. When it
+    changes, the offers are withdrawn, and the policy decides at the end of the current stage.
     """
 
     def __init__(self, batcher: Batcher, forecast: Forecast, clock: Callable[[], float]) -> None:
-        """The dispatcher's own; `clock` in s."""
+        """`batcher` and `forecast` are the dispatcher's; `clock` returns the current instant, s."""
         self._batcher = batcher
         self._forecast = forecast
         self._clock = clock
-        self._offered: Onward | None = None
+        self._standby: StandbyLaunches | None = None
 
-    def look(self, launch: Launch, batch: Batch, policy: str) -> list[BatchRun]:
-        """What the device goes on with, one after the other, after a batch that has just begun, unless withdrawn."""
-        onward, end, found = batch.onward, self._clock(), list[BatchRun]()
-        self._offered = onward
-        if onward is None or self._batcher.next_expiry() < end + self._forecast.least(batch):
-            return found  # with somebody who would have to be dropped
-        then = launch
+    def offer(self, launch: Launch, batch: Batch, policy: str) -> list[BatchRun]:
+        """Offer the standby launches that follow a batch whose service has just begun, and return them in order."""
+        standby, end, offered = batch.standby, self._clock(), list[BatchRun]()
+        self._standby = standby
+        if standby is None or self._batcher.next_expiry() < end + self._forecast.least_time(batch):
+            return offered  # at the end of the stage a request may have to be dropped
+        following = launch
         try:
-            while len(found) < _FAR:
-                end += self._forecast.expected(batch)
-                following = self._batcher.lookahead(then, end)
-                if following is None:
+            while len(offered) < _MAX_LAUNCHES:
+                end += self._forecast.expected_time(batch)
+                decided = self._batcher.lookahead(following, end)
+                if decided is None:
                     break
-                then, batch = following, batch_after(batch, following)
-                mine = replace(then, requests=launch.requests)
-                found.append(BatchRun(policy, mine, batch, onward.offer(batch)))
-        except Exception:  # noqa: BLE001  (it will break again at the end, where greedy service takes over)
-            _log.warning("the policy failed on what is ahead; it is asked again at the end of the stage", exc_info=True)
-        return found
+                following, batch = decided, next_batch(batch, decided)
+                own = replace(following, requests=launch.requests)
+                offered.append(BatchRun(policy, own, batch, standby.offer(batch)))
+        except Exception:  # noqa: BLE001  (at the end of the stage it fails again, and greedy service takes over)
+            _log.warning("the policy failed in the lookahead; it decides again at the end of the stage", exc_info=True)
+        return offered
 
     def withdraw(self) -> None:
-        """Something has happened: the policy has to be asked anew."""
-        if self._offered is not None:
-            self._offered.withdraw()
+        """Withdraw the standby launches that the device has not taken, since the queue or the policy has changed."""
+        if self._standby is not None:
+            self._standby.withdraw()

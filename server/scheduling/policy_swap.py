@@ -1,4 +1,4 @@
-"""Other policies put in place while a server serves: chosen beside the event loop, all of them or none."""
+"""Policy swaps while serving: new policies are solved off the event loop, then all of them are set, or none."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,25 +11,26 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 
 
-async def swap(fleet: Fleet, metrics: Metrics, choosing: Mapping[str, Callable[[Chosen], Chosen]]) -> None:
-    """Let other policies decide from now on, on all devices.
+async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[Chosen], Chosen]]) -> None:
+    """Set new policies on all devices.
 
     Args:
-        fleet: whose.
-        metrics: hear of it.
-        choosing: by model, what makes its policy from the one that decides now, on that one's profile.
+        fleet: the devices.
+        metrics: record the new policies.
+        choosers: by model, a function from the current policy, with the current profile, to the new one. It runs in a
+            thread, and again if the profile has changed meanwhile.
 
     Raises:
-        SpecError: a policy cannot be had; nothing has changed then.
+        SpecError: one of the policies cannot be used; no policy has been changed.
     """
-    before = {(d, model): d.chosen[model] for d in fleet.dispatchers for model in choosing}
+    before = {(d, model): d.chosen[model] for d in fleet.dispatchers for model in choosers}
     found: dict[tuple[Dispatcher, str], Chosen] = {}
     while left := [p for p in before if p not in found or found[p].profile is not p[0].chosen[p[1]].profile]:
-        for dispatcher, model in left:  # not solved yet; or refitted, or shrunk, meanwhile
-            now = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
-            found[dispatcher, model] = chosen = await asyncio.to_thread(choosing[model], now)
-            if by_stages(chosen.spec) and now.profile.stages == 1 and now.profile.lengths is None:
+        for dispatcher, model in left:  # not solved yet, or solved for a profile that was replaced meanwhile
+            current = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
+            found[dispatcher, model] = chosen = await asyncio.to_thread(choosers[model], current)
+            if by_stages(chosen.spec) and not current.profile.has_stages:
                 raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
     for (dispatcher, model), chosen in found.items():
-        dispatcher.use(model, chosen)
+        dispatcher.set_policy(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)

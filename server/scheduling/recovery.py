@@ -1,8 +1,7 @@
-"""What becomes of a batch that failed: its parts are tried, so that only those fail who fail alone.
+"""Batch timeout, and recovery of failed batches: retry parts of the batch, so that only poisoned samples fail.
 
-A batch that does not fit the device's memory is halved until it does. One that raises, or whose outputs are not
-finite, is bisected until the poisoned samples stand alone. A device that does not come back, or says that it is lost,
-ends it all.
+A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
+finite, is bisected until the poisoned samples are alone. If the device is lost, recovery ends with DeviceLostError.
 """
 
 import asyncio
@@ -14,18 +13,18 @@ from server.backends.executor import Batch, Completion, Executor
 from server.errors import DeviceLostError, OutOfMemoryError
 
 _T = TypeVar("_T")
-_LATE = 0.5  # s by which a timer is not late unless the process was paused
+_LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbours of a failed batch that were tried together.
+    """Consecutive requests of a failed batch that were run together.
 
     Attributes:
-        first: index of the first one in the batch.
-        size: how many.
-        result: what came of them; an exception only for one alone.
+        first: index of the first request in the batch.
+        size: number of requests.
+        result: their completion, or the exception of a single request.
     """
 
     first: int
@@ -33,21 +32,21 @@ class Part:
     result: Completion | Exception
 
     def of(self, whole: Sequence[_T]) -> Sequence[_T]:
-        """What of the batch's requests, or inputs, is in this part."""
+        """Return the items of this part, given the batch's requests or inputs."""
         return whole[self.first : self.first + self.size]
 
     @property
     def error(self) -> str:
-        """What was raised, in one line."""
+        """The exception in one line."""
         return f"{type(self.result).__name__}: {' '.join(str(self.result).split())[:200]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Rescued:
-    """What came of a failed batch.
+class Recovery:
+    """Result of the recovery of a failed batch.
 
     Attributes:
-        parts: all of it, in order.
+        parts: all requests of the batch, in order.
         unfit: the least size that did not fit the memory; None if all fitted.
     """
 
@@ -55,71 +54,72 @@ class Rescued:
     unfit: int | None
 
     @property
-    def largest(self) -> int | None:
-        """The largest size to try from now on: half of what did not fit; None if all fitted."""
+    def max_batch_size(self) -> int | None:
+        """The maximum batch size from now on: half of the least size that did not fit; None if all fitted."""
         return None if self.unfit is None else max(1, (self.unfit + 1) // 2)
 
 
-def watched(executor: Executor, batch: Batch, within: float) -> "asyncio.Future[Completion]":
-    """Run a batch; it is held for hung after `within` s, since a device call cannot be ended from outside.
+def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
+    """Run a batch with a timeout, s.
 
-    The future raises DeviceLostError then.
+    A call of the device cannot be cancelled from outside, so the device is considered lost after the timeout: the
+    future then raises DeviceLostError.
     """
     running = executor.run(batch)
-    _watch(running, len(batch.inputs), within)
+    _start_timeout(running, len(batch.inputs), timeout)
     return running
 
 
-def _watch(running: "asyncio.Future[Completion]", size: int, within: float) -> None:
+def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: float) -> None:
     loop = asyncio.get_running_loop()
 
     def on_due(due: float) -> None:
         if running.done():
             return
-        if loop.time() > due + _LATE:  # the whole process stood still; the result may be here before the next one
-            _watch(running, size, within)
+        if loop.time() > due + _LATE:  # the process was paused, so the result may arrive next
+            _start_timeout(running, size, timeout)
         else:
-            running.set_exception(DeviceLostError(f"a batch of {size} did not come back within {within:g} s"))
+            running.set_exception(DeviceLostError(f"a batch of {size} did not finish within {timeout:g} s"))
 
-    timer = loop.call_later(within, on_due, loop.time() + within)
+    timer = loop.call_later(timeout, on_due, loop.time() + timeout)
     running.add_done_callback(lambda _: timer.cancel())
 
 
-def complete(batch: Batch, completion: Completion) -> Completion:
-    """The completion, if it holds one output for each input.
+def check_outputs(batch: Batch, completion: Completion) -> Completion:
+    """Return the completion if it has one output for each input.
 
     Raises:
-        RuntimeError: it does not.
+        RuntimeError: it has not.
     """
     if len(completion.outputs) != len(batch.inputs):
         raise RuntimeError(f"{len(completion.outputs)} outputs for {len(batch.inputs)} inputs")
     return completion
 
 
-async def rescue(run: Run, batch: Batch, error: Exception) -> Rescued:
-    """Try the parts of a batch that failed with `error`.
+async def recover(run: Run, batch: Batch, error: Exception) -> Recovery:
+    """Retry the two halves of a batch that failed with `error`, and halves of those that fail again.
 
     Raises:
-        DeviceLostError: the device was lost meanwhile, or is.
+        DeviceLostError: the device is lost.
     """
     if isinstance(error, DeviceLostError):
         raise error
     size = len(batch.inputs)
     unfit = size if isinstance(error, OutOfMemoryError) else None
     if size == 1:
-        return Rescued([Part(0, 1, error)], unfit)
+        return Recovery([Part(0, 1, error)], unfit)
     half = (size + 1) // 2
-    left = await _attempt(run, _slice(batch, 0, half))
-    right = await _attempt(run, _slice(batch, half, size))
+    left = await _retry(run, _slice(batch, 0, half))
+    right = await _retry(run, _slice(batch, half, size))
     parts = [*left.parts, *(replace(part, first=part.first + half) for part in right.parts)]
-    return Rescued(parts, min((n for n in (unfit, left.unfit, right.unfit) if n is not None), default=None))
+    return Recovery(parts, min((n for n in (unfit, left.unfit, right.unfit) if n is not None), default=None))
 
 
-async def _attempt(run: Run, batch: Batch) -> Rescued:
+async def _retry(run: Run, batch: Batch) -> Recovery:
     try:
-        return Rescued([Part(0, len(batch.inputs), complete(batch, await run(batch)))], None)
-    except Exception as error:  # noqa: BLE001  (whatever the device raised is looked into part by part)
-        return await rescue(run, batch, error)
+        return Recovery([Part(0, len(batch.inputs), check_outputs(batch, await run(batch)))], None)
+    except Exception as error:  # noqa: BLE001  (whatever the device raised is recovered part by part)
+        return await recover(run, batch, error)
 
 
 def _slice(batch: Batch, start: int, stop: int) -> Batch:

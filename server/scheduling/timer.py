@@ -1,29 +1,29 @@
-"""One timer for the earliest of many instants."""
+"""One event loop timer for the earliest of several instants."""
 
 import asyncio
 from collections.abc import Callable
 from math import inf
 
 
-class Alarm:
-    """Calls back once at the earliest instant it was set to; then it has to be set again."""
+class EarliestTimer:
+    """Fires once at the earliest instant that was set, and then has to be set again."""
 
-    def __init__(self, clock: Callable[[], float], ring: Callable[[], None]) -> None:
-        """`clock` is what the instants are on, s; `ring` is called on the event loop."""
+    def __init__(self, clock: Callable[[], float], on_fire: Callable[[], None]) -> None:
+        """`clock` returns the current instant, s; `on_fire` is called on the event loop."""
         self._clock = clock
-        self._ring = ring
-        self._timer: asyncio.TimerHandle | None = None
+        self._on_fire = on_fire
+        self._handle: asyncio.TimerHandle | None = None
         self._at = inf
 
     def set(self, at: float) -> None:
-        """Ring at `at`, unless that is to happen earlier anyway; inf asks for nothing."""
+        """Fire at the instant `at`, s, or at the earlier one that is already set; inf has no effect."""
         if at >= self._at:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
         self._at = at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._on_timer)
+        self._handle = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._fire)
 
-    def _on_timer(self) -> None:
+    def _fire(self) -> None:
         self._at = inf
-        self._ring()
+        self._on_fire()

@@ -1,4 +1,4 @@
-"""Fakes that implement the server's protocols on a virtual clock."""
+"""Fakes of the server's protocols on a virtual clock."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -21,11 +21,11 @@ STEPS = Profile("steps", tuple(0.010 + 0.001 * b for b in range(1, 9)), energies
 
 
 class FakeExecutor:
-    """Takes each batch its profile's time on the loop's clock; answers every input with itself.
+    """Serves each batch in its profile's service time on the loop's clock; each output is its input.
 
     Attributes:
         log: (start, finish, inputs) of each batch.
-        fault: raises, or changes the outputs, if the test sets it.
+        fault: set by a test to raise an exception, or to change the outputs.
     """
 
     name = "fake"
@@ -41,7 +41,7 @@ class FakeExecutor:
     async def _run(self, batch: Batch) -> Completion:
         first = completion = await self._serve(batch)
         ends: list[Callable[[], None]] = []
-        while batch.onward is not None and (then := batch.onward.take(completion.outputs)) is not None:
+        while batch.standby is not None and (then := batch.standby.take(completion.outputs)) is not None:
             try:
                 completion = await self._serve(then[0])
             except Exception as error:  # noqa: BLE001  (as a device's thread does)
@@ -64,7 +64,7 @@ class FakeExecutor:
 def chosen(
     policy: Policy, profile: Profile = STEPS, monitor: Monitor | None = None, **fields: Any
 ) -> Mapping[str, Chosen]:
-    """One model, "m", under this policy."""
+    """One model, "m", with this policy."""
     return {"m": Chosen("spec", "name", {}, profile, policy, monitor or NoMonitor(), **fields)}
 
 
@@ -72,7 +72,7 @@ UNLIMITED = Limits(10**6)
 Scenario = Callable[[Dispatcher, FakeExecutor], Coroutine[Any, Any, Any]]
 
 
-def play(
+def run_scenario(
     scenario: Scenario,
     by_model: Mapping[str, Chosen],
     executor: FakeExecutor | None = None,
@@ -95,7 +95,3 @@ def play(
         return loop.run_until_complete(main())
     finally:
         loop.close()
-
-
-def parts(policy: Policy) -> Mapping[str, Chosen]:
-    return chosen(policy)

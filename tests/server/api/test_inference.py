@@ -36,7 +36,7 @@ from server.telemetry.metrics import Metrics
 from server.transport.asgi import ClientGoneError
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 from server.transport.request_context import RequestContext
-from tests.support.fakes import parts, play
+from tests.support.fakes import chosen, run_scenario
 
 MODEL = emulated_model("m", 8)
 SAMPLE = 224 * 224 * 3
@@ -122,7 +122,7 @@ def with_inference(
         parts_ = ({"m": MODEL}, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
         await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
 
-    play(build, parts(policy or greedy(8)), limits=Limits(capacity))
+    run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))
 
 
 async def decode(inference: Inference, pictures: list[bytes], client: Client) -> list[Any]:

@@ -35,7 +35,7 @@ def test_a_lost_device_counts_only_for_samples_that_were_in_service(
             request.started = 0.5
         if answered[index]:
             call.answer(index, replace(ANSWER))
-    call.lose()
+    call.lose_device()
     assert call.losses == losses
     assert call.earliest == 0.0, "how late it is now tells nothing about the other devices"
     loop.close()

@@ -19,7 +19,7 @@ from server.errors import OutOfMemoryError
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import UNLIMITED, FakeExecutor, play
+from tests.support.fakes import UNLIMITED, FakeExecutor, run_scenario
 from tests.support.virtual_clock import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -81,13 +81,16 @@ def serve(
         metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+            controller.served,
+            controller.batch_size_reduced,
+        )
         task = asyncio.ensure_future(dispatcher.run())
         answers = []
         for instant in instants:
             await asyncio.sleep(instant - loop.time())
             if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
-                dispatcher.use("m", choose(swap, P4))
+                dispatcher.set_policy("m", choose(swap, P4))
             answers.append(dispatcher.submit("m", [0.0]))
         await dispatcher.drain()
         await asyncio.gather(*answers)
@@ -169,16 +172,19 @@ def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_small
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+            controller.served,
+            controller.batch_size_reduced,
+        )
         await dispatcher.submit("m", [0.0])
-        dispatcher.use("m", choose("timeout:1", P4))
+        dispatcher.set_policy("m", choose("timeout:1", P4))
         executor.fault = does_not_fit
         await dispatcher.submit("m", [float(n) for n in range(20)])
         await asyncio.sleep(1.0)
         assert dispatcher.chosen["m"].spec == "timeout:1"
         assert dispatcher.chosen["m"].profile.max_batch_size == 10
 
-    play(scenario, {"m": choose("timeout:7", P4)}, executor)
+    run_scenario(scenario, {"m": choose("timeout:7", P4)}, executor)
 
 
 class Board:
@@ -216,7 +222,7 @@ def test_a_sensor_that_breaks_is_told_once_and_service_times_are_still_followed(
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.energies == P4.energies
     assert [record.message for record in caplog.records].count(
-        "the energy counter cannot be read; it is not asked again"
+        "the energy counter cannot be read; it is not read again"
     ) == 1
 
 
@@ -272,7 +278,7 @@ def test_answers_of_recovered_batches_count_for_the_objective() -> None:
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
-    play(scenario, {"m": choose("static:4", P4)}, executor)
+    run_scenario(scenario, {"m": choose("static:4", P4)}, executor)
     assert heard == [(2, 2), (1, 1)], "of the halves that succeeded, each with its own size"
 
 
@@ -286,7 +292,7 @@ def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Slowly())
-        evidence = controller._watched["m"].evidence
+        evidence = controller._monitored["m"].evidence
         await asyncio.sleep(1.0)
         controller.served("m", 1, P4.service_times[0], [0.1])
         controller.disturbed("m")
@@ -294,7 +300,7 @@ def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
         await asyncio.sleep(0.1)
         assert evidence._reading is None
 
-    play(scenario, {"m": choose("greedy", P4)}, executor)
+    run_scenario(scenario, {"m": choose("greedy", P4)}, executor)
 
 
 def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time() -> None:
@@ -312,7 +318,10 @@ def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time()
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_shrunk = controller.served, controller.shrunk
+        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+            controller.served,
+            controller.batch_size_reduced,
+        )
 
         async def burst() -> int:
             answers = await dispatcher.submit("m", [1.0] * 64)
@@ -332,12 +341,12 @@ def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time()
         assert dispatcher.chosen["m"].profile.max_batch_size == 32
         assert dispatcher.chosen["m"].spec == "smdp:w2=0"
         await asyncio.sleep(4000.0)  # until there was time for a further try, and nothing was left to try
-        assert not controller._shrunk
+        assert not controller._reduced
         largest[0] = 12
         await burst()
-        assert controller._shrunk["m"].wait == 300.0, "another lack of memory begins anew"
+        assert controller._reduced["m"].wait == 300.0, "another lack of memory begins anew"
 
-    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+    run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
 
 def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
@@ -346,16 +355,16 @@ def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, solving)
-        dispatcher.on_shrunk = controller.shrunk
+        dispatcher.on_batch_size_reduced = controller.batch_size_reduced
         executor.fault = does_not_fit
         await dispatcher.submit("m", [1.0] * 20)
         assert len(solving.jobs) == 1
-        dispatcher.use("m", choose("timeout:1", dispatcher.chosen["m"].profile))
+        dispatcher.set_policy("m", choose("timeout:1", dispatcher.chosen["m"].profile))
         solving.run()
         await asyncio.sleep(1.0)
         assert dispatcher.chosen["m"].spec == "timeout:1"
 
-    play(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+    run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
 
 class OnDemand(Inline):

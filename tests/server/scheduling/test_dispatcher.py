@@ -27,7 +27,7 @@ from server.errors import (
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, FakeExecutor, chosen, parts, play
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 from tests.support.virtual_clock import virtual_loop
 
 
@@ -54,7 +54,7 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
         return executor.log
 
     choice = choose(spec, profile)
-    played = play(live, {"m": choice}, FakeExecutor(profile))
+    played = run_scenario(live, {"m": choice}, FakeExecutor(profile))
     choice = choose(spec, profile)
     requests = [
         Request(n, t, Kind("m"), deadline=t + choice.slo, stages=profile.stages) for n, t in enumerate(instants)
@@ -84,7 +84,7 @@ def test_an_answer_tells_what_happened() -> None:
         second = dispatcher.submit("m", [20.0, 30.0])
         return [*await first, *await second]
 
-    answers = play(scenario, parts(greedy(8)))
+    answers = run_scenario(scenario, chosen(greedy(8)))
     assert [float(a.output) for a in answers] == [10.0, 20.0, 30.0]
     assert [a.batch_size for a in answers] == [1, 2, 2]
     assert [a.waiting for a in answers] == pytest.approx([0.0, 0.009, 0.009])
@@ -98,7 +98,7 @@ def test_one_call_with_many_samples_may_be_served_in_different_batches_and_is_an
         assert [len(entry[2]) for entry in executor.log] == [2, 2, 1]
         return [float(a.output) for a in answers]
 
-    assert play(scenario, parts(greedy(2))) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert run_scenario(scenario, chosen(greedy(2))) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_the_expired_are_told_on_the_instant_while_the_device_is_busy_and_never_run() -> None:
@@ -113,7 +113,9 @@ def test_the_expired_are_told_on_the_instant_while_the_device_is_busy_and_never_
         await dispatcher.drain()
         assert [entry[2] for entry in executor.log] == [[0.0]]
 
-    play(scenario, parts(greedy(8)), FakeExecutor(replace(STEPS, service_times=(0.1,) * 8)))  # slower than believed
+    run_scenario(
+        scenario, chosen(greedy(8)), FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))
+    )  # slower than believed
 
 
 def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
@@ -128,7 +130,7 @@ def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
         assert [entry[2] for entry in executor.log] == [[0.0], [3.0]]
         assert dispatcher.open_calls == 0
 
-    play(scenario, parts(greedy(8)))
+    run_scenario(scenario, chosen(greedy(8)))
 
 
 def test_a_call_cancelled_while_in_service_disturbs_nobody_else_in_the_batch() -> None:
@@ -138,7 +140,7 @@ def test_a_call_cancelled_while_in_service_disturbs_nobody_else_in_the_batch() -
         gone.cancel()
         return await stays
 
-    answers = play(scenario, parts(greedy(8)))
+    answers = run_scenario(scenario, chosen(greedy(8)))
     assert float(answers[0].output) == 2.0
 
 
@@ -159,14 +161,14 @@ class Dead:
 
 def test_a_broken_loop_answers_everybody_admits_nobody_and_does_not_hang_the_draining() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        with pytest.raises(ExecutionError, match="the dispatcher broke"):
+        with pytest.raises(ExecutionError, match="the dispatcher failed"):
             await dispatcher.submit("m", [1.0])
         assert not dispatcher.ready
         with pytest.raises(DrainingError):
             dispatcher.submit("m", [2.0])
         await dispatcher.drain()
 
-    play(scenario, parts(greedy(8)), Dead())  # type: ignore[arg-type]
+    run_scenario(scenario, chosen(greedy(8)), Dead())  # type: ignore[arg-type]
 
 
 def test_a_swap_keeps_the_measured_rate() -> None:
@@ -175,10 +177,10 @@ def test_a_swap_keeps_the_measured_rate() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
         await dispatcher.submit("m", [1.0, 2.0])
         before = dispatcher.arrival_rate("m")
-        dispatcher.use("m", second)
+        dispatcher.set_policy("m", second)
         return before, dispatcher.arrival_rate("m")
 
-    before, after = play(scenario, {"m": first})
+    before, after = run_scenario(scenario, {"m": first})
     assert before == after > 0
 
 
@@ -192,14 +194,14 @@ class Rude:
 def test_a_broken_policy_is_replaced_by_greedy_service_until_another_is_set(policy: Policy) -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         await dispatcher.submit("m", [1.0])
-        dispatcher.use("m", chosen(static(2))["m"])
+        dispatcher.set_policy("m", chosen(static(2))["m"])
         first = dispatcher.submit("m", [2.0])
         await asyncio.sleep(5)
         assert not first.done()
         await asyncio.gather(first, dispatcher.submit("m", [3.0]))
         assert executor.log[-1][2] == [2.0, 3.0]
 
-    play(scenario, parts(policy))
+    run_scenario(scenario, chosen(policy))
 
 
 def test_draining_serves_everybody_without_waiting_and_takes_nobody_new() -> None:
@@ -209,23 +211,23 @@ def test_draining_serves_everybody_without_waiting_and_takes_nobody_new() -> Non
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):
             dispatcher.submit("m", [9.0])
-        dispatcher.use("m", chosen(static(8))["m"])  # a swap must not stop the draining
+        dispatcher.set_policy("m", chosen(static(8))["m"])  # a swap must not stop the draining
         await draining
         assert all(call.done() for call in calls)
         assert [entry[2] for entry in executor.log] == [[0.0, 1.0, 2.0]]
 
-    play(scenario, parts(static(8)))
+    run_scenario(scenario, chosen(static(8)))
 
 
 def test_a_swap_decides_from_the_next_epoch_on_and_loses_nobody() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         waiting = dispatcher.submit("m", [1.0])
         await asyncio.sleep(5)
-        dispatcher.use("m", chosen(greedy(8))["m"])
+        dispatcher.set_policy("m", chosen(greedy(8))["m"])
         await waiting
         assert executor.log[0][0] == pytest.approx(5.0)
 
-    play(scenario, parts(static(2)))
+    run_scenario(scenario, chosen(static(2)))
 
 
 def test_models_of_one_device_are_decided_for_apart() -> None:
@@ -236,7 +238,7 @@ def test_models_of_one_device_are_decided_for_apart() -> None:
         await asyncio.gather(b, dispatcher.submit("b", [3.0]))
         assert executor.log[-1][2] == [2.0, 3.0]
 
-    play(scenario, {"a": chosen(greedy(8))["m"], "b": chosen(static(2))["m"]})
+    run_scenario(scenario, {"a": chosen(greedy(8))["m"], "b": chosen(static(2))["m"]})
 
 
 def test_deadlines_are_missed_and_counted_not_enforced() -> None:
@@ -281,7 +283,7 @@ def test_infinite_waits_cost_nothing() -> None:
         (answer,) = await dispatcher.submit("m", [1.0], inf)
         return answer.waiting
 
-    assert play(scenario, parts(greedy(STEPS.max_batch_size))) == 0.0
+    assert run_scenario(scenario, chosen(greedy(STEPS.max_batch_size))) == 0.0
 
 
 def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -297,7 +299,7 @@ def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(capl
         await asyncio.sleep(0)
         return [first, await dispatcher.submit("m", [2.0])]
 
-    answers = play(scenario, parts(greedy(8)))
+    answers = run_scenario(scenario, chosen(greedy(8)))
     assert [answer.output for call in answers for answer in call] == [1.0, 2.0]
     assert asked == [1]
     assert "the controller failed" in caplog.text

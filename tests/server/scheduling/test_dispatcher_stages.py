@@ -6,7 +6,7 @@ from typing import Any
 from policies.catalog import Chosen, choose
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import STEPS, FakeExecutor, play
+from tests.support.fakes import STEPS, FakeExecutor, run_scenario
 
 STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
 
@@ -21,7 +21,7 @@ def test_requests_are_counted_once_and_energies_add_up_over_stages() -> None:
         assert len(executor.log) == 4
         return answers, dispatcher._metrics.render().decode()
 
-    answers, metrics = play(scenario, lazy(), FakeExecutor(STAGED))
+    answers, metrics = run_scenario(scenario, lazy(), FakeExecutor(STAGED))
     assert [float(answer.output) for answer in answers] == [1.0, 2.0]
     assert [round(answer.energy or 0.0, 9) for answer in answers] == [0.1, 0.1]
     assert [round(answer.service, 9) for answer in answers] == [0.012, 0.012]
@@ -37,7 +37,7 @@ def test_the_backlog_holds_the_stages_that_the_batch_in_service_has_still_to_pas
         assert round(dispatcher.backlog(), 6) == 0.010, "11 ms for all four stages, of which 1 has passed"
         await call
 
-    play(scenario, lazy(), FakeExecutor(STAGED))
+    run_scenario(scenario, lazy(), FakeExecutor(STAGED))
 
 
 def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
@@ -48,11 +48,11 @@ def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
         dispatcher.delivery.on_disturbed = heard.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
-        dispatcher.use("m", choose("greedy", STAGED))
+        dispatcher.set_policy("m", choose("greedy", STAGED))
         await dispatcher.submit("m", [1.0, 2.0])
         await asyncio.sleep(0)
 
-    play(scenario, lazy(), FakeExecutor(STAGED))
+    run_scenario(scenario, lazy(), FakeExecutor(STAGED))
     assert heard == ["m", "m", "m", "m", 2]
 
 
@@ -62,7 +62,7 @@ def test_a_swap_finishes_those_who_are_between_stages() -> None:
         await asyncio.sleep(0.004)
         second = dispatcher.submit("m", [2.0])
         await asyncio.sleep(0.004)
-        dispatcher.use("m", choose("greedy", STAGED))
+        dispatcher.set_policy("m", choose("greedy", STAGED))
         return [float((await call)[0].output) for call in (first, second)]
 
-    assert play(scenario, lazy(), FakeExecutor(STAGED)) == [1.0, 2.0]
+    assert run_scenario(scenario, lazy(), FakeExecutor(STAGED)) == [1.0, 2.0]

@@ -29,7 +29,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget
 from tests.server.api.test_inference import sends, settle
-from tests.support.fakes import FakeExecutor, play
+from tests.support.fakes import FakeExecutor, run_scenario
 
 # an iteration takes 1 ms, however many share it; the plain service time is that of 50 tokens
 PROFILE = Profile("texts", (0.050,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.100),) * 4)
@@ -99,23 +99,23 @@ def test_texts_of_different_bins_share_no_batch() -> None:
         assert limits(executor) == [[40, 50], [4, 5]], "first formed first served"
         assert [len(answer.output.tokens) for answer in answers] == [4, 40, 50, 5]
 
-    play(scenario, {"m": two_bins()}, Iterating())
+    run_scenario(scenario, {"m": two_bins()}, Iterating())
 
 
 def test_who_waits_has_a_kind_of_the_policy_that_decides() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         calls = [dispatcher.submit("m", [text(n) for n in (4, 40, 5)], sizes=[0.004, 0.040, 0.005])]
         await settle()
-        dispatcher.use("m", two_bins())
+        dispatcher.set_policy("m", two_bins())
         await settle()
         calls.append(dispatcher.submit("m", [text(n) for n in (50, 6, 60)], sizes=[0.050, 0.006, 0.060]))
         await asyncio.sleep(1.0)
         assert limits(executor) == [[4, 5], [40, 50]], "6 and 60 wait for their like"
-        dispatcher.use("m", choose("greedy", PROFILE))
+        dispatcher.set_policy("m", choose("greedy", PROFILE))
         await asyncio.gather(*calls)
         assert limits(executor)[2:] == [[6, 60]]
 
-    play(scenario, {"m": choose("static:4,max_wait_ms=inf", PROFILE)}, Iterating())
+    run_scenario(scenario, {"m": choose("static:4,max_wait_ms=inf", PROFILE)}, Iterating())
 
 
 @pytest.mark.parametrize("spec", ["joining", "multi-bin:2,inner=joining"])
@@ -136,7 +136,7 @@ def test_who_is_done_leaves_at_once_and_who_waits_joins_at_the_next_iteration(sp
         sizes = [len(batch) for batch in limits(executor)]
         assert sizes == [2] * 3 + [1] * 2 + [2] * 6 + [1] * 9
 
-    play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
+    run_scenario(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 
 
 def test_a_batch_that_runs_to_its_end_keeps_all_until_its_longest_is_done() -> None:
@@ -147,7 +147,7 @@ def test_a_batch_that_runs_to_its_end_keeps_all_until_its_longest_is_done() -> N
         await settle()
         return dispatcher._metrics.render().decode()
 
-    metrics = play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
+    metrics = run_scenario(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
     assert 'batchwright_tokens_total{model="m",use="needed"} 34.0' in metrics  # and 2 of each prompt
     assert 'batchwright_tokens_total{model="m",use="padding"} 32.0' in metrics
 
@@ -165,7 +165,7 @@ def test_an_iteration_that_the_device_failed_on_loses_nobodys_progress() -> None
         answers = await dispatcher.submit("m", [text(4), text(6), text(2)])
         assert [list(answer.output.tokens) for answer in answers] == [[*range(7, 7 + n)] for n in (4, 6, 2)]
 
-    play(scenario, {"m": choose("joining", PROFILE)}, Iterating())
+    run_scenario(scenario, {"m": choose("joining", PROFILE)}, Iterating())
 
 
 def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
@@ -174,7 +174,7 @@ def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
         with pytest.raises(TooLateError):
             await dispatcher.submit("m", [text(1)], timeout=0.0009)
 
-    play(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
+    run_scenario(scenario, {"m": choose("greedy", PROFILE)}, Iterating())
 
 
 @pytest.mark.parametrize("spec", ["greedy", "joining", "lazy:slo_ms=1000,timesteps=9"])
@@ -189,7 +189,7 @@ def test_a_batch_is_held_for_hung_by_its_longest_text_not_by_an_iteration(spec: 
         await dispatcher.drain()  # who is under way by iterations goes on to the end in one launch
         assert [len(answer.output.tokens) for answer in await begun] == [100, 3]
 
-    play(scenario, {"m": choose(spec, PROFILE)}, Watched(), Limits(patience=0.0))
+    run_scenario(scenario, {"m": choose(spec, PROFILE)}, Watched(), Limits(batch_timeout=0.0))
 
 
 def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> None:
@@ -202,7 +202,7 @@ def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> Non
             await dispatcher.submit("m", [text(4), text(2)])
         assert asyncio.get_running_loop().time() == pytest.approx(20 * 0.004)
 
-    play(scenario, {"m": choose("greedy", PROFILE)}, Hung(), Limits(patience=0.0))
+    run_scenario(scenario, {"m": choose("greedy", PROFILE)}, Hung(), Limits(batch_timeout=0.0))
 
 
 def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callable[[int], Any]) -> int:
@@ -223,7 +223,7 @@ def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callabl
             calls.append(asyncio.ensure_future(ask(limit)))
         return sum(await asyncio.gather(*calls))
 
-    answered: int = play(scenario, {"m": choose(spec, profile)}, executor)
+    answered: int = run_scenario(scenario, {"m": choose(spec, profile)}, executor)
     return answered
 
 
@@ -253,7 +253,7 @@ def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) 
         assert sum(size * count for size, count in sizes.items()) <= 100
         assert 'generated_tokens_count{model="m"} 100.0' in dispatcher._metrics.render().decode()
 
-    play(scenario, {"m": choose(spec, PROFILE)}, Iterating())
+    run_scenario(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 
 
 def asking(
@@ -267,7 +267,7 @@ def asking(
         parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, MemoryBudget(2**30, lambda: 1))
         await scenario(Asker(Inference({"m": model}, *parts), model))
 
-    play(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())
+    run_scenario(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())
 
 
 @dataclass

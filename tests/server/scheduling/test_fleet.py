@@ -36,7 +36,9 @@ SLOW = replace(STEPS, name="slow", service_times=tuple(2.0 * t for t in STEPS.se
 Scenario = Callable[[Fleet, list[FakeExecutor]], Coroutine[Any, Any, Any]]
 
 
-def play(scenario: Scenario, *profiles: Profile, policy: Policy | None = None, limits: Limits = UNLIMITED) -> Any:
+def run_scenario(
+    scenario: Scenario, *profiles: Profile, policy: Policy | None = None, limits: Limits = UNLIMITED
+) -> Any:
     """Run a scenario against a running fleet, a device for each profile, on a virtual clock."""
     loop = virtual_loop()
     executors = [FakeExecutor(profile) for profile in profiles]
@@ -87,13 +89,13 @@ def test_a_call_goes_whole_to_the_device_that_should_answer_it_first() -> None:
         assert [served(executor) for executor in executors] == [[1.0, 2.0, 3.0, *[4.0] * 5], [5.0] * 4]
         assert [answer.device for answer in answers] == ["device 0"] * 8 + ["device 1"] * 4
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_row() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for dispatcher, profile in zip(fleet.dispatchers, (STEPS, SLOW), strict=True):
-            dispatcher.use("m", choose("smdp:w2=0", profile))
+            dispatcher.set_policy("m", choose("smdp:w2=0", profile))
         loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Answer]]]()
         rate = 0.6 * fleet.capacity("m")
         for instant in poisson(rate, 20.0, np.random.default_rng(1)).tolist():
@@ -108,7 +110,7 @@ def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_r
         by_device = [sum(answer[0].device == f"device {n}" for answer in answers) for n in range(2)]
         assert by_device[0] > by_device[1] > 0
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs_go_on() -> None:
@@ -129,9 +131,9 @@ def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs
         assert [fleet.serves(dispatcher) for dispatcher in fleet.dispatchers] == [False, True]
         assert fleet.queue_length("m") == fleet.open_calls == 0
         with pytest.raises(BadInputError, match="device 0 is lost"):
-            fleet.serve(0, True)
+            fleet.set_serving(0, True)
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_wait_ends_in_time() -> None:
@@ -141,12 +143,12 @@ def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_w
         await asyncio.sleep(0.9)
         young = fleet.submit("m", [2.0])
         assert [dispatcher.open_calls for dispatcher in fleet.dispatchers] == [1, 1]
-        fleet.serve(0, False)  # it launches, and is lost
+        fleet.set_serving(0, False)  # it launches, and is lost
         answers = [(await call)[0] for call in (old, young)]
         assert served(executors[1]) == [1.0, 2.0]
         assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "max_wait of the older one"
 
-    play(scenario, STEPS, STEPS, policy=MaximumWait(static(8), 8, 1.0))
+    run_scenario(scenario, STEPS, STEPS, policy=MaximumWait(static(8), 8, 1.0))
 
 
 def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:
@@ -158,7 +160,7 @@ def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:
         calls = [fleet.submit("m", [float(n)]) for n in range(4)]
         return [(await call)[0].device for call in calls]
 
-    assert play(scenario, STEPS, SLOW) == ["device 1"] * 4
+    assert run_scenario(scenario, STEPS, SLOW) == ["device 1"] * 4
 
 
 def test_the_last_device_that_is_lost_ends_it_as_ever() -> None:
@@ -174,7 +176,7 @@ def test_the_last_device_that_is_lost_ends_it_as_ever() -> None:
         with pytest.raises(DrainingError):
             fleet.submit("m", [3.0])
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_a_call_that_loses_device_after_device_does_not_lose_them_all() -> None:
@@ -194,7 +196,7 @@ def test_a_call_that_loses_device_after_device_does_not_lose_them_all() -> None:
         assert [float((await call)[0].output) for call in waiting] == [float(n) for n in range(6)]
         assert sum(fleet.serves(dispatcher) for dispatcher in fleet.dispatchers) == 1
 
-    play(scenario, STEPS, STEPS, STEPS, policy=greedy(1))
+    run_scenario(scenario, STEPS, STEPS, STEPS, policy=greedy(1))
 
 
 def test_a_device_that_is_taken_away_serves_what_it_has_at_once_and_comes_back() -> None:
@@ -202,34 +204,34 @@ def test_a_device_that_is_taken_away_serves_what_it_has_at_once_and_comes_back()
         patient = fleet.submit("m", [1.0])  # which would wait for seven more, for ever
         await asyncio.sleep(1.0)
         assert not patient.done()
-        fleet.serve(0, False)
+        fleet.set_serving(0, False)
         assert (await patient)[0].device == "device 0"
         away = [fleet.submit("m", [float(n)]) for n in range(8)]
         assert {(await call)[0].device for call in away} == {"device 1"}
         assert fleet.capacity("m") == SLOW.capacity
         with pytest.raises(BadInputError, match="device 1 is the last"):
-            fleet.serve(1, False)
-        fleet.serve(0, True)
+            fleet.set_serving(1, False)
+        fleet.set_serving(0, True)
         back = [fleet.submit("m", [float(n)]) for n in range(8)]
         await asyncio.sleep(1.0)
         assert {(await call)[0].device for call in back} == {"device 0"}, "and waits for eight again"
         assert [len(inputs) for _, _, inputs in executors[0].log] == [1, 8]
 
-    play(scenario, STEPS, SLOW, policy=static(8))
+    run_scenario(scenario, STEPS, SLOW, policy=static(8))
 
 
 def test_a_device_that_is_no_device_or_of_a_server_that_stops_stays_as_it_is() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for index in (-1, 2):
             with pytest.raises(NotFoundError, match="there are 2"):
-                fleet.serve(index, False)
+                fleet.set_serving(index, False)
         fleet.leaving = True
         assert not fleet.ready
         with pytest.raises(DrainingError):
-            fleet.serve(0, False)
+            fleet.set_serving(0, False)
         assert float((await fleet.submit("m", [5.0]))[0].output) == 5.0, "calls are admitted until it drains"
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_a_device_lost_while_the_server_drains_leaves_its_calls_to_the_others() -> None:
@@ -241,7 +243,7 @@ def test_a_device_lost_while_the_server_drains_leaves_its_calls_to_the_others() 
         with pytest.raises(DrainingError):
             fleet.submit("m", [1.0])
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_a_queue_is_full_when_so_many_wait_on_all_devices_together() -> None:
@@ -255,7 +257,7 @@ def test_a_queue_is_full_when_so_many_wait_on_all_devices_together() -> None:
             fleet.check_room("m", 1)
         await asyncio.gather(*running, *waiting)
 
-    play(scenario, STEPS, STEPS, policy=greedy(1), limits=Limits(4))
+    run_scenario(scenario, STEPS, STEPS, policy=greedy(1), limits=Limits(4))
 
 
 def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
@@ -267,7 +269,7 @@ def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
             return [x + 1000.0 for x in inputs]
 
         for dispatcher in fleet.dispatchers:
-            dispatcher.use("m", choose("lazy:slo_ms=100", staged))
+            dispatcher.set_policy("m", choose("lazy:slo_ms=100", staged))
         calls = [fleet.submit("m", [7.0])]
         await asyncio.sleep(0.001)
         calls += [fleet.submit("m", [float(n)]) for n in range(3)]
@@ -275,12 +277,12 @@ def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
         assert [float((await call)[0].output) for call in calls] == [7.0, 0.0, 1.0, 2.0]
         assert not fleet.serves(fleet.dispatchers[0])
 
-    play(scenario, staged, staged)
+    run_scenario(scenario, staged, staged)
 
 
 def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_works() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        fleet.serve(0, False)
+        fleet.set_serving(0, False)
         lose(executors[1])
         answers = await asyncio.gather(*(fleet.submit("m", [float(n)]) for n in range(20)))
         assert [answer[0].device for answer in answers] == ["device 0"] * 20
@@ -294,26 +296,26 @@ def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_wo
             await fleet.submit("m", [0.0])
         assert fleet.broken.is_set()
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_a_device_that_was_taken_away_serves_what_a_lost_one_leaves_while_the_server_drains() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        fleet.serve(0, False)
+        fleet.set_serving(0, False)
         calls = [fleet.submit("m", [float(n)]) for n in range(20)]
         lose(executors[1])
         await fleet.drain()
         assert [float((await call)[0].output) for call in calls] == list(range(20))
         assert not fleet.ready
 
-    play(scenario, STEPS, SLOW)
+    run_scenario(scenario, STEPS, SLOW)
 
 
 def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         for executor in executors[:3]:
             lose(executor)
-        fleet.serve(3, False)
+        fleet.set_serving(3, False)
         served = fleet.submit("m", [1.0])  # whichever device has it loses it
         with pytest.raises(UnavailableError):
             await served
@@ -327,22 +329,22 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
 
     seen: list[Call] = []
 
-    def noting(dispatcher: Dispatcher) -> None:
-        take = dispatcher.take
+    def record_calls(dispatcher: Dispatcher) -> None:
+        enqueue = dispatcher.enqueue
 
-        def taking(call: Call) -> None:
+        def record(call: Call) -> None:
             if call not in seen:
                 seen.append(call)
-            take(call)
+            enqueue(call)
 
-        dispatcher.take = taking  # type: ignore[method-assign]
+        dispatcher.enqueue = record  # type: ignore[method-assign]
 
-    async def noted(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+    async def recorded(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         for dispatcher in fleet.dispatchers:
-            noting(dispatcher)
+            record_calls(dispatcher)
         await scenario(fleet, executors)
 
-    play(noted, STEPS, STEPS, STEPS, STEPS)
+    run_scenario(recorded, STEPS, STEPS, STEPS, STEPS)
 
 
 def test_the_waiting_are_counted_on_all_devices_and_for_all_models() -> None:
@@ -354,4 +356,4 @@ def test_the_waiting_are_counted_on_all_devices_and_for_all_models() -> None:
         await asyncio.gather(*calls)
         assert fleet.waiting == 0
 
-    play(scenario, STEPS, STEPS)
+    run_scenario(scenario, STEPS, STEPS)

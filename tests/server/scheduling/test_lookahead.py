@@ -12,10 +12,10 @@ import pytest
 from policies.catalog import Chosen, choose
 from policies.rules.lazy_batching import LazyBatching
 from policies.types import Action, State
-from server.backends.executor import Batch, Completion, Onward, ThreadExecutor
+from server.backends.executor import Batch, Completion, StandbyLaunches, ThreadExecutor
 from server.errors import ExecutionError, ExpiredError
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import STEPS, FakeExecutor, chosen, play
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
 STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
 LAZY = {"m": choose("lazy:slo_ms=1000", STAGED)}
@@ -40,7 +40,7 @@ def test_a_batch_goes_through_all_stages_without_being_asked_about_again() -> No
         return dispatcher._metrics.render().decode()
 
     executor = Asked()
-    metrics = play(scenario, LAZY, executor)
+    metrics = run_scenario(scenario, LAZY, executor)
     assert executor.asked == [0]
     assert len(executor.log) == 4
     assert 'batchwright_idle_gap_seconds_count{device="fake"} 3.0' in metrics
@@ -53,7 +53,7 @@ def test_an_arrival_is_asked_about_at_the_next_boundary() -> None:
         await asyncio.gather(first, dispatcher.submit("m", [2.0]))
 
     executor = Asked()
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert executor.asked == [0, 0, 2], "the newcomer catches up, and both ride on from where the first one stood"
     assert [len(inputs) for _, _, inputs in executor.log] == [1, 1, 1, 1, 2, 2]
 
@@ -66,7 +66,7 @@ def test_who_leaves_in_a_stage_is_not_in_the_next_one() -> None:
         assert float((await stays)[0].output) == 2.0
 
     executor = Asked()
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert [len(inputs) for _, _, inputs in executor.log] == [2, 1, 1, 1]
 
 
@@ -74,11 +74,11 @@ def test_a_swap_holds_from_the_next_boundary_on() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         call = dispatcher.submit("m", [1.0])
         await asyncio.sleep(0.001)
-        dispatcher.use("m", choose("greedy", STAGED))
+        dispatcher.set_policy("m", choose("greedy", STAGED))
         await call
 
     executor = Asked()
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert executor.asked == [0, 1]
     assert len(executor.log) == 2, "greedily, to the end"
 
@@ -93,7 +93,7 @@ def test_with_a_time_out_near_the_policy_is_asked_and_the_doomed_dropped() -> No
         assert float((await second)[0].output) == 2.0
 
     executor = Asked()
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert executor.asked[:3] == [0, 0, 1]
     assert [len(inputs) for _, _, inputs in executor.log] == [1] * 5
 
@@ -116,7 +116,7 @@ def test_a_stage_that_fails_fails_what_is_in_it_and_nothing_goes_on() -> None:
             await bad
         assert float((await good)[0].output) == 2.0
 
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert executor.asked[:3] == [0, 1, 1], "the stage once, and then each of its samples"
 
 
@@ -135,7 +135,7 @@ def test_a_policy_that_breaks_ahead_is_replaced_at_the_boundary() -> None:
         assert dispatcher.chosen["m"].name == "greedy"
 
     broken: dict[str, Chosen] = dict(chosen(BreaksAhead(STAGED), STAGED))
-    play(scenario, broken, FakeExecutor(STAGED))
+    run_scenario(scenario, broken, FakeExecutor(STAGED))
 
 
 class Adding:
@@ -152,9 +152,9 @@ class Adding:
 
 def test_the_devices_thread_takes_what_is_offered_in_order_with_the_outputs_of_the_one_before() -> None:
     async def main() -> list[Completion]:
-        onward = Onward()
-        running = executor.run(Batch("m", [1.0], 0, 1, onward))
-        second, third = (onward.offer(Batch("m", (), stage, 1)) for stage in (1, 2))
+        standby = StandbyLaunches()
+        running = executor.run(Batch("m", [1.0], 0, 1, standby))
+        second, third = (standby.offer(Batch("m", (), stage, 1)) for stage in (1, 2))
         device.free.set()
         return [await running, await second, await third]
 
@@ -168,16 +168,16 @@ def test_the_devices_thread_takes_what_is_offered_in_order_with_the_outputs_of_t
 
 def test_the_devices_thread_does_not_take_what_was_withdrawn() -> None:
     async def main() -> int:
-        onward = Onward()
-        running = executor.run(Batch("m", [1.0], 0, 1, onward))
-        second = onward.offer(Batch("m", (), 1, 1))
+        standby = StandbyLaunches()
+        running = executor.run(Batch("m", [1.0], 0, 1, standby))
+        second = standby.offer(Batch("m", (), 1, 1))
         assert device.entered.wait(5.0)
-        onward.withdraw()
+        standby.withdraw()
         device.free.set()
         await running
         await asyncio.sleep(0.01)
         assert not second.done()
-        return onward.taken
+        return standby.taken
 
     device = Adding()
     executor = ThreadExecutor(device)
@@ -206,5 +206,5 @@ def test_nothing_is_decided_ahead_while_a_time_out_may_pass_before_the_end() -> 
             await hurried
 
     executor = Late()
-    play(scenario, LAZY, executor)
+    run_scenario(scenario, LAZY, executor)
     assert executor.asked == [0, 1, 0, 1, 2], "the second batch is asked about until the hurried request has expired"

@@ -13,7 +13,7 @@ from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, play
+from tests.support.fakes import STEPS, run_scenario
 
 
 def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_is_solved_for() -> None:
@@ -24,7 +24,7 @@ def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_
         loop, done = asyncio.get_running_loop(), threading.Event()
 
         def refit() -> None:
-            dispatcher.use("m", choose("greedy", refitted))
+            dispatcher.set_policy("m", choose("greedy", refitted))
             done.set()
 
         def solve(now: Chosen) -> Chosen:
@@ -39,7 +39,7 @@ def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_
         assert dispatcher.chosen["m"].spec == "serial"
         assert dispatcher.chosen["m"].profile is refitted
 
-    play(scenario, {"m": choose("greedy", STEPS)})
+    run_scenario(scenario, {"m": choose("greedy", STEPS)})
 
 
 def test_nothing_is_swapped_when_one_policy_cannot_be_had() -> None:
@@ -51,4 +51,4 @@ def test_nothing_is_swapped_when_one_policy_cannot_be_had() -> None:
             await swap(Fleet([dispatcher]), Metrics(), {"m": refuse})
         assert dispatcher.chosen["m"].spec == "greedy"
 
-    play(scenario, {"m": choose("greedy", STEPS)})
+    run_scenario(scenario, {"m": choose("greedy", STEPS)})

@@ -7,7 +7,7 @@ import pytest
 from policies.catalog import choose
 from policies.profile import load_profile
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import FakeExecutor, play
+from tests.support.fakes import FakeExecutor, run_scenario
 
 PROFILE = load_profile("googlenet-tesla-p4-x10")
 
@@ -19,13 +19,13 @@ def test_bins_learn_from_who_arrives_and_from_nobody_twice() -> None:
         assert chosen.bins is not None
         for n in range(20):
             dispatcher.submit("m", [n], sizes=[0.001 * n])
-        dispatcher.use("m", chosen)
+        dispatcher.set_policy("m", chosen)
         assert list(chosen.bins.edges) == []
         for n in range(20, 32):
             dispatcher.submit("m", [n], sizes=[0.001 * n])
         assert len(chosen.bins.edges) == 1
 
-    play(scenario, {"m": chosen})
+    run_scenario(scenario, {"m": chosen})
 
 
 def test_a_policy_that_measures_for_longer_goes_on_with_the_rate() -> None:
@@ -36,9 +36,9 @@ def test_a_policy_that_measures_for_longer_goes_on_with_the_rate() -> None:
             dispatcher.submit("m", [n])
             await asyncio.sleep(0.05)
         assert dispatcher.arrival_rate("m") > 10.0
-        dispatcher.use("m", bins)
+        dispatcher.set_policy("m", bins)
         assert dispatcher.arrival_rate("m") == pytest.approx(20.0, rel=0.15)
         await asyncio.sleep(1.0)
         assert dispatcher.arrival_rate("m") > 5.0, "greedy's would have forgotten it: 0.2 s are its time constant"
 
-    play(scenario, {"m": choose("greedy", PROFILE)})
+    run_scenario(scenario, {"m": choose("greedy", PROFILE)})

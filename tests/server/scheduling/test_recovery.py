@@ -16,7 +16,7 @@ from server.errors import DeviceLostError, DrainingError, ExecutionError, OutOfM
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import FakeExecutor, chosen, parts, play
+from tests.support.fakes import FakeExecutor, chosen, run_scenario
 from tests.support.virtual_clock import pause, virtual_loop
 
 
@@ -45,7 +45,7 @@ def test_poisoned_samples_fail_alone(samples: list[float]) -> None:
         assert dispatcher.open_calls == 0
         assert dispatcher.chosen["m"].profile.max_batch_size == 8, "nothing was wrong with the size"
 
-    play(scenario, parts(greedy(8)), executor)
+    run_scenario(scenario, chosen(greedy(8)), executor)
 
 
 def too_large(largest: int) -> Callable[[list[Any]], list[Any]]:
@@ -63,12 +63,12 @@ def test_out_of_memory_halves_the_batch_and_the_maximum_and_loses_nobody(fits: i
     executor.fault = too_large(fits)
     shrunk: list[tuple[str, Chosen]] = []
 
-    def on_shrunk(model: str, before: Chosen) -> None:
+    def on_batch_size_reduced(model: str, before: Chosen) -> None:
         shrunk.append((model, before))
         raise RuntimeError("a bug of who watches")
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        dispatcher.on_shrunk = on_shrunk
+        dispatcher.on_batch_size_reduced = on_batch_size_reduced
         before = dispatcher.chosen["m"]
         answers = await dispatcher.submit("m", [float(n) for n in range(20)])
         assert [a.output for a in answers] == list(range(20))
@@ -76,7 +76,7 @@ def test_out_of_memory_halves_the_batch_and_the_maximum_and_loses_nobody(fits: i
         assert max(len(entry[2]) for entry in executor.log[-3:]) <= learned
         assert shrunk[0] == ("m", before)
 
-    play(scenario, parts(greedy(8)), executor)
+    run_scenario(scenario, chosen(greedy(8)), executor)
 
 
 def test_a_batch_that_does_not_come_back_is_held_for_hung_and_everybody_is_told() -> None:
@@ -95,7 +95,7 @@ def test_a_batch_that_does_not_come_back_is_held_for_hung_and_everybody_is_told(
         assert not dispatcher.ready
         assert not dispatcher.alive
 
-    play(scenario, parts(greedy(2)), Hung())
+    run_scenario(scenario, chosen(greedy(2)), Hung())
 
 
 def test_a_process_that_was_paused_does_not_hold_its_batch_for_hung() -> None:
@@ -109,7 +109,7 @@ def test_a_process_that_was_paused_does_not_hold_its_batch_for_hung() -> None:
         answers = await dispatcher.submit("m", [1.0])
         return answers[0].output
 
-    assert play(scenario, parts(greedy(2)), Slow()) == 1.0
+    assert run_scenario(scenario, chosen(greedy(2)), Slow()) == 1.0
 
 
 def test_one_poisoned_sample_does_not_make_the_memory_smaller_than_it_is() -> None:
@@ -124,7 +124,7 @@ def test_one_poisoned_sample_does_not_make_the_memory_smaller_than_it_is() -> No
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in samples), return_exceptions=True)
         assert dispatcher.chosen["m"].profile.max_batch_size == 4
 
-    play(scenario, parts(greedy(8)), executor)
+    run_scenario(scenario, chosen(greedy(8)), executor)
 
 
 def test_a_lost_device_ends_it_even_in_the_middle_of_a_rescue() -> None:
@@ -140,7 +140,7 @@ def test_a_lost_device_ends_it_even_in_the_middle_of_a_rescue() -> None:
         with pytest.raises(DrainingError):
             dispatcher.submit("m", [1.0])
 
-    play(scenario, parts(greedy(2)), executor)
+    run_scenario(scenario, chosen(greedy(2)), executor)
 
 
 def test_a_loop_that_does_not_turn_is_not_alive() -> None:
@@ -176,7 +176,7 @@ def test_a_failing_batch_fails_its_requests_and_the_loop_goes_on(fault: Callable
         executor.fault = lambda outputs: outputs
         return await dispatcher.submit("m", [3.0])
 
-    assert float(play(scenario, parts(greedy(8)), executor)[0].output) == 3.0
+    assert float(run_scenario(scenario, chosen(greedy(8)), executor)[0].output) == 3.0
 
 
 def test_after_a_failed_batch_the_rest_of_its_call_is_not_run_for_nobody() -> None:
@@ -187,4 +187,4 @@ def test_after_a_failed_batch_the_rest_of_its_call_is_not_run_for_nobody() -> No
         await asyncio.sleep(1.0)
         assert [entry[2] for entry in executor.log] == [[1.0, 2.0], [1.0], [2.0]]
 
-    play(scenario, parts(greedy(2)))
+    run_scenario(scenario, chosen(greedy(2)))

@@ -8,7 +8,7 @@ import pytest
 from policies.rules.control_limit import greedy, static
 from server.errors import ExpiredError, TooLateError
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import STEPS, FakeExecutor, parts, play
+from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
 
 def test_every_time_out_of_an_idle_queue_is_noticed_when_it_passes() -> None:
@@ -21,7 +21,7 @@ def test_every_time_out_of_an_idle_queue_is_noticed_when_it_passes() -> None:
             assert loop.time() == pytest.approx(at)
         assert dispatcher.queue_length("m") == 0
 
-    play(scenario, parts(static(8)))
+    run_scenario(scenario, chosen(static(8)))
 
 
 def test_requests_that_expire_teach_how_late_answers_are() -> None:
@@ -40,4 +40,4 @@ def test_requests_that_expire_teach_how_late_answers_are() -> None:
             dispatcher.submit("m", [3.0], 0.1)
         await asyncio.gather(running, waiting)
 
-    play(scenario, parts(greedy(8)), slow)
+    run_scenario(scenario, chosen(greedy(8)), slow)
