@@ -29,7 +29,7 @@ from profiler.sweep import Sweep, rig_of, with_energy
 from server.backends.executor import Executor, ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
-from server.models.images import smooth_pictures
+from server.models.images import synthetic_images
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
@@ -234,16 +234,16 @@ def study(what: Study, save: Callable[[str, Any], object]) -> None:
     Raises:
         UnmeasuredError: the sensor failed.
     """
-    from server.backends.torch_images import resolve_device, settings, torch_device
-    from server.models.torchvision_source import load
+    from server.backends.torch_images import make_image_device, resolve_device, settings
+    from server.models.torchvision_source import load_image_model
 
     place, device_name = resolve_device(what.device)
     found = preflight(what.device)
     save("preflight", asdict(found))
-    model, net = load(what.model, "random", what.max_batch_size)
-    executor = ThreadExecutor(torch_device([(model, net)], place), what.device)
+    model, net = load_image_model(what.model, "random", what.max_batch_size)
+    executor = ThreadExecutor(make_image_device([(model, net)], place), what.device)
     try:
-        samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
+        samples = list(synthetic_images(model.codec, 16, np.random.default_rng(1)))
         subject = Subject(executor, what.model, samples, meter_for(what.device))
         versions = ", ".join(f"{name} {number}" for name, number in cache.versions().items())
         about = f"{settings(place)}, weights random, {versions}; {found.note}"

@@ -20,7 +20,7 @@ from server.api.open_inference.documents import wants_ready_only
 from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.errors import ServerError, render_error
 from server.models.images import ImageCodec
-from server.models.signature import RAW, TensorSpec
+from server.models.signature import RAW, Tensor, TensorSpec
 from server.transport.asgi import client_timeout
 from server.transport.content_encoding import compress, decompress
 
@@ -122,9 +122,9 @@ def _tensor(datatype: str, count: int) -> bytes:
 @st.composite
 def good_calls(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     """A call that is right in every respect, but may ask for anything allowed."""
-    datatype = draw(st.sampled_from([*SPEC.tails]))
+    datatype = draw(st.sampled_from([*SPEC.sample_shapes]))
     samples = draw(st.integers(1, 3))
-    shape = [samples, *SPEC.tails[datatype]]
+    shape = [samples, *SPEC.sample_shapes[datatype]]
     entry: dict[str, Any] = {"name": "image", "shape": shape, "datatype": datatype}
     count = int(np.prod(shape))
     blob = b""
@@ -293,9 +293,7 @@ def _infer(body: bytes, length: int | None) -> None:
     call = parse_infer(body, length, SPEC, OUTPUTS, MOST_SAMPLES)
     _check_call(call)
     if call.tensor.datatype in ("BYTES", RAW):
-        read = _CODEC.read if call.tensor.datatype == RAW else _CODEC.decode
-        for picture in call.tensor.data:
-            assert read(picture).shape == _CODEC.shape
+        _read_images(call.tensor)
 
 
 def _check_call(call: InferCall) -> None:
@@ -309,7 +307,7 @@ def _check_call(call: InferCall) -> None:
         assert len(tensor.data) == np.prod(tensor.shape)
         assert {*map(type, tensor.data)} == {bytes}
     else:
-        assert tensor.shape == tensor.data.shape == (tensor.shape[0], *SPEC.tails[tensor.datatype])
+        assert tensor.shape == tensor.data.shape == (tensor.shape[0], *SPEC.sample_shapes[tensor.datatype])
     answers = {name: np.zeros((tensor.shape[0], CLASSES), np.float32) for name in OUTPUTS}
     body, length = render_infer(call, "m", answers, None, {"batch_size": 1})
     written = orjson.loads(body[:length])
@@ -319,7 +317,13 @@ def _check_call(call: InferCall) -> None:
 
 
 def _picture_target(data: bytes) -> None:
-    assert _CODEC.read(data).shape == _CODEC.shape
+    _read_images(Tensor("image", RAW, (1,), [data]))
+
+
+def _read_images(tensor: Tensor) -> None:
+    inputs = _CODEC.from_tensor(tensor, {}, {})
+    decoded = [_CODEC.decode(data, _CODEC.decode_cost(data)) for data in inputs.encoded]
+    assert {sample.shape for sample in (*decoded, *inputs.read())} == {_CODEC.shape}
 
 
 def _length(text: str) -> None:

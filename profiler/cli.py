@@ -30,7 +30,7 @@ from profiler.sweep import Sweep, rig_of, with_energy
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
-from server.models.text_sources import check_text, identity
+from server.models.text_model_spec import check_text, identity
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages of the sizes that a quick plan measures
@@ -139,8 +139,8 @@ def _emulated(model: str, played: Profile) -> _Bench:
 
 def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _Bench:
     # torch takes seconds to import, which an emulated device should not cost
-    from server.backends.loading import device_of, load
-    from server.backends.torch_images import resolve_device, settings, tunes
+    from server.backends.loading import load_models, make_device
+    from server.backends.torch_images import autotunes, resolve_device, settings
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
@@ -148,8 +148,8 @@ def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) 
     model, _, spec = model.partition("=")
     spec = spec or model
     check_text(model, spec, weights, stages)
-    ((served, net),) = load({model: spec}, weights, {model: max_batch_size}, stages or 1)
-    executor = ThreadExecutor(device_of([(served, net)], place))
+    ((served, net),) = load_models({model: spec}, weights, {model: max_batch_size}, stages or 1)
+    executor = ThreadExecutor(make_device([(served, net)], place))
     setting = ", ".join(filter(None, (settings(place, stages=stages), identity(model, spec))))
     for warning in found.warnings:
         _log.warning("%s", warning)
@@ -157,7 +157,7 @@ def _real(model: str, device: str, weights: str, shape: tuple[int, int | None]) 
     key = cache.Key(model, device_name, max_batch_size, setting)
     subject = subject_of(executor, served, meter_for(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
-    return _Bench(executor, subject, name, device_name, about, max_batch_size, tunes(place, served), key)
+    return _Bench(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
 
 
 def _versions() -> str:

@@ -20,7 +20,7 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from policies.types import SpecError
-from server.models.text_lengths import Guess
+from server.models.text_size_predictor import Guess
 from server.telemetry.logs import Form, Level
 
 _PREFIX = "BATCHWRIGHT_"

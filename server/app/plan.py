@@ -12,7 +12,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.lifecycle import bind
 from server.config import Reading, Settings, by_model
-from server.models.text_sources import check_text, is_text
+from server.models.text_model_spec import check_text, is_text
 
 MEASURED_UP_TO = 32  # largest batch where neither a flag nor a profile says
 _EMULATED = "emulated:"

@@ -19,7 +19,7 @@ from policies.queue.monitor import successor
 from policies.types import Action, Launch, Request, Wait
 from server.backends.executor import Batch, Completion, Executor
 from server.errors import DeviceLostError, DrainingError, ExecutionError, ServerError, UnavailableError
-from server.models.text import generated, tokens_of
+from server.models.text import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits
 from server.scheduling.calls import Answer, BatchRun, Call, batch_of, end_early, fail_all
 from server.scheduling.delivery import Delivery
@@ -93,7 +93,7 @@ class Dispatcher:
 
         Args:
             model: one of `chosen`.
-            inputs: decoded samples, uint8 [H, W, 3] or `Text` each; at least one.
+            inputs: decoded samples, uint8 [H, W, 3] or `TextSample` each; at least one.
             timeout: time after which the client no longer wants the answer, s.
             sizes: predicted service time of each when served alone, s, where requests differ.
 
@@ -391,8 +391,8 @@ class Dispatcher:
             completion.finished,
             energy,
             self.chosen[run.batch.model].profile.energy_source,
-            tokens_of(run.batch.inputs, completion.outputs, run.launch.stages),
-            generated(completion.outputs),
+            count_tokens(run.batch.inputs, completion.outputs, run.launch.stages),
+            generated_lengths(completion.outputs),
         )
 
     def _deliver(self) -> None:

@@ -12,7 +12,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog, least_time
 from policies.types import Launch
 from server.backends.executor import Batch
-from server.models.text import Text
+from server.models.text import TextSample
 
 
 class Forecast:
@@ -93,4 +93,4 @@ class Forecast:
 
 def _longest(sample: Any, at_most: int) -> int:
     """The length of a text as profiles count it; of one under way that of any."""
-    return sample.limit or len(sample.tokens) if isinstance(sample, Text) else at_most
+    return sample.max_new_tokens or len(sample.tokens) if isinstance(sample, TextSample) else at_most

@@ -1,4 +1,4 @@
-"""The files that the page is made of, as they are held in memory."""
+"""The files of the page, which are kept in memory."""
 
 import asyncio
 import gzip
@@ -11,7 +11,7 @@ from starlette.routing import Route
 from server.api.dashboard.page import page_routes
 
 
-def answered(route: Route, coding: str) -> Response:
+def respond(route: Route, coding: str) -> Response:
     headers = [(b"accept-encoding", coding.encode())]
     scope = {"type": "http", "method": "GET", "path": route.path, "headers": headers}
     response: Response = asyncio.run(route.endpoint(Request(scope)))
@@ -19,8 +19,8 @@ def answered(route: Route, coding: str) -> Response:
 
 
 @pytest.mark.parametrize("route", page_routes(), ids=lambda route: route.path)
-def test_everybody_gets_one_and_the_same_object_packed_or_not(route: Route) -> None:
-    plain, packed = answered(route, "identity").body, answered(route, "gzip").body
+def test_all_clients_share_one_object_for_each_content_encoding(route: Route) -> None:
+    plain, packed = respond(route, "identity").body, respond(route, "gzip").body
     assert gzip.decompress(packed) == plain
-    assert answered(route, "identity").body is plain, "who does not read holds no copy"
-    assert answered(route, "gzip").body is packed
+    assert respond(route, "identity").body is plain, "a client that does not read takes no copy"
+    assert respond(route, "gzip").body is packed

@@ -1,4 +1,4 @@
-"""Open Inference Protocol v2, against tritonclient's own writer and reader and against broken bodies."""
+"""Open Inference Protocol v2 against tritonclient's writer and reader, and malformed headers."""
 
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_the_timeout_is_microseconds_and_zero_is_none(timeout: int | None, secon
     call = parse(*ask(PIXELS, True, timeout=timeout, request_id="a/1", parameters={"mine": "x"}))
     assert call.timeout == seconds
     assert call.id == "a/1"
-    assert call.parameters == {}, "what the model does not read is not kept"
+    assert call.parameters == {}, "parameters that the model does not read are dropped"
 
 
 def test_a_raw_body_is_one_sample_answered_in_binary() -> None:
@@ -184,7 +184,7 @@ def test_without_labels_a_class_is_value_and_index() -> None:
     assert orjson.loads(body)["outputs"][0]["data"] == ["2.000000:1", "2.000000:2", "0.500000:0"]
 
 
-def test_blobs_follow_in_the_order_of_the_outputs_beside_json_ones() -> None:
+def test_blobs_follow_in_the_order_of_the_outputs_with_json_outputs_between() -> None:
     features = np.arange(6, dtype=np.float32).reshape(3, 2)
     call = wanted(
         RequestedOutput("features", True, 0), RequestedOutput("middle", False, 0), RequestedOutput("logits", True, 2)
@@ -205,7 +205,7 @@ def test_an_output_has_no_parameters_but_the_binary_size() -> None:
     assert "parameters" not in plain
 
 
-def test_json_data_are_flat_and_what_is_empty_is_left_out() -> None:
+def test_json_data_are_flat_and_empty_fields_are_left_out() -> None:
     body, length = render_infer(wanted(RequestedOutput("logits", False, 0)), "m", {"logits": LOGITS}, None, {})
     assert length is None
     answer = orjson.loads(body)

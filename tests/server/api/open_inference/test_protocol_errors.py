@@ -1,4 +1,4 @@
-"""What a client can get wrong: each wrong body is answered with a message of one line, whatever the bytes."""
+"""Malformed bodies: each is rejected with a client error whose message is one line."""
 
 import tracemalloc
 from typing import Any
@@ -116,7 +116,7 @@ def test_a_wrong_document_is_bad_input(body: bytes, message: str) -> None:
         assert len(str(caught.value)) < 500
 
 
-def test_a_message_quotes_no_more_than_a_little_of_the_body() -> None:
+def test_a_message_quotes_only_a_short_part_of_the_body() -> None:
     for body in (call(outputs=[{"name": "x\n" * 10_000}]), call(id=[[["y" * 10_000] * 100] * 10])):
         with pytest.raises(BadInputError) as caught:
             parse(body)
@@ -130,7 +130,7 @@ def test_more_samples_than_can_be_admitted_are_too_large() -> None:
         parse(body)
 
 
-def test_an_id_that_an_answer_would_repeat_is_bounded() -> None:
+def test_the_length_of_an_id_is_limited() -> None:
     assert parse(call(id="i" * MAX_ID)).id == "i" * MAX_ID
     with pytest.raises(BadInputError, match="`id` has 257 characters, over 256; send a shorter one"):
         parse(call(id="i" * (MAX_ID + 1)))
@@ -186,7 +186,7 @@ def test_a_binary_size_without_header_length_is_bad_input() -> None:
 @pytest.mark.parametrize("datatype", ["UINT8", "BYTES", "FP32"])
 @pytest.mark.parametrize("size", [0, 8, 2**62])
 def test_a_claimed_shape_allocates_nothing(datatype: str, size: int) -> None:
-    shape = [10**12, *SPEC.tails[datatype]]
+    shape = [10**12, *SPEC.sample_shapes[datatype]]
     body, length = binary(size, bytes(8), datatype=datatype, shape=shape)
     tracemalloc.start()
     try:
