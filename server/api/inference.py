@@ -82,7 +82,7 @@ class Inference:
                 yield context
                 self._count_answered(self.model(name).name, context)
             except ServerError as error:
-                self._count_refused(name, error, context)
+                self._count_failed(name, error, context)
                 await respond_error(send, error)
             except ClientGoneError:
                 self._count(name, "cancelled", context)
@@ -92,7 +92,7 @@ class Inference:
             except Exception:  # noqa: BLE001  (the client gets an answer after a bug, too)
                 _log.exception("request %s failed with an exception", context.request_id)
                 bug = ServerError("internal error; the server's log has the details")
-                self._count_refused(name, bug, context)
+                self._count_failed(name, bug, context)
                 await respond_error(send, bug)
 
     async def infer(
@@ -285,7 +285,7 @@ class Inference:
                 predictor.observe(sample, answer.output)
         return answers
 
-    def _count_refused(self, model: str | None, error: ServerError, context: RequestContext) -> None:
+    def _count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         name = self._count(model, error.outcome, context)
         if name is None:
             return

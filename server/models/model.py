@@ -22,7 +22,7 @@ class DecodeCost:
     Attributes:
         pixels: width times height.
         work: decoding time, in pixels of a JPEG with one scan; each scan of several adds an eighth of the image.
-        memory: upper bound of the memory that decoding takes beside the encoded sample, bytes.
+        memory: upper bound of the memory that decoding takes in addition to the encoded sample, bytes.
     """
 
     pixels: int
@@ -37,7 +37,7 @@ class Inputs:
     Attributes:
         count: number of samples.
         read: returns the samples, unless they are encoded.
-        memory: memory that the samples take beside the body, bytes.
+        memory: memory that the samples take in addition to the body, bytes.
         encoded: encoded samples, each for `Codec.decode_cost` and then `Codec.decode`.
         slow: whether `read` takes over a millisecond.
     """

@@ -47,7 +47,7 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
 
 
 def identity(name: str, spec: str) -> str:
-    """What determines a model's service times beside its name, for its profile's note and key in the cache."""
+    """Properties other than the name that determine service times, for a profile's note and key in the cache."""
     if not is_text(spec):
         return "" if spec == name else spec
     try:

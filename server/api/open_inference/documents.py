@@ -68,7 +68,7 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
 def model_config(model: ModelFacts) -> dict[str, Any]:
     """Answer GET /v2/models/{m}/config.
 
-    `dynamic_batching` tells perf_analyzer that batching is done here; `sequence_batching` must be absent.
+    perf_analyzer recognises dynamic batching by `dynamic_batching`; `sequence_batching` must be absent.
     """
     return {
         "name": model.name,

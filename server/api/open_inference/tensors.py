@@ -102,7 +102,7 @@ def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
     if dtype.kind in "ui":
         bounds = np.iinfo(dtype)
         if min(flat) < bounds.min or max(flat) > bounds.max:
-            raise BadInputError(f"a value lies outside {datatype}: send {bounds.min} to {bounds.max}")
+            raise BadInputError(f"a value is outside {datatype}; send {bounds.min} to {bounds.max}")
     with np.errstate(over="ignore"):
         array = np.array(flat, dtype)
     if dtype.kind == "f" and not np.isfinite(array).all():

@@ -73,7 +73,7 @@ class HeldPool(Executor):
 
 
 async def settle() -> None:
-    """Run all tasks as far as they can, at this instant."""
+    """Run the event loop until its tasks wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -125,9 +125,9 @@ def with_inference(
     play(build, parts(policy or greedy(8)), limits=Limits(capacity))
 
 
-async def decode(inference: Inference, pictures: list[bytes], client: Client) -> list[Any]:
+async def decode(inference: Inference, images: list[bytes], client: Client) -> list[Any]:
     context = context_of(inference, client)
-    tensor = Tensor("image", "BYTES", (len(pictures),), pictures)
+    tensor = Tensor("image", "BYTES", (len(images),), images)
     with context.memory:
         return await inference._decode(MODEL, MODEL.codec.from_tensor(tensor, {}, {}), context)
 

@@ -114,7 +114,7 @@ def test_a_truncated_image_is_rejected(format_: str, missing: float) -> None:
     "data",
     [
         b"",
-        b"no picture at all",
+        b"not an image",
         b"\xff\xd8\xff" + bytes(100),
         b"\x89PNG\r\n\x1a\n" + bytes(100),
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", bytes(13)) + chunk(b"IEND", b""),
