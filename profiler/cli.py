@@ -30,7 +30,7 @@ from profiler.stages import with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
-from server.models.text_sources import check_text, identity
+from server.models.text_model_spec import check_text, identity
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages, at each batch size of the quick plan
@@ -151,8 +151,8 @@ def _emulated_job(model: str, profile: Profile) -> _ProfilingJob:
 
 def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
-    from server.backends.loading import device_of, load
-    from server.backends.torch_images import resolve_device, settings, tunes
+    from server.backends.loading import load_models, make_device
+    from server.backends.torch_images import autotunes, resolve_device, settings
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
@@ -160,8 +160,8 @@ def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | No
     model, _, spec = model.partition("=")
     spec = spec or model
     check_text(model, spec, weights, stages)
-    ((served, net),) = load({model: spec}, weights, {model: max_batch_size}, stages or 1)
-    executor = ThreadExecutor(device_of([(served, net)], place))
+    ((served, net),) = load_models({model: spec}, weights, {model: max_batch_size}, stages or 1)
+    executor = ThreadExecutor(make_device([(served, net)], place))
     setting = ", ".join(filter(None, (settings(place, stages=stages), identity(model, spec))))
     for warning in found.warnings:
         _log.warning("%s", warning)
@@ -169,7 +169,7 @@ def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | No
     key = cache.CacheKey(model, device_name, max_batch_size, setting)
     subject = make_subject(executor, served, meter_for(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
-    return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, tunes(place, served), key)
+    return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
 
 
 def _versions() -> str:

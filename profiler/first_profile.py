@@ -19,7 +19,7 @@ from server.config import Settings
 from server.energy.meters import EnergyMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.text_sources import identity
+from server.models.text_model_spec import identity
 
 _PASSES = 5  # over all stages and batch sizes
 _log = logging.getLogger("batchwright.profiler")
@@ -78,7 +78,7 @@ class FirstProfiles:
         from server.backends import torch_images
 
         place, _ = torch_images.resolve_device(settings.device)
-        key, tunes = _key(settings, model.name, model.max_batch_size), torch_images.tunes(place, model)
+        key, tunes = _key(settings, model.name, model.max_batch_size), torch_images.autotunes(place, model)
         try:
             return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
         except OutOfMemoryError as error:

@@ -33,7 +33,7 @@ async def with_lengths(
     codec = subject.texts
     assert codec is not None
     rng = np.random.default_rng(0)
-    texts = {length: codec.synthetic_of_length(_TEXTS, length, rng) for length in codec.lengths}
+    texts = {length: codec.synthetic_samples(_TEXTS, rng, length) for length in codec.lengths}
     seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, texts)}
     visits = [visit for visit in seen for _ in range(repeats * min(_MAX_REPEAT_FACTOR, codec.lengths[-1] // visit[1]))]
     for done, at in enumerate(rng.permutation(len(visits)).tolist(), 1):
@@ -47,7 +47,7 @@ async def with_lengths(
         note=f"{profile.note}; service_time_s is of texts of {codec.middle_length}",
         lengths=tuple(texts),
         length_service_times=tuple(zip(*columns, strict=True)),
-        generates=not codec.classifies,
+        generates=codec.generates,
     )
 
 

@@ -28,7 +28,7 @@ from profiler.preflight import preflight
 from server.backends.executor import Executor, ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
-from server.models.images import smooth_pictures
+from server.models.images import synthetic_images
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
@@ -238,16 +238,16 @@ def run_study(study: Study, save: Callable[[str, Any], object]) -> None:
     Raises:
         UnmeasuredError: the sensor failed.
     """
-    from server.backends.torch_images import resolve_device, settings, torch_device
-    from server.models.torchvision_source import load
+    from server.backends.torch_images import make_image_device, resolve_device, settings
+    from server.models.torchvision_source import load_image_model
 
     place, device_name = resolve_device(study.device)
     found = preflight(study.device)
     save("preflight", asdict(found))
-    model, net = load(study.model, "random", study.max_batch_size)
-    executor = ThreadExecutor(torch_device([(model, net)], place), study.device)
+    model, net = load_image_model(study.model, "random", study.max_batch_size)
+    executor = ThreadExecutor(make_image_device([(model, net)], place), study.device)
     try:
-        samples = list(smooth_pictures(model.codec, 16, np.random.default_rng(1)))
+        samples = list(synthetic_images(model.codec, 16, np.random.default_rng(1)))
         subject = Subject(executor, study.model, samples, meter_for(study.device))
         versions = ", ".join(f"{name} {number}" for name, number in cache.package_versions().items())
         about = f"{settings(place)}, weights random, {versions}; {found.note}"

@@ -20,7 +20,7 @@ from server.api.open_inference.documents import wants_ready_only
 from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.errors import ServerError, render_error
 from server.models.images import ImageCodec
-from server.models.signature import RAW, TensorSpec
+from server.models.signature import RAW, Tensor, TensorSpec
 from server.transport.asgi import client_timeout
 from server.transport.content_encoding import compress, decompress
 
@@ -108,10 +108,10 @@ def _tensor(datatype: str, count: int) -> bytes:
 
 @st.composite
 def good_calls(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
-    """A valid call, with any of the allowed options."""
-    datatype = draw(st.sampled_from([*SPEC.tails]))
+    """A call that is right in every respect, but may ask for anything allowed."""
+    datatype = draw(st.sampled_from([*SPEC.sample_shapes]))
     samples = draw(st.integers(1, 3))
-    shape = [samples, *SPEC.tails[datatype]]
+    shape = [samples, *SPEC.sample_shapes[datatype]]
     entry: dict[str, Any] = {"name": "image", "shape": shape, "datatype": datatype}
     count = int(np.prod(shape))
     blob = b""
@@ -280,9 +280,7 @@ def _infer(body: bytes, length: int | None) -> None:
     call = parse_infer(body, length, SPEC, OUTPUTS, MOST_SAMPLES)
     _check_call(call)
     if call.tensor.datatype in ("BYTES", RAW):
-        read = _CODEC.read if call.tensor.datatype == RAW else _CODEC.decode
-        for image in call.tensor.data:
-            assert read(image).shape == _CODEC.shape
+        _read_images(call.tensor)
 
 
 def _check_call(call: InferCall) -> None:
@@ -296,7 +294,7 @@ def _check_call(call: InferCall) -> None:
         assert len(tensor.data) == np.prod(tensor.shape)
         assert {*map(type, tensor.data)} == {bytes}
     else:
-        assert tensor.shape == tensor.data.shape == (tensor.shape[0], *SPEC.tails[tensor.datatype])
+        assert tensor.shape == tensor.data.shape == (tensor.shape[0], *SPEC.sample_shapes[tensor.datatype])
     answers = {name: np.zeros((tensor.shape[0], CLASSES), np.float32) for name in OUTPUTS}
     body, length = render_infer(call, "m", answers, None, {"batch_size": 1})
     written = orjson.loads(body[:length])
@@ -305,8 +303,14 @@ def _check_call(call: InferCall) -> None:
     assert sum(blobs) == (0 if length is None else len(body) - length)
 
 
-def _read_image(data: bytes) -> None:
-    assert _CODEC.read(data).shape == _CODEC.shape
+def _read_raw(data: bytes) -> None:
+    _read_images(Tensor("image", RAW, (1,), [data]))
+
+
+def _read_images(tensor: Tensor) -> None:
+    inputs = _CODEC.from_tensor(tensor, {}, {})
+    decoded = [_CODEC.decode(data, _CODEC.decode_cost(data)) for data in inputs.encoded]
+    assert {sample.shape for sample in (*decoded, *inputs.read())} == {_CODEC.shape}
 
 
 def _length(text: str) -> None:
@@ -335,7 +339,7 @@ def _index(body: bytes) -> None:
 
 _TARGETS: Mapping[str, Callable[..., None]] = {
     "infer": _infer,
-    "picture": _read_image,
+    "picture": _read_raw,
     "length": _length,
     "timeout": _timeout,
     "decompress": _decompress,

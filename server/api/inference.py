@@ -1,4 +1,4 @@
-"""One inference call, from its body to the answers of its samples, whatever the protocol."""
+"""One inference call, from its body to the answers of its samples, independent of the protocol."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from policies.cpus import available_cpus
 from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
-from server.models.model import Codec, Inputs, Measure, ServedModel
+from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Answer
 from server.scheduling.fleet import Fleet
@@ -28,14 +28,14 @@ from server.transport.request_context import RequestContext
 _T = TypeVar("_T")
 _log = logging.getLogger("batchwright.gateway")
 MAX_BODY_BYTES = 64 * 2**20
-MAX_CALL_WORK = 250_000_000  # of all pictures of a call, as `Measure` has it: a few seconds of decoding
-_HEAVY = 16_000_000  # work of a picture that takes long to decode
-_SHORT = 2**18  # bytes of a picture whose header is read faster than a thread is started
-_LANES = 8  # pictures of one call that are decoded at once
-_PART = 8  # the pictures of a call may hold 1/8 of the memory budget; otherwise they are decoded one by one
+MAX_CALL_WORK = 250_000_000  # sum of `DecodeCost.work` of a call: a few seconds of decoding
+_HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
+_SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
+_MAX_LANES = 8  # images of one call that are decoded concurrently
+_CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
 _THREADS = min(28, available_cpus())  # for decoding, of the pool's 32
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
-_VALUES_OF_JSON = 4  # bytes of tensors from a byte of JSON, at most: `1,` may become an INT64
+_MEMORY_PER_JSON = 4  # bytes of tensors per byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
 ANY_BODY = BodyLimit(MAX_BODY_BYTES, "send fewer samples per call")
 JSON_BODY = BodyLimit(MAX_JSON_BYTES, JSON_REMEDY)
@@ -49,13 +49,13 @@ class Inference:
         models: by name.
         fleet: the devices with their dispatchers.
         metrics: counts the outcome of each request.
-        decoders: threads that decode pictures.
-        capacity: number of samples that can wait, and so the most that one call can have.
+        decoders: threads that decode images.
+        capacity: maximum number of waiting samples, and so of the samples of one call.
         budget: the memory budget of all calls.
-        decoding: limits how many pictures are decoded, or bodies decompressed, at once. No more than there are
-            processors, so that a picture that waits takes no memory, and threads are left for short work.
-        heavy: limits how many of them may take long, so that other pictures are decoded meanwhile.
-        parsing: limits how many long JSON documents are parsed at once; parsing holds the interpreter.
+        decoding: limits concurrent decoding of images and decompression of bodies to the number of processors, so
+            that a waiting image takes no memory, and threads are left for short work.
+        heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
+        parsing: limits concurrent parsing of long JSON documents, which holds the interpreter's lock.
     """
 
     models: Mapping[str, ServedModel]
@@ -72,7 +72,7 @@ class Inference:
     async def answering(
         self, name: str | None, scope: Scope, receive: Receive, send: Send
     ) -> AsyncIterator[RequestContext]:
-        """Answer one call for the model of that name: an error inside is answered and counted.
+        """Context of one call for the model of that name: errors raised inside are answered and counted.
 
         The call's memory reservation ends when its answer has been handed to the connection.
         """
@@ -82,17 +82,17 @@ class Inference:
                 yield context
                 self._count_answered(self.model(name).name, context)
             except ServerError as error:
-                self._count_refused(name, error, context)
+                self._count_failed(name, error, context)
                 await respond_error(send, error)
             except ClientGoneError:
                 self._count(name, "cancelled", context)
             except asyncio.CancelledError:
                 self._count(name, "cancelled", context)
                 raise
-            except Exception:  # noqa: BLE001  (a bug here must not cost the client an answer)
-                _log.exception("request %s met a bug", context.request_id)
+            except Exception:  # noqa: BLE001  (the client gets an answer after a bug, too)
+                _log.exception("request %s failed with an exception", context.request_id)
                 bug = ServerError("internal error; the server's log has the details")
-                self._count_refused(name, bug, context)
+                self._count_failed(name, bug, context)
                 await respond_error(send, bug)
 
     async def infer(
@@ -100,8 +100,8 @@ class Inference:
     ) -> list[Answer]:
         """Serve one call.
 
-        Room is checked before the body is read, so that an overloaded server does no useless work, before encoded
-        samples are decoded, for the same reason, and when the samples are queued, which decides.
+        Admission control checks for room before the body is read and before samples are decoded, so that an
+        overloaded server does no useless work, and finally when the samples are queued.
 
         Args:
             model: the model.
@@ -120,7 +120,7 @@ class Inference:
         else:
             context.memory.grow(inputs.memory)
             samples = await self.off_the_loop(inputs.read) if inputs.slow else inputs.read()
-        del inputs  # its memory must not be held until the answer
+        del inputs  # frees their memory while the samples wait
         context.memory.end_pending()
         return await self._submit(model, samples, context)
 
@@ -144,12 +144,12 @@ class Inference:
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
     async def read(self, model: ServedModel, context: RequestContext, limit: BodyLimit = ANY_BODY) -> bytes:
-        """Read the body of a call, and undo its Content-Encoding.
+        """Read the body of a call, and decompress it by its Content-Encoding.
 
         Raises:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over the limit.
-            QueueFullError: there is no room for another request, or for these bytes.
+            QueueFullError: there is no room in the queue for another request, or in the memory budget for the body.
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
@@ -169,14 +169,14 @@ class Inference:
             while (piece := await self.off_the_loop(next, pieces, None)) is not None:
                 plain.append(piece)
                 size += len(piece)
-                context.memory.grow_to(len(body) + 2 * size)  # the pieces, and soon the whole
+                context.memory.grow_to(len(body) + 2 * size)  # the pieces, and then the whole
         whole = b"".join(plain)
         plain.clear()
         context.memory.resize(size)
         return whole
 
     async def parse(self, parse: Callable[[], _T], document: bytes, context: RequestContext) -> _T:
-        """Parse a call whose JSON part is `document`, with a reservation for what that takes; raises as `parse`.
+        """Parse a call whose JSON part is `document`, with a memory reservation for parsing; raises as `parse`.
 
         Long documents are parsed off the event loop, one at a time.
 
@@ -193,17 +193,17 @@ class Inference:
                 size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
                 with context.memory.temporarily(size.memory):
                     parsed = await self.off_the_loop(parse)
-        context.memory.grow(_VALUES_OF_JSON * len(document))
+        context.memory.grow(_MEMORY_PER_JSON * len(document))
         return parsed
 
     def _admit(self, model: str, n: int, context: RequestContext) -> None:
         """Check that there is room for `n` samples before they are decoded.
 
-        Samples that are being decoded count as if they were queued, so that a burst is rejected before it is decoded.
-        The check takes the same time however many requests wait.
+        Samples that are being decoded count as queued, so that a burst is rejected before it is decoded. The time of
+        the check does not depend on the queue length.
 
         Raises:
-            QueueFullError: there is no room in the queue, or no time.
+            QueueFullError: there is no room in the queue, or the wait would exceed the client's time-out.
             ExpiredError: the client's time-out has passed.
         """
         context.memory.end_pending()  # of decompression
@@ -216,9 +216,9 @@ class Inference:
         """Decode encoded samples off the event loop, until the client leaves or its time-out passes.
 
         Raises:
-            BadInputError: one of them cannot be read.
-            TooLargeError: they are too large together.
-            QueueFullError: there is no room in the queue, or for their pixels.
+            BadInputError: a sample is malformed.
+            TooLargeError: decoding all samples takes too long.
+            QueueFullError: there is no room in the queue, or in the memory budget for the decoded samples.
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection.
         """
@@ -226,65 +226,66 @@ class Inference:
         context.memory.grow(inputs.memory)
         codec, encoded = model.codec, inputs.encoded
         short = len(encoded) == 1 and len(encoded[0]) <= _SHORT
-        measures = measured(codec, encoded) if short else await self.off_the_loop(measured, codec, encoded)
+        costs = decode_costs(codec, encoded) if short else await self.off_the_loop(decode_costs, codec, encoded)
         samples: list[Any] = [None] * len(encoded)
-        todo = iter(enumerate(zip(encoded, measures, strict=True)))
+        todo = iter(enumerate(zip(encoded, costs, strict=True)))
 
         async def work() -> None:
-            for index, (picture, measure) in todo:
-                samples[index] = await self._decode_one(codec, picture, measure)
+            for index, (data, cost) in todo:
+                samples[index] = await self._decode_one(codec, data, cost)
 
-        left, room = context.left(), self.budget.limit // _PART // max(measure.held for measure in measures)
-        lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(encoded), _LANES, room)))]
+        left, room = context.left(), self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
+        lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(encoded), _MAX_LANES, room)))]
         try:
-            await _watched(asyncio.gather(*lanes), context, left)
+            await _await_client(asyncio.gather(*lanes), context, left)
         finally:
             for lane in lanes:
                 lane.cancel()
         return samples
 
-    async def _decode_one(self, codec: Codec, encoded: bytes, measure: Measure) -> Any:
-        slots = (self.heavy, self.decoding) if measure.work > _HEAVY else (self.decoding,)
-        taken: list[asyncio.Semaphore] = []
+    async def _decode_one(self, codec: Codec, encoded: bytes, cost: DecodeCost) -> Any:
+        slots = (self.heavy, self.decoding) if cost.work > _HEAVY else (self.decoding,)
+        acquired: list[asyncio.Semaphore] = []
         memory = self.budget.reservation()
 
-        def ended(_: object) -> None:
+        def release(_: object) -> None:
             memory.resize(0)
-            for slot in taken:
+            for slot in acquired:
                 slot.release()
 
         try:
             for slot in slots:
                 await slot.acquire()
-                taken.append(slot)
-            memory.grow(measure.held)
-            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, encoded, measure)
+                acquired.append(slot)
+            memory.grow(cost.memory)
+            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, encoded, cost)
         except BaseException:
-            ended(None)
+            release(None)
             raise
-        running.add_done_callback(ended)
-        return await asyncio.shield(running)  # the thread goes on, and holds its memory, after the call is cancelled
+        running.add_done_callback(release)
+        return await asyncio.shield(running)  # the thread goes on, with its memory, after the call is cancelled
 
     async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Answer]:
-        """Queue the samples of one call and wait for all answers; a client that leaves cancels them.
+        """Queue the samples of one call and wait for all answers; cancelled if the client disconnects.
 
         Raises:
             ServerError: rejected, expired or failed.
             ClientGoneError: the client closed the connection.
         """
         context.queued, context.samples = monotonic(), len(samples)
-        sizes = () if model.sizes is None else [model.sizes.of(sample) for sample in samples]
+        predictor = model.size_predictor
+        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
         submitted = self.fleet.submit(model.name, samples, context.left(), sizes)
-        answers = await _watched(submitted, context)
+        answers = await _await_client(submitted, context)
         context.waiting = max(answer.waiting for answer in answers)
         context.service = max(answer.service for answer in answers)
         context.device = answers[-1].device
-        if model.sizes is not None:
+        if predictor is not None:
             for sample, answer in zip(samples, answers, strict=True):
-                model.sizes.observe(sample, answer.output)
+                predictor.observe(sample, answer.output)
         return answers
 
-    def _count_refused(self, model: str | None, error: ServerError, context: RequestContext) -> None:
+    def _count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         name = self._count(model, error.outcome, context)
         if name is None:
             return
@@ -293,7 +294,7 @@ class Inference:
         self.metrics.statistics.failed(name, monotonic() - context.began)
 
     def _count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
-        """Count the outcome of a call's samples; None as the name means the only model. Returns the name counted."""
+        """Count the outcome of a call's samples; the name None stands for the only model. Returns the counted name."""
         name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
         if name is None or name not in self.models:
             return None
@@ -308,7 +309,7 @@ class Inference:
         self.metrics.statistics.answered(model, preparing, context.waiting, context.service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
-        """What happened to a call: the largest batch, the longest times, the energy of all its samples."""
+        """Facts about a call for its response: largest batch, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         profile = self.fleet.on(answers[-1].device).chosen[model].profile
         return {
@@ -320,26 +321,26 @@ class Inference:
         }
 
 
-def measured(codec: Codec, encoded: Sequence[bytes]) -> list[Measure]:
-    """The costs of decoding the pictures of a call, from their headers.
+def decode_costs(codec: Codec, encoded: Sequence[bytes]) -> list[DecodeCost]:
+    """Read the costs of decoding the samples of a call from their headers.
 
     Raises:
-        BadInputError: one of them cannot be read.
-        TooLargeError: they take more work together than a call may ask for.
+        BadInputError: a header is malformed.
+        TooLargeError: the sum of work is over `MAX_CALL_WORK`.
     """
-    measures = [codec.measure(each) for each in encoded]
-    work = sum(measure.work for measure in measures)
+    costs = [codec.decode_cost(each) for each in encoded]
+    work = sum(cost.work for cost in costs)
     if work > MAX_CALL_WORK:
         size, bound = f"{work / 1e6:.0f} megapixels", MAX_CALL_WORK // 1_000_000
         raise TooLargeError(
-            f"decoding the call's pictures takes as long as {size}, over the bound of {bound}; send them in several "
+            f"decoding the call's images takes as long as {size}, over the maximum of {bound}; send them in several "
             "calls, and not progressive"
         )
-    return measures
+    return costs
 
 
-async def _watched(future: "asyncio.Future[_T]", context: RequestContext, left: float = inf) -> _T:
-    """Wait for a call's future, which is cancelled when the client leaves, or after the time that is left, s.
+async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, left: float = inf) -> _T:
+    """Wait for a call's future, which is cancelled when the client disconnects, or after `left`, s.
 
     Raises:
         ClientGoneError: the client closed the connection.
@@ -359,21 +360,21 @@ async def _watched(future: "asyncio.Future[_T]", context: RequestContext, left: 
 class _Watch:
     """Cancels a call when its client closes the connection, or its time is over.
 
-    It begins to listen only after a while: most calls are answered before, and a task for each of them would cost
-    more than everything else that a call needs.
+    It listens to the connection only after a delay: most calls are answered before, and a task for each of them would
+    take more time than the rest of the call.
 
     Attributes:
-        reason: why it cancelled the call.
+        reason: the exception of a cancelled call.
     """
 
-    _AFTER = 0.02  # s
+    _DELAY = 0.02  # s
 
     def __init__(self, context: RequestContext, future: "asyncio.Future[Any]", left: float) -> None:
         self._context = context
         self._future = future
         self._listener: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        self._start = loop.call_later(self._AFTER, self._listen)
+        self._start = loop.call_later(self._DELAY, self._listen)
         self._end = None if left == inf else loop.call_later(left, self._expire)
         self.reason: Exception | None = None
 

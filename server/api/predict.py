@@ -1,4 +1,4 @@
-"""POST /predict[/{m}]: a picture or a text in, predictions or a text out. On bare ASGI, since it has to be fast."""
+"""POST /predict[/{m}]: an image or a text in, predictions or a text out. On bare ASGI, for low overhead."""
 
 import re
 from functools import partial
@@ -17,7 +17,7 @@ from server.transport.request_context import RequestContext
 
 
 class Predict:
-    """The route for one sample, as curl sends it."""
+    """The route for one sample that is the body, as curl sends it."""
 
     _PATH = re.compile(r"/predict(?:/([^/]+))?")
 
@@ -35,7 +35,7 @@ class Predict:
         name = path[1] if path else None
         async with self._inference.answering(name, scope, receive, send) as context:
             body = await self._answer(name, context)
-            context.memory.resize(len(body))  # all else that the call held has been dropped
+            context.memory.resize(len(body))  # the inputs have been dropped
             await respond(send, body, b"application/json")
 
     async def _answer(self, name: str | None, context: RequestContext) -> bytes:
@@ -49,7 +49,7 @@ class Predict:
         codec = model.codec
         limit = ANY_BODY if codec.max_body is None else BodyLimit(*codec.max_body)
         body = await self._inference.read(model, context, limit)
-        if codec.json_body is not None:
+        if codec.json_body:
             return await self._inference.parse(partial(codec.from_body, body), body, context)
         content_type = context.headers.get(b"content-type", b"").decode("latin-1")
         if codec.form_field is not None and is_form(content_type):

@@ -160,17 +160,17 @@ def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
     settings = plan.settings
     place, device_name = torch_images.resolve_device(settings.device)
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
-    loaded = loading.load(settings.specs, settings.weights, largest, settings.stages or 1)
-    executor = ThreadExecutor(loading.device_of(loaded, place), device_name)
+    loaded = loading.load_models(settings.specs, settings.weights, largest, settings.stages or 1)
+    executor = ThreadExecutor(loading.make_device(loaded, place), device_name)
     meter, profiles = meter_for(str(place)), dict(plan.profiles)
     served: dict[str, ServedModel] = {}
     for model, _ in loaded:
-        tunes = torch_images.tunes(place, model)
+        autotunes = torch_images.autotunes(place, model)
         if model.name not in profiles:
             profiles[model.name] = profiling.first(settings, model, executor, meter)
-        warmed = torch_images.warmed_up(executor, model, profiles[model.name], tunes)
+        warmed = torch_images.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
         profiles[model.name] = profile = model.codec.complete(warmed)
-        served[model.name] = replace(model, sizes=model.codec.size_predictor(profile, settings.guess))
+        served[model.name] = replace(model, size_predictor=model.codec.size_predictor(profile, settings.guess))
     return _Backend(served, executor, meter, profiles)
 
 

@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.types import SpecError
-from server.backends.heap import heap
+from server.backends.glibc_heap import heap
 from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener, accept
 
@@ -151,7 +151,7 @@ async def _serve(
     if files:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
         loop.add_signal_handler(signal.SIGHUP, _reload, files)
     stopping = asyncio.create_task(_stop_when_broken(server, fleet))
-    trimming = asyncio.create_task(heap.keep_trimmed(lambda: server.server_state.total_requests))
+    trimming = asyncio.create_task(heap.trim_periodically(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
     for task in (*drains, stopping, trimming):
         task.cancel()

@@ -12,7 +12,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.lifecycle import bind
 from server.config import Settings, SettingsResult, by_model
-from server.models.text_sources import check_text, is_text
+from server.models.text_model_spec import check_text, is_text
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"

@@ -1,1 +1,1 @@
-"""Backends: what runs a batch on a device."""
+"""Backends: devices that run batches."""

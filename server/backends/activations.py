@@ -1,4 +1,4 @@
-"""What a suspended sample is between two stages: a row of a tensor that stays where its stage left it."""
+"""Activations of samples between two stages, and their merging into one batch for the next stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """One sample's activation; the tensor goes when its last row does.
+class ActivationRow:
+    """Activation of one sample: a row of a stage's output, whose memory is freed with its last row.
 
     Attributes:
-        whole: [n, ...], what a stage gave for its batch.
-        index: which row of it.
+        tensor: output of the stage for its whole batch, [n, ...].
+        index: of the row.
     """
 
-    whole: Tensor
+    tensor: Tensor
     index: int
 
 
-class Activations:
-    """Puts a sub-batch together again for its next stage; one model on one device."""
+class ActivationBuffers:
+    """Merges activations into batches, with one buffer per stage; for one model on one device."""
 
     def __init__(self, max_batch_size: int) -> None:
-        """Buffers take this many rows; each is made when its stage is first entered by rows that came apart."""
+        """A buffer has this many rows, and is allocated at the first merge for its stage."""
         self._max_batch_size = max_batch_size
         self._buffers: dict[int, Tensor] = {}  # by stage
 
-    def joined(self, stage: int, rows: Sequence[Row]) -> Tensor:
-        """[n, ...]: the rows in order, as what `stage` takes.
+    def merge(self, stage: int, rows: Sequence[ActivationRow]) -> Tensor:
+        """The rows in order as the input of `stage`, [n, ...].
 
-        Neighbours of one tensor are taken as they lie: a batch that goes on as it is copies nothing. Rows of several
-        tensors, merging, are written side by side into the stage's buffer, which is free again when the stage is over.
+        Consecutive rows of one tensor are a slice of it, without a copy. Rows of several tensors are copied into the
+        stage's buffer, which is free again when the stage ends.
         """
-        runs = _runs(rows)
-        if len(runs) == 1:
-            return runs[0]
+        slices = _slices(rows)
+        if len(slices) == 1:
+            return slices[0]
         try:
-            buffer = self._buffer(stage, rows[0].whole)
-        except torch.OutOfMemoryError:  # so few rows may fit where a whole buffer does not
-            return torch.cat(runs)
-        return torch.cat(runs, out=buffer[: len(rows)])
+            buffer = self._buffer(stage, rows[0].tensor)
+        except torch.OutOfMemoryError:  # these rows may fit where a whole buffer does not
+            return torch.cat(slices)
+        return torch.cat(slices, out=buffer[: len(rows)])
 
     def _buffer(self, stage: int, like: Tensor) -> Tensor:
         if stage not in self._buffers:
@@ -51,17 +51,17 @@ class Activations:
         return self._buffers[stage]
 
 
-def _runs(rows: Sequence[Row]) -> list[Tensor]:
-    """Neighbours in one tensor as one slice of it."""
-    runs = []
+def _slices(rows: Sequence[ActivationRow]) -> list[Tensor]:
+    """Slices of the rows' tensors, one for each run of consecutive rows of a tensor."""
+    slices = []
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or not _follows(rows[end - 1], rows[end]):
             first = rows[start]
-            runs.append(first.whole[first.index : first.index + end - start])
+            slices.append(first.tensor[first.index : first.index + end - start])
             start = end
-    return runs
+    return slices
 
 
-def _follows(one: Row, other: Row) -> bool:
-    return one.whole is other.whole and other.index == one.index + 1
+def _follows(row: ActivationRow, other: ActivationRow) -> bool:
+    return row.tensor is other.tensor and other.index == row.index + 1

@@ -1,4 +1,4 @@
-"""An emulated device: a profile played in real time, with outputs by which a mixed-up answer is noticed."""
+"""The emulated device: a profile's service times in real time, with outputs that identify their inputs."""
 
 import time
 import zlib
@@ -12,25 +12,26 @@ from server.backends.executor import Batch, Logits
 from server.energy.meters import CountingMeter
 
 CLASSES = 1000
-_WAKE_UP = 3e-4  # s; a sleeping thread wakes up so late, give or take
+_WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up
 
 
 class EmulatedDevice:
-    """Takes each batch its profile's service time, meters its energy, and answers from each input alone.
+    """Takes the profile's service time for each batch and counts its energy.
 
-    The service ends at an absolute instant: making the outputs is part of it, and waking up late is not added to it.
+    An output depends only on its own input, so that answers given to the wrong request can be detected. The service
+    time includes making the outputs, and excludes the delay of the thread's wake-up.
     """
 
     def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter) -> None:
-        """`profiles` by model name; `meter` counts the batches' energy, J."""
+        """`profiles` are by model name; `meter` counts the batches' energy, J."""
         self._profiles = profiles
         self._meter = meter
-        self._wheel = np.random.default_rng(0).normal(0.0, 2.0, 2 * CLASSES).astype(np.float32)
+        self._noise = np.random.default_rng(0).normal(0.0, 2.0, 2 * CLASSES).astype(np.float32)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Sleep for l(b), or the time of some stages, and return logits, float32 [1000], for each input.
+        """Sleep for l(b), or the time of the batch's stages, and return logits, float32 [1000], for each input.
 
-        Before the last stage it returns the inputs as they are, for the next stage.
+        Before the last stage the outputs are the inputs.
         """
         profile, size = self._profiles[batch.model], len(batch.inputs)
         span = (size, batch.first_stage, batch.last_stage)
@@ -39,14 +40,14 @@ class EmulatedDevice:
         outputs = [self._logits(sample) for sample in batch.inputs] if is_last else batch.inputs
         self._meter.add(profile.launch_energy(*span) or 0.0)
         while (left := end - time.monotonic()) > 0:
-            time.sleep(max(0.0, left - _WAKE_UP))  # the last stretch is yielded away, turn by turn
+            time.sleep(max(0.0, left - _WAKE_UP))  # the rest is spent yielding, since a sleep would end late
         return outputs
 
     def _logits(self, sample: Any) -> Logits:
-        """Noise turned and scaled by a checksum of every 61st byte: nearly every other sample gives other logits.
+        """Noise, rotated and scaled by a checksum of every 61st byte, which differs between nearly all samples.
 
-        So few bytes, because this thread shares the interpreter with the gateway, which is answering just then.
+        Only some bytes are read because this thread shares the interpreter with the event loop.
         """
         checksum = zlib.crc32(sample.reshape(-1)[::61].tobytes())
-        turn, scale = checksum % CLASSES, 1.0 + checksum // CLASSES % 997 / 997
-        return self._wheel[turn : turn + CLASSES] * np.float32(scale)
+        offset, scale = checksum % CLASSES, 1.0 + checksum // CLASSES % 997 / 997
+        return self._noise[offset : offset + CLASSES] * np.float32(scale)

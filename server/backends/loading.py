@@ -1,62 +1,65 @@
-"""From NAME=SPEC to what a device runs: pictures' networks by torchvision, texts' by transformers."""
+"""Loading of models from NAME=SPEC, and the device that runs them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from server.backends.executor import Batch, Device
-from server.backends.torch_images import torch_device
-from server.models import torchvision_source
+from server.backends.torch_images import make_image_device
 from server.models.model import ServedModel
-from server.models.text_sources import is_text
+from server.models.text_model_spec import is_text
+from server.models.torchvision_source import PixelNet, load_image_model
 
-Loaded = tuple[ServedModel, Any]  # with its network
+LoadedModel = tuple[ServedModel, Any]  # with its network: a PixelNet, or a text network
 
 
-def load(models: Mapping[str, str], weights: str, largest: Mapping[str, int], stages: int = 1) -> list[Loaded]:
-    """The models with their networks.
+def load_models(
+    specs: Mapping[str, str], weights: str, max_batch_sizes: Mapping[str, int], stages: int = 1
+) -> list[LoadedModel]:
+    """Load models with their networks.
 
     Args:
-        models: name -> spec.
-        weights: "auto", "random", or a file of a torchvision model's state dict.
-        largest: the largest batch of each.
-        stages: into how many a torchvision model is cut.
+        specs: spec by model name.
+        weights: "auto", "random", or the file of a torchvision model's state dict.
+        max_batch_sizes: by model name.
+        stages: number of stages to split a torchvision model into.
 
     Raises:
-        SpecError: one of them cannot be had.
+        SpecError: a model cannot be loaded.
     """
-    return [_load(name, spec, weights, (largest[name], stages)) for name, spec in models.items()]
+    return [_load_model(name, spec, weights, max_batch_sizes[name], stages) for name, spec in specs.items()]
 
 
-def _load(name: str, spec: str, weights: str, shape: tuple[int, int]) -> Loaded:
+def _load_model(name: str, spec: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
     if is_text(spec):
-        from server.models import huggingface_source  # transformers is an extra
+        from server.models.huggingface_source import load_text_model  # transformers is an extra
 
-        return huggingface_source.load(name, spec, weights, shape[0])
-    model, net = torchvision_source.load(spec, weights, *shape)
-    return ServedModel(name, model.codec, model.labels, model.weights, model.max_batch_size), net
+        return load_text_model(name, spec, weights, max_batch_size)
+    model, net = load_image_model(spec, weights, max_batch_size, stages)
+    return replace(model, name=name), net
 
 
-def device_of(loaded: Sequence[Loaded], place: torch.device) -> Device:
-    """All of them on one device, and the process set up for it."""
-    texts = {model.name: net for model, net in loaded if model.codec.backend == "texts"}
-    others: list[Any] = [(model, net) for model, net in loaded if model.name not in texts]
-    pictures = torch_device(others, place)
+def make_device(models: Sequence[LoadedModel], place: torch.device) -> Device:
+    """Put all models on one device, and set the process up for it."""
+    images: list[Any] = [(model, net) for model, net in models if isinstance(net, PixelNet)]
+    texts = {model.name: net for model, net in models if not isinstance(net, PixelNet)}
+    image_device = make_image_device(images, place)
     if not texts:
-        return pictures
+        return image_device
     from server.backends.torch_texts import TextDevice
 
-    return _Both(pictures, TextDevice(texts, place), frozenset(texts))
+    return _MixedDevice(image_device, TextDevice(texts, place), frozenset(texts))
 
 
-class _Both:
-    """A Device for pictures and texts."""
+class _MixedDevice:
+    """A Device for image and text models."""
 
-    def __init__(self, pictures: Device, texts: Device, names: frozenset[str]) -> None:
-        self._pictures = pictures
+    def __init__(self, images: Device, texts: Device, text_models: frozenset[str]) -> None:
+        self._images = images
         self._texts = texts
-        self._names = names
+        self._text_models = text_models
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        return (self._texts if batch.model in self._names else self._pictures).serve(batch)
+        return (self._texts if batch.model in self._text_models else self._images).serve(batch)

@@ -1,4 +1,4 @@
-"""A device that runs text models with torch, one batch at a time."""
+"""The torch device of text models, which runs one batch at a time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 import torch
 
 from server.backends.executor import Batch
-from server.backends.torch_images import named_faults
-from server.models.text_networks import Generator, TextNet, classify, generate
+from server.backends.torch_images import translated_errors
+from server.models.text_networks import GenerativeNet, TextNet, classify, generate
 
 
 class TextDevice:
-    """A Device for one or several text models; leave it to one thread."""
+    """A Device for one or several text models; not thread-safe."""
 
     def __init__(self, nets: Mapping[str, TextNet], device: torch.device) -> None:
-        """`nets` by model name; they are moved to the device, and compute in float32."""
+        """Move the networks, by model name, to the device; they compute in float32."""
         self._nets, self._device = nets, device
         for net in nets.values():
-            (net.net if isinstance(net, Generator) else net).to(device)
+            (net.net if isinstance(net, GenerativeNet) else net).to(device)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """For each text its logits, float32 [labels], or what was generated.
+        """For each sample its logits, float32 [labels], or its generated tokens.
 
-        A generator's stage is an iteration: who is not done after those that are asked for gives `Unfinished`.
+        A generator's stage is a decode step; an unfinished sample gives the `DecodeState` to continue with.
         """
         net = self._nets[batch.model]
-        with torch.inference_mode(), named_faults(self._device):
-            return (
-                generate(net, batch.inputs, batch.stages) if isinstance(net, Generator) else classify(net, batch.inputs)
-            )
+        with torch.inference_mode(), translated_errors(self._device):
+            if isinstance(net, GenerativeNet):
+                return generate(net, batch.inputs, batch.stages)
+            return classify(net, batch.inputs)

@@ -1,1 +1,1 @@
-"""Models: their interface, preprocessing of images and texts, and the sources that they are loaded from."""
+"""Models: their interface, codecs of images and texts, and the sources that models are loaded from."""

@@ -1,6 +1,6 @@
-"""Hugging Face's text models: classifiers, translators and generators, from a local folder or a configuration.
+"""Text models by transformers: classifiers, translators and generators, from a local folder or a configuration.
 
-Imported only when a text model is asked for: transformers is an extra, and takes seconds. No hub is ever asked.
+Imported only for a text model, since transformers is an extra and takes seconds to import. Nothing is downloaded.
 """
 
 import logging
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from policies.types import SpecError
-from server.models.huggingface_check import check_answers
+from server.models.huggingface_batch_check import check_batching
 from server.models.model import ServedModel
 from server.models.text_codec import ByteTokenizer, TextCodec, Tokenizer
-from server.models.text_networks import Generator, RowPositions, TextNet
-from server.models.text_sources import config_file
-from server.models.torchvision_source import torchvision_models
+from server.models.text_model_spec import config_file
+from server.models.text_networks import GenerativeNet, RowPositions, TextNet
+from server.models.torchvision_source import import_torchvision_models
 
-torchvision_models()  # transformers imports torchvision, which cannot be on every torch before this
+import_torchvision_models()  # transformers imports torchvision, which on some builds fails without this
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoTokenizer  # noqa: E402
 
@@ -26,22 +26,22 @@ transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call
 _log = logging.getLogger(__name__)
 
 _SEED = 20_260_121
-_MOST_TOKENS = 512  # of a prompt
-_MOST_NEW_TOKENS = 256
-_RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # a token's place: relative to others, or in the text
-_TRANSLATES = ("ForConditionalGeneration", "WithLMHeadModel", "MTModel")
+_MAX_PROMPT_TOKENS = 512
+_MAX_NEW_TOKENS = 256
+_RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # model types with relative, and with absolute positions
+_GENERATES = ("ForConditionalGeneration", "WithLMHeadModel", "MTModel")  # suffixes of architectures
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
-_SHARED = {
-    "vocab_size": ByteTokenizer.vocabulary,
+_COMMON = {
+    "vocab_size": ByteTokenizer.vocab_size,
     "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": 1,
     "tie_word_embeddings": False,
 }
-# Four layers of 256 take milliseconds on one core. Weights are drawn wide enough for answers to differ, and heads are
-# not tied to embeddings: a network that has learned nothing would repeat its last token for ever.
-_SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+# Four layers of width 256 take milliseconds on one core. Random weights have a standard deviation large enough for
+# outputs to differ. Heads are not tied to embeddings: with random weights that would repeat the last token.
+_BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     "text-classifier": (
         "bert",
         {
@@ -78,69 +78,64 @@ _SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def load(name: str, spec: str, weights: str, max_batch_size: int) -> tuple[ServedModel[TextCodec], TextNet]:
-    """A text model in eval mode, float32 on the CPU.
+def load_text_model(name: str, spec: str, weights: str, max_batch_size: int) -> tuple[ServedModel[TextCodec], TextNet]:
+    """Load a text model in eval mode, float32, on the CPU.
 
     Args:
-        name: as in URLs.
-        spec: one of `SMALL`, a folder as transformers saves it, or a configuration file.
-        weights: "auto" takes the folder's, and random ones where there is only a configuration; "random".
-        max_batch_size: what the served model announces.
+        name: name in URLs.
+        spec: a key of `text_model_spec.BUILT_IN`, a folder as transformers saves it, or a configuration file.
+        weights: "auto" (the folder's; random with only a configuration) or "random".
+        max_batch_size: of the served model.
 
     Raises:
-        SpecError: the folder does not hold what is needed, or its network does not answer here as it does by itself.
+        SpecError: the folder is incomplete, or the network's outputs differ in a batch.
     """
-    config = _config(name, spec)
-    kind = _kind(name, config)
+    config = _load_config(name, spec)
+    auto_class = _auto_class(name, config)
+    random = weights == "random" or not Path(spec).is_dir()
     try:
-        return _tried(name, spec, (kind, config), weights, max_batch_size)
+        net = _random_net(auto_class, config) if random else _stored_net(name, auto_class, spec)
+        net.eval().requires_grad_(False)
+        if random and weights != "random":
+            _log.warning("%s runs with RANDOM weights: its outputs mean nothing; give a folder with weights", name)
+        codec = _make_codec(auto_class, config, _load_tokenizer(name, spec, config, random))
+        labels = () if codec.generates else tuple(str(config.id2label[i]) for i in range(config.num_labels))
+        text_net = _make_text_net(name, net, codec)
+        check_batching(name, codec, text_net)
     except SpecError:
         raise
-    except Exception as error:  # whatever an unknown network raises that is built, or given texts of any length
+    except Exception as error:  # building an unknown network, or running it on any length, may raise anything
         raise SpecError(
-            f"{name}: a {config.model_type} cannot be served from {spec!r} ({_line(error)}); "
-            "docs/texts.md says which networks can be, or mend the configuration"
+            f"{name}: a {config.model_type} cannot be served from {spec!r} ({_one_line(error)}); "
+            "docs/texts.md lists the networks that can be served, or correct the configuration"
         ) from error
-
-
-def _tried(
-    name: str, spec: str, shape: tuple[str, Any], weights: str, max_batch_size: int
-) -> tuple[ServedModel[TextCodec], TextNet]:
-    kind, config = shape
-    random = weights == "random" or not Path(spec).is_dir()
-    net = _random(kind, config) if random else _stored(name, kind, spec)
-    net.eval().requires_grad_(False)
-    if random and weights != "random":
-        _log.warning("%s runs with RANDOM weights: what it says means nothing; give a folder with weights", name)
-    codec = _codec(kind, config, _tokenizer(name, spec, config, random))
-    labels = tuple(str(config.id2label[i]) for i in range(config.num_labels)) if not codec.generates else ()
     origin = "random" if random else Path(spec).resolve().name
-    network = _net(name, net, codec)
-    check_answers(name, codec, network)
-    return ServedModel(name, codec, labels, origin, max_batch_size), network
+    return ServedModel(name, codec, labels, origin, max_batch_size), text_net
 
 
-def _config(name: str, spec: str) -> Any:
-    if spec in _SMALL:
-        kind, shape = _SMALL[spec]
-        config = AutoConfig.for_model(kind, **_SHARED, **shape)
-        config.tie_word_embeddings = False  # which T5's overrules
+def _load_config(name: str, spec: str) -> Any:
+    if spec in _BUILT_IN:
+        model_type, shape = _BUILT_IN[spec]
+        config = AutoConfig.for_model(model_type, **_COMMON, **shape)
+        config.tie_word_embeddings = False  # T5's configuration overrides the argument
         return config
     try:
         return AutoConfig.from_pretrained(config_file(spec), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a damaged configuration makes transformers raise
-        raise SpecError(f"{name}: {str(config_file(spec))!r} cannot be read ({_line(error)}); mend it") from error
+    except Exception as error:  # transformers may raise anything on a damaged configuration
+        raise SpecError(
+            f"{name}: {str(config_file(spec))!r} cannot be read ({_one_line(error)}); correct it"
+        ) from error
 
 
-def _kind(name: str, config: Any) -> str:
-    """Which of transformers' automatic classes builds the network."""
+def _auto_class(name: str, config: Any) -> str:
+    """The transformers class that builds the network."""
     architecture = next(iter(config.architectures or ()), "")
     if config.is_encoder_decoder:
         if config.model_type not in (*_RELATIVE, _MARIAN):
             known = ", ".join((*_RELATIVE, _MARIAN))
-            raise SpecError(f"{name} is a {config.model_type}; of encoders with a decoder there is {known}")
-        if architecture and not architecture.endswith(_TRANSLATES):
-            raise SpecError(f"{name}: {architecture!r} does not generate; give one that ends in {_TRANSLATES[0]}")
+            raise SpecError(f"{name} is a {config.model_type}; encoders with a decoder can be {known}")
+        if architecture and not architecture.endswith(_GENERATES):
+            raise SpecError(f"{name}: {architecture!r} does not generate; give one that ends in {_GENERATES[0]}")
         return "AutoModelForSeq2SeqLM"
     if architecture.endswith("ForSequenceClassification"):
         return "AutoModelForSequenceClassification"
@@ -152,22 +147,22 @@ def _kind(name: str, config: Any) -> str:
     )
 
 
-def _random(kind: str, config: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):  # every start draws the same weights, and nobody else's numbers change
+def _random_net(auto_class: str, config: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):  # the same weights at every start, and the global generator is unchanged
         torch.manual_seed(_SEED)
-        return getattr(transformers, kind).from_config(config)
+        return getattr(transformers, auto_class).from_config(config)
 
 
-def _stored(name: str, kind: str, folder: str) -> Any:
-    if not _holds(folder, _WEIGHTS):
-        raise SpecError(f"{name}: {folder!r} holds no weights ({' or '.join(_WEIGHTS)}); add them or --weights random")
-    where = {"local_files_only": True, "trust_remote_code": False}
+def _stored_net(name: str, auto_class: str, folder: str) -> Any:
+    if not _has_file(folder, _WEIGHTS):
+        raise SpecError(f"{name}: {folder!r} has no weights ({' or '.join(_WEIGHTS)}); add them or --weights random")
+    local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        net, found = getattr(transformers, kind).from_pretrained(
-            folder, **where, weights_only=True, dtype=torch.float32, output_loading_info=True
+        net, found = getattr(transformers, auto_class).from_pretrained(
+            folder, **local, weights_only=True, dtype=torch.float32, output_loading_info=True
         )
-    except Exception as error:  # whatever damaged weights make transformers raise
-        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_line(error)})") from error
+    except Exception as error:  # transformers may raise anything on damaged weights
+        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_one_line(error)})") from error
     missing = sorted(found["missing_keys"])
     if missing:
         lack = f"lack {missing[0]!r} ({len(missing)} of {len(net.state_dict())})"
@@ -175,19 +170,19 @@ def _stored(name: str, kind: str, folder: str) -> Any:
     return net
 
 
-def _tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
-    """The folder's; bytes where there is none and the words mean nothing anyway."""
-    if Path(spec).is_dir() and _holds(spec, _TOKENIZERS):
+def _load_tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
+    """The folder's tokenizer; bytes if there is none and the weights are random."""
+    if Path(spec).is_dir() and _has_file(spec, _TOKENIZERS):
         try:
-            return _Words(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
+            return _StoredTokenizer(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
         except Exception as error:  # a missing package too: some tokenizers need sentencepiece
-            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({_line(error)})") from error
-    fits = config.vocab_size >= ByteTokenizer.vocabulary
+            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({_one_line(error)})") from error
+    fits = config.vocab_size >= ByteTokenizer.vocab_size
     return ByteTokenizer() if random and fits else None
 
 
-class _Words:
-    """Transformers' tokenizer."""
+class _StoredTokenizer:
+    """A tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -200,39 +195,40 @@ class _Words:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def _codec(kind: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
-    """Bounds: a causal model's positions are shared by what comes in and what goes out."""
+def _make_codec(auto_class: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
+    """The codec, with limits from the configuration; a causal model's positions are halved: prompt and output."""
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 10**9
-    share = positions // 2 if kind == "AutoModelForCausalLM" else positions
+    longest = positions // 2 if auto_class == "AutoModelForCausalLM" else positions
     return TextCodec(
-        vocabulary=config.vocab_size,
-        most_tokens=min(share, _MOST_TOKENS),
-        most_new_tokens=0 if kind == "AutoModelForSequenceClassification" else min(share, _MOST_NEW_TOKENS),
-        pad=-1 if config.pad_token_id is None else config.pad_token_id,
+        vocab_size=config.vocab_size,
+        max_prompt_tokens=min(longest, _MAX_PROMPT_TOKENS),
+        max_new_tokens=0 if auto_class == "AutoModelForSequenceClassification" else min(longest, _MAX_NEW_TOKENS),
+        pad_token_id=-1 if config.pad_token_id is None else config.pad_token_id,
         tokenizer=tokenizer,
     )
 
 
-def _net(name: str, net: Any, codec: TextCodec) -> TextNet:
+def _make_text_net(name: str, net: Any, codec: TextCodec) -> TextNet:
     if not codec.generates:
         return net
-    wishes = net.generation_config
-    ends, never = wishes.eos_token_id, {*(wishes.suppress_tokens or ())}
-    for words in wishes.bad_words_ids or ():
-        never.update(words if len(words) == 1 else ())
-        if len(words) > 1:
-            _log.warning("%s may generate %s: only single tokens are kept from being generated", name, words)
+    generation = net.generation_config
+    eos, suppressed = generation.eos_token_id, {*(generation.suppress_tokens or ())}
+    for tokens in generation.bad_words_ids or ():
+        suppressed.update(tokens if len(tokens) == 1 else ())
+        if len(tokens) > 1:
+            _log.warning("%s may generate %s: only single tokens can be suppressed", name, tokens)
     start = net.config.decoder_start_token_id if net.config.is_encoder_decoder else None
     positions = None
     if net.config.model_type == _MARIAN:
         decoder = net.get_decoder()
         decoder.embed_positions = positions = RowPositions(decoder.embed_positions)
-    return Generator(net, frozenset([ends] if isinstance(ends, int) else ends or ()), start, positions, sorted(never))
+    eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    return GenerativeNet(net, eos_token_ids, start, positions, sorted(suppressed))
 
 
-def _holds(folder: str, patterns: tuple[str, ...]) -> bool:
+def _has_file(folder: str, patterns: tuple[str, ...]) -> bool:
     return any(next(Path(folder).glob(pattern), None) for pattern in patterns)
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__

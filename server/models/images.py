@@ -1,4 +1,4 @@
-"""Image classifiers: decoding, preprocessing and rendering of predictions. Without torch."""
+"""The codec of image classifiers: decoding and preprocessing of JPEG, PNG and pixels. Without torch."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from server.errors import BadInputError
-from server.models.model import Codec, Inputs, Measure, ServedModel
+from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.models.signature import RAW, Tensor, TensorSpec
 
 Pixels = NDArray[np.uint8]
@@ -25,28 +25,29 @@ MAX_PIXELS = 50_000_000
 EMULATED_CLASSES = 1000
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_CRITICAL = {b"PLTE", b"IDAT", b"IEND"}  # beside IHDR, which comes first
-_MAX_CHUNKS = 2**16  # of a PNG: each takes a few microseconds, however empty it is
-_MAX_SEGMENTS = 2**12  # of a JPEG; those of 64 KiB, as encoders write them, would be more than a whole body
-_MAX_SCANS = 100  # of a JPEG; encoders write about 10, and each goes over the whole picture, however short it is
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # one that begins a segment, or ends the picture
+_PNG_CRITICAL = {b"PLTE", b"IDAT", b"IEND"}  # and IHDR, which is the first chunk
+_MAX_CHUNKS = 2**16  # of a PNG; each takes a few microseconds, even if it is empty
+_MAX_SEGMENTS = 2**12  # of a JPEG; this many of 64 KiB, as encoders write them, exceed the maximum body
+_MAX_SCANS = 100  # of a JPEG; encoders write about 10, and decoding takes time for all pixels in each, even if empty
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # starts a segment, or ends the image
 _EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
-_SCAN = b"\xff\xda"  # begins a scan; also in a thumbnail within the metadata, which is counted too
+_SCAN = b"\xff\xda"  # marker of a scan; those of a thumbnail in the metadata are counted too
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
-_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # all of APPn but JFIF's and Adobe's, which tell the colours; comments
-_REMEDY = "send a whole JPEG or PNG"
+_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, but for JFIF's and Adobe's, which define the colours
+_REMEDY = "send a complete JPEG or PNG"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageCodec(Codec):
-    """Images as uint8 [height, width, 3], RGB, one a sample; logits as output.
+    """Images as uint8 [height, width, 3], RGB, one per sample; logits as output.
 
     Attributes:
-        height: of the sample, pixels.
-        width: of the sample, pixels.
-        resize: to what the picture's shorter side is scaled before the centre crop, pixels; not under height and width.
-        interpolation: the filter of that scaling, antialiased either way.
+        height: of a sample, pixels.
+        width: of a sample, pixels.
+        resize: length to which the image's shorter side is scaled before the centre crop, pixels; at least height and
+            width.
+        interpolation: the filter of that scaling, with antialiasing.
     """
 
     height: int = 224
@@ -55,120 +56,106 @@ class ImageCodec(Codec):
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     form_field: ClassVar[str | None] = "image"
-    fixed_shape: ClassVar[bool] = True
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The sample's shape: height, width, 3."""
+        """The shape of a sample: height, width, 3."""
         return self.height, self.width, 3
 
     @property
     def input(self) -> TensorSpec:
-        """Pixels, or encoded pictures."""
+        """Pixels, or encoded images."""
         return TensorSpec("image", {"UINT8": self.shape, "BYTES": ()})
 
     def from_body(self, body: bytes) -> Inputs:
-        """One encoded picture."""
+        """One encoded image."""
         return self._encoded([body])
 
     def from_tensor(self, tensor: Tensor, _: Mapping[str, Tensor], __: Mapping[str, Any]) -> Inputs:
-        """Pixels, encoded pictures, or a raw body that is either."""
+        """Pixels, encoded images, or a raw body that is either.
+
+        A raw body is pixels if it has height * width * 3 bytes and does not start like a JPEG or PNG.
+        """
         data = tensor.data
         if isinstance(data, np.ndarray):
             return Inputs(len(data), lambda: list(data))
-        if tensor.datatype == RAW and self.holds_pixels(data[0]):
-            return Inputs(1, lambda: [self.pixels(data[0])])
+        if tensor.datatype == RAW and len(data[0]) == math.prod(self.shape) and not data[0].startswith((_JPEG, _PNG)):
+            return Inputs(1, lambda: [self.read_pixels(data[0])])
         return self._encoded(data)
 
-    def _encoded(self, pictures: Sequence[bytes]) -> Inputs:
-        return Inputs(len(pictures), list, memory=len(pictures) * math.prod(self.shape), encoded=pictures)
+    def _encoded(self, images: Sequence[bytes]) -> Inputs:
+        return Inputs(len(images), list, memory=len(images) * math.prod(self.shape), encoded=images)
 
-    def synthetic_samples(self, count: int, rng: np.random.Generator) -> list[Any]:
-        """Pictures with the smoothness of natural ones."""
-        return list(smooth_pictures(self, count, rng))
+    def synthetic_samples(self, count: int, rng: np.random.Generator, _: int | None = None) -> list[Any]:
+        """Make images as smooth as natural ones."""
+        return list(synthetic_images(self, count, rng))
 
-    def read(self, data: bytes) -> Pixels:
-        """One sample whose encoding is not declared: H*W*3 bytes without a JPEG's or PNG's beginning are pixels.
-
-        Raises:
-            BadInputError: it is neither.
-        """
-        return self.pixels(data) if self.holds_pixels(data) else self.decode(data)
-
-    def holds_pixels(self, data: bytes) -> bool:
-        """Whether bytes whose encoding is not declared are one sample's pixels."""
-        return len(data) == self.height * self.width * 3 and not data.startswith((_JPEG, _PNG))
-
-    def pixels(self, data: bytes) -> Pixels:
-        """Raw RGB bytes, row by row, as uint8 [height, width, 3]; a view, nothing is copied.
+    def read_pixels(self, data: bytes) -> Pixels:
+        """Raw RGB bytes, row by row, as uint8 [height, width, 3]; a view without a copy.
 
         Raises:
             BadInputError: there are not height * width * 3 bytes.
         """
-        expected = self.height * self.width * 3
+        expected = math.prod(self.shape)
         if len(data) != expected:
             raise BadInputError(f"pixels take {self.height} x {self.width} x 3 = {expected} bytes, not {len(data)}")
         return np.frombuffer(data, np.uint8).reshape(self.shape)
 
-    def measure(self, data: bytes) -> Measure:
-        """What it takes to decode a JPEG or PNG; only its header is read, whose checksums are not compared.
+    def decode_cost(self, data: bytes, /) -> DecodeCost:
+        """Read the cost of decoding a JPEG or PNG from its header, without comparing checksums.
 
         Raises:
-            BadInputError: neither, cut off in its header, or over 50 megapixels.
+            BadInputError: neither JPEG nor PNG, cut off in its header, or over 50 megapixels.
         """
         if data.startswith(_JPEG):
             width, height, scans, decoded = self._measure_jpeg(data)
         elif data.startswith(_PNG):
             scans, (width, height, decoded) = 0, _measure_png(data)
         else:
-            raise BadInputError(f"{len(data)} bytes that begin with {data[:4]!r} are no JPEG or PNG; {_REMEDY}")
+            raise BadInputError(f"{len(data)} bytes that start with {data[:4]!r} are not a JPEG or PNG; {_REMEDY}")
         _check_size(width, height)
-        # beside the decoded picture there is a copy of the encoded one, without what is not needed
         pixels = width * height
-        return Measure(pixels, pixels + pixels * scans // 8, decoded + len(data))
+        # the second term is the copy of the encoded image that `decode` makes without ancillary parts
+        return DecodeCost(pixels, pixels + pixels * scans // 8, decoded + len(data))
 
-    def decode(self, data: bytes, measure: Measure | None = None) -> Pixels:
-        """A JPEG or PNG, scaled and cropped as torchvision's classification preset does; EXIF orientation is ignored.
-
-        Args:
-            data: the encoded picture.
-            measure: what `measure` returned for it, so that its header is not read again.
+    def decode(self, data: bytes, cost: DecodeCost, /) -> Pixels:
+        """Decode a JPEG or PNG, scaled and cropped as in torchvision's classification preset, without EXIF orientation.
 
         Raises:
-            BadInputError: not a JPEG or PNG, damaged, cut off, over 50 megapixels, or made of too many parts.
+            BadInputError: the image is damaged, cut off, or has too many parts.
         """
         try:
-            return self._fit(self._open(data, (measure or self.measure(data)).pixels))
+            return self._fit(self._open(data, cost.pixels))
         except (BadInputError, MemoryError):
             raise
-        except Exception as error:  # damaged bytes make Pillow raise nearly anything
-            raise BadInputError(f"the picture cannot be decoded ({_one_line(error)}); {_REMEDY}") from error
+        except Exception as error:  # Pillow may raise anything on damaged bytes
+            raise BadInputError(f"the image cannot be decoded ({_one_line(error)}); {_REMEDY}") from error
 
     def _open(self, data: bytes, pixels: int) -> Image.Image:
-        """The picture as RGB; a large JPEG is decoded at the smallest scale that leaves twice the resize target."""
+        """The image as RGB; a large JPEG is decoded at the smallest scale that is at least twice `resize`."""
         if data.startswith(_JPEG):
             image: Image.Image = JpegImageFile(BytesIO(_critical_segments(data)))
         else:
             image = PngImageFile(BytesIO(_critical_chunks(data)))
-        if image.width * image.height != pixels:  # nothing was allocated yet
-            raise BadInputError(f"the picture has two sizes, {image.width} x {image.height} is one; {_REMEDY}")
+        if image.width * image.height != pixels:  # nothing is allocated yet
+            raise BadInputError(f"the image has two sizes, one is {image.width} x {image.height}; {_REMEDY}")
         image.draft(None, (2 * self.resize, 2 * self.resize))
         image.load()
         return _to_rgb(image)
 
     def _measure_jpeg(self, data: bytes) -> tuple[int, int, int, int]:
-        """Width, height, the number of scans if there are several (at most), and bytes that decoding takes."""
+        """Width, height, an upper bound of the number of scans (0 for one), and bytes that decoding takes."""
         kind, (height, width, components), scan = _jpeg_header(data)
         scale = min(width, height) // (2 * self.resize)
         scale = next((power for power in (8, 4, 2) if scale >= power), 1)
-        decoded = -(-width // scale) * -(-height // scale) * (4 if components == 3 else 8)  # and as RGB
+        decoded = -(-width // scale) * -(-height // scale) * (4 if components == 3 else 8)  # and converted to RGB
         if kind not in _PROGRESSIVE and data[scan + 4] >= components:
             return width, height, 0, decoded
         decoded += 2 * components * width * height  # libjpeg keeps all coefficients until the last scan
         return width, height, data.count(_SCAN), decoded
 
     def _fit(self, image: Image.Image) -> Pixels:
-        """Scale and crop in one step: only the crop is ever computed, whatever the picture's proportions."""
+        """Scale and crop in one step, which computes only the crop, whatever the aspect ratio."""
         width, height = image.size
         short = min(width, height)
         scaled_width, scaled_height = self.resize * width // short, self.resize * height // short
@@ -180,35 +167,35 @@ class ImageCodec(Codec):
 
 
 def emulated_model(name: str, max_batch_size: int) -> ServedModel[ImageCodec]:
-    """A model without a network, for an emulated device: 224 x 224 pixels in, 1000 classes out."""
+    """The model of an emulated device, without a network: 224 x 224 pixels in, 1000 classes out."""
     labels = tuple(f"class {index}" for index in range(EMULATED_CLASSES))
     return ServedModel(name, ImageCodec(), labels, "emulated", max_batch_size)
 
 
-def smooth_pictures(codec: ImageCodec, count: int, rng: np.random.Generator) -> Pixels:
-    """Synthetic pictures with the smoothness of natural ones, uint8 [count, height, width, 3].
+def synthetic_images(codec: ImageCodec, count: int, rng: np.random.Generator) -> Pixels:
+    """Random images as smooth as natural ones, uint8 [count, height, width, 3].
 
-    Plain noise would drive a network, and a device's power, unlike anything a client sends.
+    Unlike with noise, a network's activations, and so a device's power, are like those of a client's images.
     """
-    pictures = np.empty((count, *codec.shape), np.uint8)
-    for picture in pictures:
+    images = np.empty((count, *codec.shape), np.uint8)
+    for image in images:
         coarse = rng.integers(0, 256, (8, 8, 3), np.uint8)
         fine = rng.integers(-24, 25, codec.shape, np.int16)
         smooth = Image.fromarray(coarse).resize((codec.width, codec.height), Image.Resampling.BICUBIC)
-        picture[:] = np.clip(np.asarray(smooth) + fine, 0, 255)
-    return pictures
+        image[:] = np.clip(np.asarray(smooth) + fine, 0, 255)
+    return images
 
 
 def _measure_png(data: bytes) -> tuple[int, int, int]:
-    """Width, height, and bytes that decoding takes: 4 a pixel, and 4 more where the colours have to be converted."""
+    """Width, height, and bytes that decoding takes: 4 per pixel, and 4 more if colours are converted."""
     if len(data) < 33 or data[12:16] != b"IHDR":
-        raise BadInputError(f"the PNG of {len(data)} bytes does not begin with a header; {_REMEDY}")
+        raise BadInputError(f"the PNG of {len(data)} bytes does not start with a header; {_REMEDY}")
     width, height, _, colours = struct.unpack_from(">IIBB", data, 16)
     return width, height, width * height * (4 if colours == 2 else 8)
 
 
 def _critical_chunks(data: bytes) -> bytes:
-    """The PNG without its ancillary chunks: they hold what Pillow warns about, and text that unpacks to megabytes.
+    """The PNG without its ancillary chunks, on which Pillow emits warnings, or unpacks megabytes of text.
 
     Checksums are compared here, since Pillow skips those of the pixels.
     """
@@ -229,9 +216,9 @@ def _critical_chunks(data: bytes) -> bytes:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and stop of each of the JPEG's segments; after a start of scan, those of its coded pixels.
+    """Marker, start and stop of each segment of the JPEG; after a start of scan, those of its entropy-coded data.
 
-    What libjpeg would skip between them is left out.
+    Bytes between segments, which libjpeg skips, are left out.
     """
     at = 2
     for _ in range(_MAX_SEGMENTS):
@@ -254,18 +241,18 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg_header(data: bytes) -> tuple[int, tuple[int, int, int], int]:
-    """The frame's marker, its (height, width, components), and where the first scan starts."""
+    """The frame's marker, its (height, width, components), and the offset of the first scan."""
     kind, frame = 0, (0, 0, 0)
     for marker, start, stop in _segments(data):
         if marker in _SOF and stop - start >= 10:
             kind, frame = marker, struct.unpack_from(">HHB", data, start + 5)
         if marker == _SOS and kind and stop > start + 4:
             return kind, frame, start
-    raise BadInputError(f"the JPEG of {len(data)} bytes has no frame before its pixels; {_REMEDY}")
+    raise BadInputError(f"the JPEG of {len(data)} bytes has no frame before its first scan; {_REMEDY}")
 
 
 def _critical_segments(data: bytes) -> bytes:
-    """The JPEG without its ancillary segments, for what Pillow does with them, and what follows its end."""
+    """The JPEG without ancillary segments, on which Pillow emits warnings, and without bytes after its end."""
     parts, scans, whole = [memoryview(b"\xff\xd8")], 0, memoryview(data)
     for marker, start, stop in _segments(data):
         scans += marker == _SOS
@@ -279,11 +266,11 @@ def _critical_segments(data: bytes) -> bytes:
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         size, bound = f"{width} x {height} = {width * height / 1e6:.1f} megapixels", MAX_PIXELS // 1_000_000
-        raise BadInputError(f"the picture has {size}, over the bound of {bound}; send it scaled down")
+        raise BadInputError(f"the image has {size}, over the maximum of {bound}; scale it down")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would clip at 255
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow's conversion clips at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image if image.mode == "RGB" else image.convert("RGB")
 

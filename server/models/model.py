@@ -1,9 +1,9 @@
-"""The interface of models: how inputs of calls become samples, and how outputs become answers. Without torch."""
+"""The interface of models: read the inputs of calls, and render outputs for responses. Without torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,18 @@ _BEST = 5  # classes in a prediction
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """The cost of decoding one encoded sample, from its header.
+class DecodeCost:
+    """The cost of decoding one encoded sample, read from its header.
 
     Attributes:
         pixels: width times height.
-        work: decoding time, in pixels of a JPEG of one scan; each scan of several adds an eighth of the picture.
-        held: bytes that decoding takes beside the encoded sample, at most.
+        work: decoding time, in pixels of a JPEG with one scan; each scan of several adds an eighth of the image.
+        memory: upper bound of the memory that decoding takes in addition to the encoded sample, bytes.
     """
 
     pixels: int
     work: int
-    held: int
+    memory: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Inputs:
     Attributes:
         count: number of samples.
         read: returns the samples, unless they are encoded.
-        memory: bytes that the samples take beside the body.
-        encoded: samples that `Codec.decode` has to decode, one by one.
+        memory: memory that the samples take in addition to the body, bytes.
+        encoded: encoded samples, each for `Codec.decode_cost` and then `Codec.decode`.
         slow: whether `read` takes over a millisecond.
     """
 
@@ -52,7 +52,7 @@ class Inputs:
 class SizePredictor(Protocol):
     """Predicts the service time of a sample that is served alone."""
 
-    def of(self, sample: Any, /) -> float:
+    def predict(self, sample: Any, /) -> float:
         """The predicted service time, s."""
         ...
 
@@ -62,20 +62,15 @@ class SizePredictor(Protocol):
 
 
 class Codec(ABC):
-    """Reads the inputs and renders the outputs of one kind of model. Thread-safe: it holds no state.
+    """Reads the inputs and renders the outputs of one kind of model. Stateless, hence thread-safe.
 
     Attributes:
-        form_field: field of a multipart form with the sample; None where forms are not accepted.
-        json_body: what the JSON body of POST /predict is, for error messages; None where it is no JSON.
-        fixed_shape: whether all samples have one shape, so that a batch of a size is always the same computation.
-        backend: what runs the model.
-        lengths: sample lengths at which a profile measures service times, ascending; empty where they do not differ.
+        form_field: name of the multipart form field with the sample; None if POST /predict takes no forms.
+        json_body: whether the body of POST /predict is JSON.
     """
 
     form_field: ClassVar[str | None] = None
-    json_body: ClassVar[str | None] = None
-    fixed_shape: ClassVar[bool] = False
-    backend: ClassVar[Literal["images", "texts"]] = "images"
+    json_body: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -83,80 +78,76 @@ class Codec(ABC):
         """The input's signature."""
 
     def output(self, labels: int) -> TensorSpec:
-        """The output's signature, for a model with so many labels."""
+        """The output's signature, for a model with this number of labels."""
         return TensorSpec("logits", {"FP32": (labels,)})
 
     @property
-    def classifies(self) -> bool:
-        """Whether outputs are logits, float32 [classes]."""
-        return True
+    def generates(self) -> bool:
+        """Whether outputs are generated tokens; otherwise they are logits, float32 [classes]."""
+        return False
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Sample lengths at which a profile measures service times, ascending; empty where they do not differ."""
+        """Sample lengths at which a profile measures service times, ascending; empty if they do not depend on it."""
         return ()
 
     @property
     def middle_length(self) -> str:
-        """The length of `synthetic_samples`, for a profile's note."""
+        """The default length of `synthetic_samples`, as a profile's note states it."""
         return ""
 
     @property
     def max_body(self) -> tuple[int, str] | None:
-        """Largest body of POST /predict in bytes, and the remedy for a larger one; None: the server's limit."""
+        """Maximum body of POST /predict in bytes, and the remedy for a larger one; None for the server's limit."""
         return None
 
-    def parameters(self) -> dict[str, Any]:
-        """Limits that the model's metadata advertise."""
+    def metadata_parameters(self) -> dict[str, Any]:
+        """Limits of the inputs, for the model's metadata."""
         return {}
 
     @abstractmethod
     def from_body(self, body: bytes) -> Inputs:
-        """The sample of POST /predict.
+        """Read the sample of POST /predict.
 
         Raises:
-            BadInputError: it cannot be read.
+            BadInputError: the body is malformed.
         """
 
     @abstractmethod
-    def from_tensor(self, tensor: Tensor, beside: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
-        """The samples of an inference call.
+    def from_tensor(self, tensor: Tensor, optional: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+        """Read the samples of an inference call.
 
         Args:
             tensor: matches `input`, or is a raw body.
-            beside: the optional inputs by name.
-            parameters: those of the call that `input` names.
+            optional: the optional inputs of the call, by name.
+            parameters: the parameters of the call that `input` names.
 
         Raises:
-            BadInputError: one of them is out of bounds, here or when it is read.
+            BadInputError: a value is out of bounds; raised here or by `Inputs.read`.
         """
 
-    def measure(self, encoded: bytes, /) -> Measure:
-        """The cost of decoding a sample.
+    def decode_cost(self, encoded: bytes, /) -> DecodeCost:
+        """Read the cost of decoding a sample from its header; only for codecs with encoded samples.
 
         Raises:
-            BadInputError: its header cannot be read.
+            BadInputError: the header is malformed.
         """
         raise NotImplementedError
 
-    def decode(self, encoded: bytes, /, measure: Measure | None = None) -> Any:
-        """Decode a sample that was measured.
+    def decode(self, encoded: bytes, cost: DecodeCost, /) -> Any:
+        """Decode a sample whose `decode_cost` this is, so that its header is measured only once.
 
         Raises:
-            BadInputError: it cannot be decoded.
+            BadInputError: the sample is malformed.
         """
         raise NotImplementedError
 
     @abstractmethod
-    def synthetic_samples(self, count: int, rng: np.random.Generator) -> list[Any]:
-        """Samples for measurements."""
-
-    def synthetic_of_length(self, count: int, length: int, rng: np.random.Generator) -> list[Any]:
-        """Samples of one of `lengths`."""
-        raise NotImplementedError
+    def synthetic_samples(self, count: int, rng: np.random.Generator, length: int | None = None) -> list[Any]:
+        """Make random samples for measurements, of one of `lengths` or, without it, of `middle_length`."""
 
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
-        """The part of the answer to POST /predict that shows the output."""
+        """Render an output for the response of POST /predict."""
         return {"predictions": top_classes(output, labels)}
 
     def stack(self, outputs: Sequence[Any]) -> NDArray[Any]:
@@ -164,21 +155,22 @@ class Codec(ABC):
         return np.stack(outputs) if len(outputs) > 1 else outputs[0][None]
 
     def size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
-        """Predicts service times of samples by a profile; None where they do not differ."""
+        """Make a predictor of service times from a profile; None if they do not differ between samples."""
         return None
 
     def complete(self, profile: Profile) -> Profile:
-        """The profile with what a hand-written one need not state."""
-        return profile
+        """The profile with `generates` as of this model, since a handwritten profile may leave it out."""
+        return replace(profile, generates=self.generates) if self.lengths else profile
 
 
 def top_classes(logits: NDArray[np.float32], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The five most probable classes of float32 [classes] logits, or all if there are fewer, in descending order."""
-    likely = np.exp(logits.astype(np.float64) - logits.max())
-    likely /= likely.sum()
-    first = np.argpartition(-likely, _BEST)[:_BEST] if len(likely) > _BEST else np.arange(len(likely))
-    ordered = first[np.lexsort((first, -likely[first]))].tolist()
-    return [{"class_index": i, "label": labels[i], "probability": float(likely[i])} for i in ordered]
+    """The five most probable classes of float32 [classes] logits, or all if there are fewer, most probable first."""
+    probabilities = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities /= probabilities.sum()
+    count = len(probabilities)
+    best = np.argpartition(-probabilities, _BEST)[:_BEST] if count > _BEST else np.arange(count)
+    ordered = best[np.lexsort((best, -probabilities[best]))].tolist()
+    return [{"class_index": i, "label": labels[i], "probability": float(probabilities[i])} for i in ordered]
 
 
 Codec_co = TypeVar("Codec_co", bound=Codec, covariant=True, default=Codec)
@@ -189,12 +181,12 @@ class ServedModel(Generic[Codec_co]):
     """A model that the server serves.
 
     Attributes:
-        name: as in URLs.
+        name: name in URLs.
         codec: reads inputs and renders outputs.
-        labels: one for each class, in the order of the logits; empty where tokens are generated.
-        weights: "pretrained", "random", "emulated", or the name of the file they came from.
-        max_batch_size: the largest batch that its device takes.
-        sizes: predicts service times of requests; None where they do not differ.
+        labels: one for each class, in the order of the logits; empty for a model that generates tokens.
+        weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
+        max_batch_size: the largest batch that its device can run.
+        size_predictor: predicts service times of requests; None if they do not differ.
     """
 
     name: str
@@ -202,4 +194,4 @@ class ServedModel(Generic[Codec_co]):
     labels: tuple[str, ...]
     weights: str
     max_batch_size: int
-    sizes: SizePredictor | None = None
+    size_predictor: SizePredictor | None = None

@@ -1,4 +1,4 @@
-"""Samples and outputs of text models. Without torch."""
+"""Inputs and outputs of text models, and how many tokens a batch of them has. Without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,56 +8,57 @@ from policies.sizing.size_models import Lengths
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """One sample.
+class TextSample:
+    """Input of a text model.
 
     Attributes:
-        tokens: ids of the prompt, at least one.
-        limit: at most so many are generated; 0 where the model generates nothing.
-        forced: exactly so many are: the end token does not end it.
+        tokens: token ids of the prompt, at least one.
+        max_new_tokens: maximum number of generated tokens; 0 for a classifier.
+        ignore_eos: whether exactly `max_new_tokens` are generated: an end token does not end the output.
     """
 
     tokens: Sequence[int]
-    limit: int = 0
-    forced: bool = False
+    max_new_tokens: int = 0
+    ignore_eos: bool = False
 
     @property
     def lengths(self) -> Lengths:
-        """What is known of it before it runs."""
-        return Lengths(len(self.tokens), self.limit, self.tokens)
+        """The lengths that are known before the sample runs."""
+        return Lengths(len(self.tokens), self.max_new_tokens, self.tokens)
 
     @property
-    def iterations(self) -> int:
-        """Of the model, at most; a stage is an iteration."""
-        return max(1, self.limit)
+    def decode_steps(self) -> int:
+        """Maximum number of decode steps; each is a stage."""
+        return max(1, self.max_new_tokens)
 
 
-class Unfinished:
-    """What stands for a text between two iterations; the device knows what it is."""
+class DecodeState:
+    """State of a sample between two decode steps; opaque outside the backend."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """A generating model's answer: ids, the end token included."""
+class GeneratedTokens:
+    """Output of a generative model: token ids, including the end token."""
 
     tokens: Sequence[int]
 
 
-def generated(outputs: Sequence[Any]) -> list[int]:
-    """Of each answer among the outputs how many tokens it has."""
-    return [len(output.tokens) for output in outputs if isinstance(output, Generated)]
+def generated_lengths(outputs: Sequence[Any]) -> list[int]:
+    """The number of tokens of each finished output."""
+    return [len(output.tokens) for output in outputs if isinstance(output, GeneratedTokens)]
 
 
-def tokens_of(inputs: Sequence[Any], outputs: Sequence[Any], iterations: int | None) -> tuple[int, int]:
-    """How many tokens a batch needs, and how many the device computes: the rest is padding.
+def count_tokens(inputs: Sequence[Any], outputs: Sequence[Any], decode_steps: int | None) -> tuple[int, int]:
+    """The number of tokens that a batch needs, and that the device computes; the difference is padding.
 
-    Prompts are padded to the longest; a batch that runs to its end generates as many for each row as for the longest.
+    Prompts are padded to the longest. A batch that runs to its end (`decode_steps` is None) generates as many tokens
+    for each row as for the longest.
     """
-    prompts = [len(text.tokens) for text in inputs if isinstance(text, Text)]
-    if iterations is None:
-        tokens = generated(outputs)
+    prompts = [len(sample.tokens) for sample in inputs if isinstance(sample, TextSample)]
+    if decode_steps is None:
+        generated = generated_lengths(outputs)
     else:
-        tokens = [iterations for output in outputs if isinstance(output, Generated | Unfinished)]
-    return sum(map(sum, (prompts, tokens))), sum(len(n) * max(n, default=0) for n in (prompts, tokens))
+        generated = [decode_steps for output in outputs if isinstance(output, GeneratedTokens | DecodeState)]
+    return sum(map(sum, (prompts, generated))), sum(len(n) * max(n, default=0) for n in (prompts, generated))

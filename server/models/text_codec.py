@@ -1,8 +1,8 @@
-"""Text models: token ids and JSON texts to samples, generated tokens to answers. Without torch."""
+"""The codec of text models: token ids or JSON texts in, generated tokens or predictions out. Without torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,263 +12,253 @@ from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
 from server.models.model import Codec, Inputs
 from server.models.signature import Tensor, TensorSpec
-from server.models.text import Text
-from server.models.text_lengths import Sizes, sizes_of
+from server.models.text import TextSample
+from server.models.text_size_predictor import TextSizePredictor, make_size_predictor
 
-DEFAULT_NEW_TOKENS = 32
+DEFAULT_MAX_NEW_TOKENS = 32
 _SYNTHETIC_PROMPT = 16  # tokens
-_LETTERS = 16  # characters a token, at most: longer texts are not even tokenized
-_ESCAPED = 12  # bytes of JSON a character, at most
-_ID_BYTES = 40  # of a token id in a list
-_MANY_IDS = 20_000  # reading more takes a millisecond
-_IDS, _LIMIT, _FORCED = "input_ids", "max_new_tokens", "ignore_eos"
+_MAX_CHARACTERS = 16  # per token; longer texts are rejected before they are tokenized
+_MAX_ESCAPED = 12  # bytes of JSON per character, as \uXXXX\uXXXX
+_TOKEN_MEMORY = 40  # bytes of a token id in a list
+_MANY_TOKENS = 20_000  # reading more takes over a millisecond
+_IDS, _MAX_NEW_TOKENS, _IGNORE_EOS = "input_ids", "max_new_tokens", "ignore_eos"
 
 
 class Tokenizer(Protocol):
-    """From letters to ids and back. Thread-safe."""
+    """Converts text to token ids and back. Thread-safe."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids, with whatever the model wants around them."""
+        """Token ids, with the model's special tokens."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text, without what is no text."""
+        """The text, without special tokens."""
         ...
 
 
 class ByteTokenizer:
-    """For models that have none: an id is a byte of UTF-8 plus 3; 0 pads, 1 ends, 2 is not used.
+    """A tokenizer for models without one: an id is a byte of UTF-8 plus 3; 0 is padding, 1 the end, 2 unused.
 
     Attributes:
-        vocabulary: how many ids there are.
+        vocab_size: number of ids.
     """
 
-    vocabulary = 259
+    vocab_size = 259
 
     def encode(self, text: str) -> list[int]:
-        """One id for each byte."""
+        """One id per byte."""
         return [byte + 3 for byte in text.encode(errors="replace")]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The bytes' text; what is no UTF-8 becomes a replacement character."""
-        return bytes(token - 3 for token in tokens if 3 <= token < self.vocabulary).decode(errors="replace")
+        """The text of the bytes; invalid UTF-8 becomes a replacement character."""
+        return bytes(token - 3 for token in tokens if 3 <= token < self.vocab_size).decode(errors="replace")
 
 
 @dataclass(frozen=True)  # slots would break super()
 class TextCodec(Codec):
-    """Texts as token ids, one text a sample; logits or generated tokens as output.
+    """Token ids, one text per sample; logits or generated tokens as output.
 
     Attributes:
-        vocabulary: how many ids the model knows.
-        most_tokens: of a prompt.
-        most_new_tokens: that a request may ask for; 0: the model classifies.
-        pad: the id that fills up what is shorter; -1, which is no token, where the model names none.
-        tokenizer: None where the model came without one: then it takes ids only.
+        vocab_size: number of token ids.
+        max_prompt_tokens: maximum length of a prompt.
+        max_new_tokens: maximum number of generated tokens per request; 0 for a classifier.
+        pad_token_id: fills shorter rows; -1, which is no token, if the model has none.
+        tokenizer: None if the model has none and takes only token ids.
     """
 
-    vocabulary: int
-    most_tokens: int
-    most_new_tokens: int
-    pad: int
+    vocab_size: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    pad_token_id: int
     tokenizer: Tokenizer | None
 
-    json_body: ClassVar[str | None] = 'an object with "text"'
-    backend: ClassVar[Literal["images", "texts"]] = "texts"
+    json_body: ClassVar[bool] = True
 
     @property
     def generates(self) -> bool:
-        """Whether tokens come out, rather than logits."""
-        return self.most_new_tokens > 0
+        """Whether the model generates tokens."""
+        return self.max_new_tokens > 0
 
     @property
-    def longest(self) -> int:
-        """The greatest length by which a profile tells service times: tokens in, or out where the model generates."""
-        return self.most_new_tokens or self.most_tokens
+    def _max_length(self) -> int:
+        """Maximum of the length that determines service times: generated tokens, or those of a classifier's prompt."""
+        return self.max_new_tokens or self.max_prompt_tokens
 
     @property
-    def middle(self) -> int:
-        """The length by which a profile tells service times where it does not ask for one."""
-        return (self.longest + 1) // 2
+    def _middle_length(self) -> int:
+        return (self._max_length + 1) // 2
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths at which a profile is measured, ascending to the longest."""
+        """Powers of 4, half the maximum and the maximum."""
         powers = (4**n for n in range(16))
-        return tuple(sorted({*(n for n in powers if n < self.longest), self.middle, self.longest}))
-
-    @property
-    def classifies(self) -> bool:
-        """Whether outputs are logits."""
-        return not self.generates
+        return tuple(sorted({*(n for n in powers if n < self._max_length), self._middle_length, self._max_length}))
 
     @property
     def max_body(self) -> tuple[int, str] | None:
-        """Bytes of JSON that a text within the limits can take."""
-        return _ESCAPED * _LETTERS * self.most_tokens + 1024, "send a shorter text"
+        """Maximum size of the JSON of a text within the limits."""
+        return self._max_body, "send a shorter text"
+
+    @property
+    def _max_body(self) -> int:
+        return _MAX_ESCAPED * _MAX_CHARACTERS * self.max_prompt_tokens + 1024
 
     @property
     def input(self) -> TensorSpec:
-        """Token ids padded at the end; for a generator also the limit on generated tokens of each sample."""
-        limits = TensorSpec(_LIMIT, {"INT32": (), "INT64": ()})
-        beside = (limits,) if self.generates else ()
-        # a classifier reads the parameters too, to reject them
-        return TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)}, beside, (_LIMIT, _FORCED))
+        """Token ids padded at the end; for a generator optionally also each sample's max_new_tokens."""
+        limits = TensorSpec(_MAX_NEW_TOKENS, {"INT32": (), "INT64": ()})
+        optional = (limits,) if self.generates else ()
+        # a classifier reads the parameters too, in order to reject them
+        return TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)}, optional, (_MAX_NEW_TOKENS, _IGNORE_EOS))
 
     def output(self, labels: int) -> TensorSpec:
         """Token ids padded at the end, or logits."""
         return TensorSpec("output_ids", {"INT64": (-1,)}) if self.generates else super().output(labels)
 
     def from_body(self, body: bytes) -> Inputs:
-        """The sample of {"text": ..., "max_new_tokens": n, "ignore_eos": false}.
+        """Read {"text": ..., "max_new_tokens": n, "ignore_eos": false}, of which only the text is required.
 
         Raises:
-            TooLargeError: the body is larger than a text within the limits can make it.
-            BadInputError: it is no such document, or out of bounds.
+            TooLargeError: the body exceeds `max_body`.
+            BadInputError: the document is malformed, or a value is out of bounds.
         """
-        most, remedy = self.max_body or (0, "")
-        if len(body) > most:
-            raise TooLargeError(f"the body has {len(body)} bytes, over {most}; {remedy}")
-        document = parse_object(body, "body", 'an object with "text"')
+        if len(body) > self._max_body:
+            raise TooLargeError(f"the body has {len(body)} bytes, over {self._max_body}; send a shorter text")
+        expected = 'an object with "text"'
+        document = parse_object(body, "body", expected)
         if type(document.get("text")) is not str:
-            raise BadInputError(f'the body is {quote(document)}; send an object with "text"')
-        strange = sorted(document.keys() - {"text", _LIMIT, _FORCED})
-        if strange:
-            raise BadInputError(f"unknown key {strange[0]!r}; send text, {_LIMIT} and {_FORCED}")
-        text = self.read(document["text"], *_generation_parameters(document))
-        return Inputs(1, lambda: [text])
+            raise BadInputError(f"the body is {quote(document)}; send {expected}")
+        unknown = sorted(document.keys() - {"text", _MAX_NEW_TOKENS, _IGNORE_EOS})
+        if unknown:
+            raise BadInputError(f"unknown key {unknown[0]!r}; send text, {_MAX_NEW_TOKENS} and {_IGNORE_EOS}")
+        limit, ignore_eos = _generation_parameters(document)
+        sample = self._make_sample(self._tokenize(document["text"]), limit, ignore_eos)
+        return Inputs(1, lambda: [sample])
 
-    def from_tensor(self, tensor: Tensor, beside: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
-        """The samples of a tensor of token ids.
+    def from_tensor(self, tensor: Tensor, optional: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+        """Read samples from a tensor of token ids, [samples, longest].
 
         Raises:
-            BadInputError: one of them is out of bounds, or a parameter is.
+            BadInputError: a token id or parameter is out of bounds.
         """
         ids = tensor.data
         if not isinstance(ids, np.ndarray):
             raise BadInputError(f"the model takes token ids, not a raw body; send {self.input}")
-        limit, forced = _generation_parameters(parameters)
-        own = beside.get(_LIMIT)
+        limit, ignore_eos = _generation_parameters(parameters)
+        own = optional.get(_MAX_NEW_TOKENS)
 
-        def texts() -> list[Text]:
+        def read() -> list[TextSample]:
             limits = [limit] * len(ids) if own is None else np.asarray(own.data).tolist()
-            return [self.sample(self.unpadded(row), most, forced) for row, most in zip(ids, limits, strict=True)]
+            return [
+                self._make_sample(self.strip_padding(row), most, ignore_eos)
+                for row, most in zip(ids, limits, strict=True)
+            ]
 
-        return Inputs(len(ids), texts, memory=_ID_BYTES * ids.size, slow=ids.size > _MANY_IDS)
+        return Inputs(len(ids), read, memory=_TOKEN_MEMORY * ids.size, slow=ids.size > _MANY_TOKENS)
 
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
         """The generated text, or the most probable classes."""
         if not self.generates:
             return super().render(output, labels)
-        return {"text": self.words(output.tokens), "new_tokens": len(output.tokens)}
+        assert self.tokenizer is not None  # else `from_body` raised
+        return {"text": self.tokenizer.decode(output.tokens), "new_tokens": len(output.tokens)}
 
     def stack(self, outputs: Sequence[Any]) -> NDArray[Any]:
-        """int64 [samples, longest] of generated tokens, or float32 [samples, classes] logits."""
-        return self.padded([output.tokens for output in outputs]) if self.generates else super().stack(outputs)
+        """Generated tokens, int64 [samples, longest], or logits, float32 [samples, classes]."""
+        return self.pad_rows([output.tokens for output in outputs]) if self.generates else super().stack(outputs)
 
-    def size_predictor(self, profile: Profile, guess: str) -> Sizes:
-        """Predicts service times from lengths; see `sizes_of`."""
-        return sizes_of(profile, self.generates, guess)
-
-    def complete(self, profile: Profile) -> Profile:
-        """The profile with `generates` as the model has it."""
-        return profile if profile.generates == self.generates else replace(profile, generates=self.generates)
-
-    def synthetic_samples(self, count: int, rng: np.random.Generator) -> list[Any]:
-        """Texts of the middle length."""
-        return list(self.synthetic_of_length(count, self.middle, rng))
+    def size_predictor(self, profile: Profile, guess: str) -> TextSizePredictor:
+        """Make a predictor of service times from lengths."""
+        return make_size_predictor(profile, self.generates, guess)
 
     @property
     def _synthetic_prompt(self) -> int:
-        """Tokens of the prompts that a generator is measured with."""
-        return min(_SYNTHETIC_PROMPT, self.most_tokens)
+        """Prompt length of a generator's synthetic samples, tokens."""
+        return min(_SYNTHETIC_PROMPT, self.max_prompt_tokens)
 
     @property
     def middle_length(self) -> str:
-        """The length of `synthetic_samples`."""
+        """The default length of `synthetic_samples`."""
         if self.generates:
-            return f"{self.middle} generated tokens after a prompt of {self._synthetic_prompt}"
-        return f"{self.middle} tokens"
+            return f"{self._middle_length} generated tokens after a prompt of {self._synthetic_prompt}"
+        return f"{self._middle_length} tokens"
 
-    def parameters(self) -> dict[str, Any]:
-        """Limits on lengths, and the padding token."""
-        lengths = {"max_tokens": self.most_tokens, "vocabulary": self.vocabulary, "pad_token_id": self.pad}
-        return lengths | ({"max_new_tokens": self.most_new_tokens} if self.generates else {})
+    def metadata_parameters(self) -> dict[str, Any]:
+        """Limits on lengths, the vocabulary's size and the padding token."""
+        limits = {
+            "max_tokens": self.max_prompt_tokens,
+            "vocabulary": self.vocab_size,
+            "pad_token_id": self.pad_token_id,
+        }
+        return limits | ({"max_new_tokens": self.max_new_tokens} if self.generates else {})
 
-    def read(self, text: str, limit: int | None = None, forced: bool = False) -> Text:
-        """One sample from a text; no limit stands for `DEFAULT_NEW_TOKENS`.
-
-        Raises:
-            BadInputError: too long, no token of it, a limit out of bounds, or there is no tokenizer.
-        """
+    def _tokenize(self, text: str) -> list[int]:
         if self.tokenizer is None:
-            raise BadInputError("this model came without a tokenizer; send token ids by the Open Inference Protocol")
-        if len(text) > _LETTERS * self.most_tokens:
-            raise BadInputError(f"the text has {len(text)} characters, over {_LETTERS * self.most_tokens}; shorten it")
-        return self.sample(self.tokenizer.encode(text), limit, forced)
+            raise BadInputError("the model has no tokenizer; send token ids by the Open Inference Protocol")
+        most = _MAX_CHARACTERS * self.max_prompt_tokens
+        if len(text) > most:
+            raise BadInputError(f"the text has {len(text)} characters, over {most}; send a shorter text")
+        return self.tokenizer.encode(text)
 
-    def sample(self, tokens: Sequence[int], limit: int | None = None, forced: bool = False) -> Text:
-        """One sample from its ids, without padding.
+    def _make_sample(self, tokens: Sequence[int], limit: int | None, ignore_eos: bool) -> TextSample:
+        """Make a sample from token ids without padding, with a limit on generated tokens or the default.
 
         Raises:
-            BadInputError: as `read`, or an id is none of the vocabulary.
+            BadInputError: a value is out of bounds.
         """
         self._check_length(len(tokens))
-        strange = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
-        if strange is not None:
-            raise BadInputError(f"token id {strange} is outside the vocabulary; send 0 to {self.vocabulary - 1}")
-        return Text(tokens, self._limit(limit), forced)
+        invalid = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if invalid is not None:
+            raise BadInputError(f"token id {invalid} is outside the vocabulary; send 0 to {self.vocab_size - 1}")
+        return TextSample(tokens, self._checked_limit(limit), ignore_eos)
 
     def _check_length(self, tokens: int) -> None:
-        if not 1 <= tokens <= self.most_tokens:
-            raise BadInputError(f"the text has {tokens} tokens; send 1 to {self.most_tokens}")
+        if not 1 <= tokens <= self.max_prompt_tokens:
+            raise BadInputError(f"the text has {tokens} tokens; send 1 to {self.max_prompt_tokens}")
 
-    def _limit(self, limit: int | None) -> int:
+    def _checked_limit(self, limit: int | None) -> int:
         if not self.generates:
             if limit is not None:
-                raise BadInputError(f"max_new_tokens is {limit}, but this model classifies; leave it out")
+                raise BadInputError(f"max_new_tokens is {limit}, but the model is a classifier; leave it out")
             return 0
         if limit is None:
-            return min(DEFAULT_NEW_TOKENS, self.most_new_tokens)
-        if not 1 <= limit <= self.most_new_tokens:
-            raise BadInputError(f"max_new_tokens is {limit}; send 1 to {self.most_new_tokens}")
+            return min(DEFAULT_MAX_NEW_TOKENS, self.max_new_tokens)
+        if not 1 <= limit <= self.max_new_tokens:
+            raise BadInputError(f"max_new_tokens is {limit}; send 1 to {self.max_new_tokens}")
         return limit
 
-    def unpadded(self, row: NDArray[np.int64]) -> list[int]:
-        """The ids of one row, int64 [longest], without the padding at its end.
+    def strip_padding(self, row: NDArray[np.int64]) -> list[int]:
+        """The token ids of a row, int64 [longest], without the padding at its end.
 
         Raises:
-            BadInputError: too many are left, or none.
+            BadInputError: the prompt is empty or too long.
         """
-        kept = np.flatnonzero(row != self.pad)
+        kept = np.flatnonzero(row != self.pad_token_id)
         count = int(kept[-1]) + 1 if kept.size else 0
         self._check_length(count)
         ids: list[int] = row[:count].tolist()
         return ids
 
-    def padded(self, rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-        """int64 [n, longest], filled up at the end."""
-        ids = np.full((len(rows), max(map(len, rows))), self.pad, np.int64)
+    def pad_rows(self, rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+        """The rows as int64 [n, longest], padded at the end."""
+        ids = np.full((len(rows), max(map(len, rows))), self.pad_token_id, np.int64)
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = tokens
         return ids
 
-    def words(self, tokens: Sequence[int]) -> str:
-        """The text of generated ids, where there is a tokenizer."""
-        assert self.tokenizer is not None
-        return self.tokenizer.decode(tokens)
-
-    def synthetic_of_length(self, count: int, length: int, rng: np.random.Generator) -> list[Text]:
-        """Random samples of one length, in the sense of `longest`."""
+    def synthetic_samples(self, count: int, rng: np.random.Generator, length: int | None = None) -> list[Any]:
+        """Make samples of random tokens; a generator generates exactly `length` tokens."""
+        length = length or self._middle_length
         prompt = self._synthetic_prompt if self.generates else length
-        ids = rng.integers(0, self.vocabulary, (count, prompt)).tolist()
-        return [Text(tokens, length if self.generates else 0, forced=self.generates) for tokens in ids]
+        ids = rng.integers(0, self.vocab_size, (count, prompt)).tolist()
+        return [TextSample(tokens, length if self.generates else 0, ignore_eos=self.generates) for tokens in ids]
 
 
 def _generation_parameters(fields: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """The limit on generated tokens, or None, and whether the end token is ignored."""
-    limit, forced = fields.get(_LIMIT), fields.get(_FORCED)
+    """The limit on generated tokens, None if absent, and whether end tokens are ignored."""
+    limit, ignore_eos = fields.get(_MAX_NEW_TOKENS), fields.get(_IGNORE_EOS)
     if not (limit is None or type(limit) is int):
-        raise BadInputError(f"{_LIMIT} is {quote(limit)}; send an integer")
-    if not (forced is None or type(forced) is bool):
-        raise BadInputError(f"{_FORCED} is {quote(forced)}; send true or false")
-    return limit, bool(forced)
+        raise BadInputError(f"{_MAX_NEW_TOKENS} is {quote(limit)}; send an integer")
+    if not (ignore_eos is None or type(ignore_eos) is bool):
+        raise BadInputError(f"{_IGNORE_EOS} is {quote(ignore_eos)}; send true or false")
+    return limit, bool(ignore_eos)

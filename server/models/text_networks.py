@@ -1,8 +1,8 @@
-"""Greedy generation, iteration by iteration: rows with unequal progress share a batch, and each may leave or join.
+"""Inference of text networks: classification, and greedy generation by decode steps with continuous batching.
 
-A row's keys and values are the last ones of its cache: shorter rows are padded on the left and masked, and positions
-count from the row's own first token, so that every row sees what it would see alone. What an encoder gave is padded
-on the right.
+Rows with different progress share a batch, and each may leave or join between two decode steps. A row's keys and
+values are the last ones of its cache: shorter rows are padded on the left and masked, and positions count from the
+row's own first token, so that a row's output does not depend on its batch. An encoder's output is padded on the right.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,267 +18,276 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from server.errors import NotFiniteError
-from server.models.text import Generated, Text, Unfinished
+from server.models.text import DecodeState, GeneratedTokens, TextSample
 
-_Part = tuple["Decoding", list[int]]  # neighbours of a batch that come from one other, and their rows there
+_Part = tuple["DecodeBatch", list[int]]  # consecutive rows of a new batch that come from one batch: it, and their rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Generator:
-    """A network that generates.
+class GenerativeNet:
+    """A network that generates tokens.
 
     Attributes:
         net: a causal language model, or an encoder with a decoder.
-        ends: ids that end a text.
-        start: the id that a decoder begins with; None where there is no encoder.
-        positions: of the decoder, where they cannot be given to `net`.
-        never: ids that are not generated.
+        eos_token_ids: tokens that end an output.
+        decoder_start_token_id: first token of a decoder; None without an encoder.
+        positions: the decoder's position embeddings, if `net` takes no positions.
+        suppressed_token_ids: tokens that are never generated.
     """
 
     net: Any
-    ends: frozenset[int]
-    start: int | None
+    eos_token_ids: frozenset[int]
+    decoder_start_token_id: int | None
     positions: "RowPositions | None" = None
-    never: Sequence[int] = ()
+    suppressed_token_ids: Sequence[int] = ()
 
 
-TextNet = Generator | Any  # what is no Generator classifies
+TextNet = GenerativeNet | Any  # any other network is a classifier
 
 
 class RowPositions(nn.Module):
-    """Position embeddings in the place of a decoder's own, which are of the cache's length and so alike for all rows.
+    """Position embeddings by row; a decoder's own derive one position for all rows from the cache's length.
 
     Attributes:
-        rows: the positions that are embedded next, int64 [n, new].
+        position_ids: the positions to embed next, int64 [n, new].
     """
 
     def __init__(self, table: nn.Embedding) -> None:
-        """`table` holds what each position is embedded as."""
+        """`table` holds the embedding of each position."""
         super().__init__()
         self.table = table
-        self.rows = torch.zeros(1, 1, dtype=torch.int64)
+        self.position_ids = torch.zeros(1, 1, dtype=torch.int64)
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
-        """[n, new, width]."""
-        return embedding(self.rows, self.table.weight)
+        """The embeddings of `position_ids`, [n, new, width]."""
+        return embedding(self.position_ids, self.table.weight)
 
 
 @dataclass(slots=True, eq=False)
-class Decoding:
-    """Rows between two iterations.
+class DecodeBatch:
+    """A batch between two decode steps.
 
     Attributes:
-        texts: what was asked for, by row.
-        generated: ids so far, by row.
-        ended: of how many ids each row's text consists; 0 while it goes on.
-        keys: how many keys of each row's cache count, int64 [n].
-        cache: transformers' own; grows in place.
-        memory: what the encoder gave, [n, source, width]; None where there is none.
-        sources: how many tokens of each row of it count, int64 [n].
+        samples: inputs, by row.
+        tokens: generated token ids, by row.
+        output_lengths: number of tokens in each row's finished output; 0 while the row is not finished.
+        cache_lengths: number of valid positions in each row's cache, int64 [n].
+        cache: keys and values as transformers keeps them; grows in place.
+        encoder_output: [n, source, width]; None without an encoder.
+        encoder_lengths: number of valid positions in each row of `encoder_output`, int64 [n].
     """
 
-    texts: list[Text]
-    generated: list[list[int]]
-    ended: list[int]
-    keys: Tensor
+    samples: list[TextSample]
+    tokens: list[list[int]]
+    output_lengths: list[int]
+    cache_lengths: Tensor
     cache: Any
-    memory: Tensor | None = None
-    sources: Tensor | None = None
+    encoder_output: Tensor | None = None
+    encoder_lengths: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row(Unfinished):
-    """One text between two iterations: a row of a batch that stays where its iteration left it."""
+class DecodeRow(DecodeState):
+    """One sample between two decode steps: a row of the batch of its last step."""
 
-    whole: Decoding
+    batch: DecodeBatch
     index: int
 
 
-def generate(generator: Generator, inputs: Sequence[Text | Row], iterations: int | None) -> list[Any]:
-    """Run a batch for so many iterations, or until its longest text is done.
+def generate(net: GenerativeNet, inputs: Sequence[TextSample | DecodeRow], steps: int | None) -> list[Any]:
+    """Run a batch for a number of decode steps, or until all its rows are finished.
 
-    An iteration adds one token to each row; a row that begins passes its whole prompt in it.
+    A decode step adds one token to each row; the first step of a new sample is its prefill.
 
     Returns:
-        For each row `Generated`, or `Row` as the input of its next iteration.
+        For each input `GeneratedTokens`, or the `DecodeRow` to continue with.
 
     Raises:
-        NotFiniteError: a logit is not.
+        NotFiniteError: a logit is not finite.
     """
-    batch = _step(generator, inputs)
+    batch = _first_step(net, inputs)
     done = 1
-    while done != iterations and not all(batch.ended):
-        _advance(generator, batch)
+    while done != steps and not all(batch.output_lengths):
+        _decode(net, batch)
         done += 1
-    return [Generated(batch.generated[row][:end]) if end else Row(batch, row) for row, end in enumerate(batch.ended)]
+    return [
+        GeneratedTokens(batch.tokens[row][:length]) if length else DecodeRow(batch, row)
+        for row, length in enumerate(batch.output_lengths)
+    ]
 
 
-def classify(net: Any, texts: Sequence[Text]) -> list[Any]:
-    """Logits, float32 [labels], for each text, padded to the longest of them.
+def classify(net: Any, samples: Sequence[TextSample]) -> list[Any]:
+    """Logits, float32 [labels], for each sample, in one batch padded to the longest prompt.
 
-    Some networks look for the padding among the ids themselves.
+    Raises:
+        NotFiniteError: a logit is not finite.
     """
-    ids, counts = right_padded([text.tokens for text in texts], net.device, net.config.pad_token_id or 0)
-    logits = net(input_ids=ids, attention_mask=first(counts, ids.shape[1])).logits
+    # some networks find the padding by its token id rather than by the mask
+    ids, lengths = pad_right([sample.tokens for sample in samples], net.device, net.config.pad_token_id or 0)
+    logits = net(input_ids=ids, attention_mask=prefix_mask(lengths, ids.shape[1])).logits
     if not torch.isfinite(logits).all():
         raise NotFiniteError("the model's output is not finite")
     return [row.copy() for row in logits.cpu().numpy()]
 
 
-def right_padded(rows: Sequence[Sequence[int]], device: torch.device, filler: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids, int64 [n, longest], and how many of each row count, int64 [n]."""
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device, filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids, int64 [n, longest], and the length of each row, int64 [n]."""
     longest = max(map(len, rows))
     ids = torch.tensor([[*row, *([filler] * (longest - len(row)))] for row in rows])
     return ids.to(device), torch.tensor([len(row) for row in rows]).to(device)
 
 
-def first(counts: Tensor, longest: int) -> Tensor:
-    """A mask, int64 [n, longest]: the first ones of each row count."""
-    return (torch.arange(longest, device=counts.device) < counts[:, None]).long()
+def prefix_mask(lengths: Tensor, longest: int) -> Tensor:
+    """A mask, int64 [n, longest], of the first `lengths` positions of each row."""
+    return (torch.arange(longest, device=lengths.device) < lengths[:, None]).long()
 
 
-def _last(counts: Tensor, longest: int) -> Tensor:
-    return first(counts, longest).flip(1)
+def _suffix_mask(lengths: Tensor, longest: int) -> Tensor:
+    return prefix_mask(lengths, longest).flip(1)
 
 
-def _step(generator: Generator, inputs: Sequence[Text | Row]) -> Decoding:
-    """Everybody one iteration further, in one batch, in order."""
-    fresh = [row for row in inputs if isinstance(row, Text)]
-    going = [row for row in inputs if isinstance(row, Row)]
-    begun, resumed = _rows(_begin(generator, fresh)), _rows(_resume(generator, going))
-    return _joined([next(begun if isinstance(row, Text) else resumed) for row in inputs])
+def _first_step(net: GenerativeNet, inputs: Sequence[TextSample | DecodeRow]) -> DecodeBatch:
+    """Run one decode step for each input, and merge the rows in the order of `inputs` into one batch."""
+    new = [row for row in inputs if isinstance(row, TextSample)]
+    resumed = [row for row in inputs if isinstance(row, DecodeRow)]
+    prefilled, decoded = _rows(_prefill(net, new)), _rows(_resume(net, resumed))
+    return _merge_rows([next(prefilled if isinstance(row, TextSample) else decoded) for row in inputs])
 
 
-def _rows(batch: Decoding | None) -> Iterator[Row]:
-    return iter(() if batch is None else [Row(batch, row) for row in range(len(batch.texts))])
+def _rows(batch: DecodeBatch | None) -> Iterator[DecodeRow]:
+    return iter(() if batch is None else [DecodeRow(batch, row) for row in range(len(batch.samples))])
 
 
-def _begin(generator: Generator, texts: list[Text]) -> Decoding | None:
-    """Pass the prompts; the first token of each comes out."""
-    if not texts:
+def _prefill(net: GenerativeNet, samples: list[TextSample]) -> DecodeBatch | None:
+    """Process the prompts, which generates the first token of each row."""
+    if not samples:
         return None
-    ids, counts = right_padded([text.tokens for text in texts], generator.net.device)
-    batch = Decoding(texts, [[] for _ in texts], [0] * len(texts), counts, DynamicCache())
-    if generator.start is None:
-        mask = _last(counts, ids.shape[1])
+    ids, lengths = pad_right([sample.tokens for sample in samples], net.net.device)
+    batch = DecodeBatch(samples, [[] for _ in samples], [0] * len(samples), lengths, DynamicCache())
+    if net.decoder_start_token_id is None:
+        mask = _suffix_mask(lengths, ids.shape[1])
         shifted = torch.zeros_like(ids)
-        shifted[mask.bool()] = ids[first(counts, ids.shape[1]).bool()]
-        _forward(generator, batch, shifted, mask)
+        shifted[mask.bool()] = ids[prefix_mask(lengths, ids.shape[1]).bool()]
+        _forward(net, batch, shifted, mask)
         return batch
-    mask = first(counts, ids.shape[1])
-    batch.memory = generator.net.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-    batch.cache, batch.sources = EncoderDecoderCache(batch.cache, DynamicCache()), counts
-    batch.keys = torch.ones_like(counts)
-    _forward(generator, batch, torch.full_like(counts, generator.start)[:, None], batch.keys[:, None])
+    mask = prefix_mask(lengths, ids.shape[1])
+    batch.encoder_output = net.net.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+    batch.cache, batch.encoder_lengths = EncoderDecoderCache(batch.cache, DynamicCache()), lengths
+    batch.cache_lengths = torch.ones_like(lengths)
+    start = torch.full_like(lengths, net.decoder_start_token_id)[:, None]
+    _forward(net, batch, start, batch.cache_lengths[:, None])
     return batch
 
 
-def _resume(generator: Generator, rows: list[Row]) -> Decoding | None:
-    """One iteration more for those who have begun."""
+def _resume(net: GenerativeNet, rows: list[DecodeRow]) -> DecodeBatch | None:
+    """Merge suspended rows into one batch, and run a decode step."""
     if not rows:
         return None
-    batch = _joined(rows)
-    _advance(generator, batch)
+    batch = _merge_rows(rows)
+    _decode(net, batch)
     return batch
 
 
-def _advance(generator: Generator, batch: Decoding) -> None:
-    """One token more for each row; also for those that are done, whose batch goes on."""
-    batch.keys = batch.keys + 1
-    last = torch.tensor([[tokens[-1]] for tokens in batch.generated]).to(batch.keys.device)
-    _forward(generator, batch, last, _last(batch.keys, batch.cache.get_seq_length() + 1))
+def _decode(net: GenerativeNet, batch: DecodeBatch) -> None:
+    """Run one decode step for all rows; finished rows are computed too until their batch ends."""
+    batch.cache_lengths = batch.cache_lengths + 1
+    last = torch.tensor([[tokens[-1]] for tokens in batch.tokens]).to(batch.cache_lengths.device)
+    _forward(net, batch, last, _suffix_mask(batch.cache_lengths, batch.cache.get_seq_length() + 1))
 
 
-def _forward(generator: Generator, batch: Decoding, ids: Tensor, mask: Tensor) -> None:
-    """Pass `ids`, int64 [n, new], and keep the likeliest token; `mask`, int64 [n, keys], is of all keys."""
+def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) -> None:
+    """Process `ids`, int64 [n, new], and append the most likely token to each row.
+
+    Args:
+        net: the network.
+        batch: the batch, whose cache grows by the new positions.
+        ids: new tokens, int64 [n, new].
+        mask: valid positions of the cache and of `ids`, int64 [n, cached + new].
+    """
     shared = {"past_key_values": batch.cache, "use_cache": True}
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    if generator.positions is not None:
-        generator.positions.rows = positions
-    if batch.memory is None or batch.sources is None:
+    if net.positions is not None:
+        net.positions.position_ids = positions
+    if batch.encoder_output is None or batch.encoder_lengths is None:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "logits_to_keep": 1}
     else:
         inputs = {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=batch.memory),
-            "attention_mask": first(batch.sources, batch.memory.shape[1]),
+            "encoder_outputs": BaseModelOutput(last_hidden_state=batch.encoder_output),
+            "attention_mask": prefix_mask(batch.encoder_lengths, batch.encoder_output.shape[1]),
             "decoder_input_ids": ids,
             "decoder_attention_mask": mask,
         }
-    logits = generator.net(**inputs, **shared).logits[:, -1]
+    logits = net.net(**inputs, **shared).logits[:, -1]
     if not torch.isfinite(logits).all():
         raise NotFiniteError("the model's output is not finite")
-    logits[:, generator.never] = -torch.inf
+    logits[:, net.suppressed_token_ids] = -torch.inf
     for row, token in enumerate(logits.argmax(-1).tolist()):
-        text, tokens = batch.texts[row], batch.generated[row]
+        sample, tokens = batch.samples[row], batch.tokens[row]
         tokens.append(token)
-        if not batch.ended[row] and (len(tokens) == text.limit or (token in generator.ends and not text.forced)):
-            batch.ended[row] = len(tokens)
+        is_last = len(tokens) == sample.max_new_tokens or (token in net.eos_token_ids and not sample.ignore_eos)
+        if is_last and not batch.output_lengths[row]:
+            batch.output_lengths[row] = len(tokens)
 
 
-def _joined(rows: Sequence[Row]) -> Decoding:
-    """The rows in order as one batch; what they come from stays as it is, so that a failed batch can be tried again."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: id(row.whole))]
-    parts = [(group[0].whole, [row.index for row in group]) for group in groups]
-    whole, indices = parts[0]
-    if len(parts) == 1 and indices == [*range(len(whole.texts))]:
-        cache, keys, memory, sources = _again(whole.cache), whole.keys, whole.memory, whole.sources
+def _merge_rows(rows: Sequence[DecodeRow]) -> DecodeBatch:
+    """The rows in order as one batch; their own batches stay as they are, so that a failed batch can be retried."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: id(row.batch))]
+    parts = [(group[0].batch, [row.index for row in group]) for group in groups]
+    batch, indices = parts[0]
+    if len(parts) == 1 and indices == [*range(len(batch.samples))]:
+        cache_lengths, cache = batch.cache_lengths, _copy_cache(batch.cache)
+        encoder_output, encoder_lengths = batch.encoder_output, batch.encoder_lengths
     else:
-        keys = torch.cat([whole.keys[indices] for whole, indices in parts])
-        cache, memory, sources = _side_by_side(parts, int(keys.max()))
-    return Decoding(
-        [row.whole.texts[row.index] for row in rows],
-        [[*row.whole.generated[row.index]] for row in rows],
-        [row.whole.ended[row.index] for row in rows],
-        keys,
+        cache_lengths = torch.cat([part.cache_lengths[indices] for part, indices in parts])
+        cache, encoder_output, encoder_lengths = _merge_states(parts, int(cache_lengths.max()))
+    return DecodeBatch(
+        [row.batch.samples[row.index] for row in rows],
+        [[*row.batch.tokens[row.index]] for row in rows],
+        [row.batch.output_lengths[row.index] for row in rows],
+        cache_lengths,
         cache,
-        memory,
-        sources,
+        encoder_output,
+        encoder_lengths,
     )
 
 
-def _again(cache: Any) -> Any:
-    """Another cache of the same tensors, which are never written: a cache that grows gets new ones."""
+def _copy_cache(cache: Any) -> Any:
+    """A copy that shares the tensors: a cache grows by replacing its tensors, never by writing into them."""
     if isinstance(cache, EncoderDecoderCache):
-        return EncoderDecoderCache(_again(cache.self_attention_cache), _again(cache.cross_attention_cache))
-    again = copy(cache)
-    again.layers = [copy(layer) for layer in cache.layers]
-    return again
+        return EncoderDecoderCache(_copy_cache(cache.self_attention_cache), _copy_cache(cache.cross_attention_cache))
+    copied = copy(cache)
+    copied.layers = [copy(layer) for layer in cache.layers]
+    return copied
 
 
-def _side_by_side(parts: Sequence[_Part], longest: int) -> tuple[Any, Tensor | None, Tensor | None]:
-    """The cache, with room for `longest` keys a row, the encoder's output, and how much of it counts."""
-    whole, _ = parts[0]
-    if whole.memory is None or whole.sources is None:
-        return _merged([(part.cache, rows) for part, rows in parts], longest, left=True), None, None
-    sources = torch.cat([part.sources[rows] for part, rows in parts if part.sources is not None])
-    source = int(sources.max())
-    memory = _stacked([part.memory[rows] for part, rows in parts if part.memory is not None], source, left=False)
-    own = _merged([(part.cache.self_attention_cache, rows) for part, rows in parts], longest, left=True)
-    cross = _merged([(part.cache.cross_attention_cache, rows) for part, rows in parts], source, left=False)
-    return EncoderDecoderCache(own, cross), memory, sources
+def _merge_states(parts: Sequence[_Part], longest: int) -> tuple[Any, Tensor | None, Tensor | None]:
+    """The merged cache of `longest` positions, the encoder's output, and its valid lengths."""
+    first, _ = parts[0]
+    if first.encoder_output is None or first.encoder_lengths is None:
+        return _merge_caches([(batch.cache, rows) for batch, rows in parts], longest, left=True), None, None
+    lengths = torch.cat([batch.encoder_lengths[rows] for batch, rows in parts if batch.encoder_lengths is not None])
+    source = int(lengths.max())
+    outputs = [batch.encoder_output[rows] for batch, rows in parts if batch.encoder_output is not None]
+    own = _merge_caches([(batch.cache.self_attention_cache, rows) for batch, rows in parts], longest, left=True)
+    cross = _merge_caches([(batch.cache.cross_attention_cache, rows) for batch, rows in parts], source, left=False)
+    return EncoderDecoderCache(own, cross), _concatenate(outputs, source, left=False), lengths
 
 
-def _merged(caches: Sequence[tuple[Any, list[int]]], length: int, *, left: bool) -> DynamicCache:
-    layers = zip(*([layer[:2] for layer in cache] for cache, _ in caches), strict=True)
+def _merge_caches(caches: Sequence[tuple[Any, list[int]]], length: int, *, left: bool) -> DynamicCache:
+    layers = zip(*([layer[:2] for layer in cache] for cache, _ in caches), strict=True)  # keys and values, by cache
     rows = [indices for _, indices in caches]
-    return DynamicCache(
-        [
-            tuple(
-                _stacked(
-                    [layer[which][chosen] for layer, chosen in zip(of_layer, rows, strict=True)], length, left=left
-                )
-                for which in (0, 1)
-            )
-            for of_layer in layers
-        ]
-    )
+
+    def merged(tensors: Sequence[Tensor]) -> Tensor:
+        return _concatenate([tensor[chosen] for tensor, chosen in zip(tensors, rows, strict=True)], length, left=left)
+
+    return DynamicCache([tuple(merged(tensors) for tensors in zip(*layer, strict=True)) for layer in layers])
 
 
-def _stacked(parts: Sequence[Tensor], length: int, *, left: bool) -> Tensor:
-    """[..., length, width] each, cut or filled up with zeros at that side, one after another."""
+def _concatenate(parts: Sequence[Tensor], length: int, *, left: bool) -> Tensor:
+    """The parts, [n, ..., own length, width] each, cut or zero-padded on the left or right to `length`, as one."""
     fitted = []
     for part in parts:
-        missing = length - part.shape[-2]
-        part = part[..., -length:, :] if left else part[..., :length, :]  # noqa: PLW2901
-        fitted.append(pad(part, (0, 0, max(missing, 0), 0) if left else (0, 0, 0, max(missing, 0))))
+        missing = max(length - part.shape[-2], 0)
+        cut = part[..., -length:, :] if left else part[..., :length, :]
+        fitted.append(pad(cut, (0, 0, missing, 0) if left else (0, 0, 0, missing)))
     return torch.cat(fitted)

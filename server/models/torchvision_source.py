@@ -1,6 +1,6 @@
-"""torchvision's classification models by name: weights (pretrained, a file, or random), folded for inference.
+"""torchvision's classification models by name, with pretrained, own or random weights, ready for inference.
 
-Imported only when a real device is asked for: torch and torchvision take seconds.
+Imported only for a real device, since torch and torchvision take seconds to import.
 """
 
 import difflib
@@ -19,37 +19,39 @@ import torch
 from torch import Tensor, nn
 
 from policies.types import SpecError
-from server.models.images import ImageCodec, smooth_pictures
+from server.models.images import ImageCodec, synthetic_images
 from server.models.model import ServedModel
-from server.models.torchvision_stages import cut
-from server.models.weights import cached_or_downloaded
+from server.models.torchvision_stages import split_into_stages
+from server.models.weights import fetch_weights
 
 _log = logging.getLogger(__name__)
 
 _SEED = 20_260_121
-_CALIBRATION_PICTURES = 8
-_LOGIT_SPREAD = 2.0  # standard deviation of random weights' logits from picture to picture: sure, but not certain
+_CALIBRATION_IMAGES = 8
+_LOGIT_STD = 2.0  # standard deviation of random weights' logits: predictions are neither uniform nor certain
 
-# GoogLeNet and Inception: their own initialisation takes seconds, the auxiliary heads only serve training, and their
-# input transform is x -> p/127.5 - 1, which is mean = std = 0.5 in the normalisation that every model has.
+# GoogLeNet and Inception: their own initialisation takes seconds, the auxiliary heads are only used in training, and
+# their input transform x -> p/127.5 - 1 equals the normalisation that every model has with mean = std = 0.5.
 _INCEPTION = {"init_weights": False, "aux_logits": False, "transform_input": False}
 _OPTIONS: dict[str, dict[str, Any]] = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d)")  # its published weights keep names of long ago
+_DENSENET_KEY = re.compile(
+    r"(denselayer\d+\.(?:norm|conv))\.(\d)"
+)  # its published weights have names of an older version
 
 
 class PixelNet(nn.Module):
-    """A network that takes pixels: uint8 [n, H, W, 3] -> logits [n, classes] in the network's dtype; in stages, if cut.
+    """A network on pixels: uint8 [n, H, W, 3] -> logits [n, classes] in the network's dtype, in one or several stages.
 
-    Normalisation is one scale and shift of the pixel, in float32 whatever the network computes in: 8-bit pixels times
-    a 16-bit scale would lose what the pictures differ by.
+    Normalisation is one scale and shift in float32, whatever the network's dtype: 16-bit scales would lose differences
+    between 8-bit pixels.
     """
 
     scale: Tensor
     shift: Tensor
 
     def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        """`net` takes (p / 255 - mean) / std as [n, 3, H, W]; mean and std by channel."""
+        """`net` takes (p / 255 - mean) / std as [n, 3, H, W]; mean and std are by channel."""
         super().__init__()
         self.net = net
         self.dtype = torch.float32
@@ -57,28 +59,28 @@ class PixelNet(nn.Module):
         self.register_buffer("scale", 1.0 / (255.0 * deviation))
         self.register_buffer("shift", -torch.tensor(mean).reshape(3, 1, 1) / deviation)
 
-    def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move to the device; the network alone is converted to `dtype`, channels last."""
+    def move_to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move to the device, and convert the network, but not the normalisation, to `dtype` and channels last."""
         self.dtype = dtype
         self.to(device)
         self.net.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """All of it."""
-        logits: Tensor = self.net(self.normalised(pixels))
+        """Run all stages."""
+        logits: Tensor = self.net(self.normalise(pixels))
         return logits
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """What the network takes. NHWC in memory is NCHW with channels last: the permutation moves nothing."""
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """The network's input. NHWC in memory is NCHW with channels last, so that the permutation copies nothing."""
         return (pixels.permute(0, 3, 1, 2) * self.scale + self.shift).to(self.dtype)
 
     @property
     def stages(self) -> int:
-        """Into how many it is cut."""
+        """Number of stages."""
         return len(self.net) if isinstance(self.net, Stages) else 1
 
-    def part(self, x: Tensor, first: int, stages: int | None) -> Tensor:
-        """Run so many stages from `first` on, to the end if None; x is what the stage before gave, or `normalised`."""
+    def run_stages(self, x: Tensor, first: int, stages: int | None) -> Tensor:
+        """Run stages from `first` on, all if `stages` is None; x is the previous stage's output, or normalised."""
         parts = list(self.net) if isinstance(self.net, Stages) else [self.net]
         for part in parts[first : None if stages is None else first + stages]:
             x = part(x)
@@ -86,12 +88,12 @@ class PixelNet(nn.Module):
 
 
 class Stages(nn.Sequential):
-    """A network cut into stages, each of them a module."""
+    """A network split into stages, one module each."""
 
 
 @dataclass(frozen=True)
-class _Recipe:
-    """What the default weights' metadata say about a model, available without downloading them."""
+class _Metadata:
+    """Metadata of a model's default weights, which torchvision has without downloading them."""
 
     name: str
     url: str
@@ -101,40 +103,41 @@ class _Recipe:
     std: tuple[float, ...]
 
 
-def load(
+def load_image_model(
     name: str, weights: str = "auto", max_batch_size: int = 32, stages: int = 1
 ) -> tuple[ServedModel[ImageCodec], PixelNet]:
-    """A torchvision classification model, in eval mode, batch normalisation folded, float32 on the CPU.
+    """Load a torchvision classification model in eval mode, float32, on the CPU, with batch normalisation folded.
 
     Args:
-        name: as torchvision names it.
-        weights: "auto" (pretrained if they can be had, else random), "random", or a state dict's file. A file's
-            network is fed as the default weights' is; its number of classes may differ.
-        max_batch_size: what the served model announces.
-        stages: into how many it is cut.
+        name: torchvision's name of the model.
+        weights: "auto" (pretrained if available, else random), "random", or the file of a state dict, whose number of
+            classes may differ; preprocessing is always that of the default weights.
+        max_batch_size: of the served model.
+        stages: number of stages to split it into.
 
     Raises:
-        SpecError: no such model, it cannot be cut so, or the file is no state dict of it.
+        SpecError: there is no such model, it cannot be split, or the file is not a state dict of it.
     """
-    recipe = _recipe(name)
-    origin, state = _state(recipe, weights)
-    labels = recipe.labels if state is None else _labels(recipe, state)
-    with torch.random.fork_rng(devices=[]):  # every start draws the same weights, and nobody else's numbers change
+    metadata = _metadata(name)
+    origin, state = _load_state(metadata, weights)
+    labels = metadata.labels if state is None else _labels(metadata, state)
+    with torch.random.fork_rng(devices=[]):  # the same weights at every start, and the global generator is unchanged
         torch.manual_seed(_SEED)
-        net = torchvision_models().get_model(name, num_classes=len(labels), **_OPTIONS.get(name, {})).eval()
+        net = import_torchvision_models().get_model(name, num_classes=len(labels), **_OPTIONS.get(name, {})).eval()
         net.requires_grad_(False)
-        model = PixelNet(net, recipe.mean, recipe.std)
+        model = PixelNet(net, metadata.mean, metadata.std)
         if state is None:
-            _randomise(model, recipe.codec)
+            _randomise(model, metadata.codec)
     if state is not None:
         _fill(net, state, f"weights {weights!r} do not fit {name}")
-    parts = [fold(part) for part in cut(name, net, stages, recipe.codec.shape)]  # folding loses the blocks
+    # split before folding, which loses the blocks
+    parts = [fold_batch_norm(part) for part in split_into_stages(name, net, stages, metadata.codec.shape)]
     model.net = parts[0] if stages == 1 else Stages(*parts)
-    return ServedModel(name, recipe.codec, labels, origin, max_batch_size), model.eval()
+    return ServedModel(name, metadata.codec, labels, origin, max_batch_size), model.eval()
 
 
-def torchvision_models() -> ModuleType:
-    """The module torchvision.models; the one place where torchvision is imported."""
+def import_torchvision_models() -> ModuleType:
+    """Import torchvision.models; torchvision is imported nowhere else."""
     _define_missing_operators()
     from torchvision import models
 
@@ -143,9 +146,9 @@ def torchvision_models() -> ModuleType:
 
 
 def _define_missing_operators() -> None:
-    """Let `import torchvision` succeed where its extension cannot load, as a CUDA build on a CPU-only torch.
+    """Let `import torchvision` succeed where its extension cannot load, such as a CUDA build on a CPU-only torch.
 
-    On import it registers shapes for two detection operators, which then have to exist. No classifier uses them.
+    The import registers shapes for two detection operators, which then have to exist; no classifier uses them.
     """
     spec = find_spec("torchvision")
     folders = [] if spec is None else spec.submodule_search_locations or []
@@ -162,38 +165,39 @@ def _define_missing_operators() -> None:
 
 
 def check_name(name: str) -> None:
-    """Whether torchvision has a classification model of that name.
+    """Check that torchvision has a classification model of that name.
 
     Raises:
-        SpecError: it has not; the line names those that come near.
+        SpecError: it has none; the message lists similar names.
     """
-    models = torchvision_models()
+    models = import_torchvision_models()
     known = models.list_models(module=models)
     if name not in known:
         folder = f"; for the text model in the folder of that name give ./{name}" if Path(name).is_dir() else ""
-        near = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
-        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(near)}, ...{folder}")
+        similar = difflib.get_close_matches(name, known, 5, 0.4) or known[::16]
+        raise SpecError(f"no torchvision classification model {name!r}; there is {', '.join(similar)}, ...{folder}")
 
 
-def _recipe(name: str) -> _Recipe:
+def _metadata(name: str) -> _Metadata:
     check_name(name)
-    models = torchvision_models()
+    models = import_torchvision_models()
     weights = models.get_model_weights(name).DEFAULT
     preset = weights.transforms()
     (crop,), (resize,) = preset.crop_size, preset.resize_size
     codec = ImageCodec(crop, crop, max(crop, resize), preset.interpolation.value)
     half = (0.5, 0.5, 0.5)
     mean, std = (half, half) if name in _OPTIONS else (tuple(preset.mean), tuple(preset.std))
-    return _Recipe(name, weights.url, codec, tuple(weights.meta["categories"]), mean, std)
+    return _Metadata(name, weights.url, codec, tuple(weights.meta["categories"]), mean, std)
 
 
-def _state(recipe: _Recipe, weights: str) -> tuple[str, Mapping[str, Tensor] | None]:
-    """Where the weights come from, and their state dict; None means random ones."""
+def _load_state(metadata: _Metadata, weights: str) -> tuple[str, Mapping[str, Tensor] | None]:
+    """The origin of the weights and their state dict, which is None for random weights."""
     if weights == "random":
         return "random", None
     if weights != "auto":
         return Path(weights).name, _read_state(Path(weights))
-    path = cached_or_downloaded(recipe.url, Path(torch.hub.get_dir()) / "checkpoints")
+    folder = Path(torch.hub.get_dir()) / "checkpoints"
+    path = fetch_weights(metadata.url, folder)
     try:
         if path is not None:
             return "pretrained", _read_state(path)
@@ -201,37 +205,37 @@ def _state(recipe: _Recipe, weights: str) -> tuple[str, Mapping[str, Tensor] | N
         _log.warning("%s", error)
     _log.warning(
         "%s runs with RANDOM weights: its predictions mean nothing; put %s into %s, or give --weights FILE",
-        recipe.name,
-        recipe.url,
-        Path(torch.hub.get_dir()) / "checkpoints",
+        metadata.name,
+        metadata.url,
+        folder,
     )
     return "random", None
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
-    """A file's state dict, without auxiliary heads; nothing but tensors is unpickled.
+    """Read a file's state dict, without auxiliary heads; only tensors are unpickled.
 
     Raises:
-        SpecError: there is no such file, or it holds something else.
+        SpecError: the file is missing, damaged or not a state dict.
     """
     if not path.is_file():
         raise SpecError(f"no weights file {str(path)!r}; give auto, random, or a file of model.state_dict()")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes make the unpickler raise nearly anything
+    except Exception as error:  # the unpickler may raise anything on a damaged file
         raise SpecError(
             f"weights {str(path)!r} cannot be read ({type(error).__name__}); save model.state_dict()"
         ) from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise SpecError(f"weights {str(path)!r} hold no state dict of tensors; save model.state_dict()")
+        raise SpecError(f"weights {str(path)!r} are not a state dict of tensors; save model.state_dict()")
     return {_DENSENET_KEY.sub(r"\1\2", k): v for k, v in state.items() if not k.startswith(_AUXILIARY)}
 
 
-def _labels(recipe: _Recipe, state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The classifier comes last in every model: its rows are the classes."""
+def _labels(metadata: _Metadata, state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The labels of the classes, which are the rows of a model's last tensor, its classifier's."""
     last = list(state.values())[-1]
     classes = last.shape[0] if last.ndim else 0
-    return recipe.labels if classes == len(recipe.labels) else tuple(f"class {index}" for index in range(classes))
+    return metadata.labels if classes == len(metadata.labels) else tuple(f"class {index}" for index in range(classes))
 
 
 def _fill(net: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
@@ -243,46 +247,46 @@ def _fill(net: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
 
 
 def _randomise(model: PixelNet, codec: ImageCodec) -> None:
-    """Bring a freshly drawn network to life: signals keep their size, and pictures differ in their logits.
+    """Initialise a network so that signals keep their magnitude and logits differ between images.
 
-    Each batch normalisation takes the statistics of one pass over smooth pictures; then the classifier is scaled and
-    centred on them. Without that activations vanish or blow up, which also falsifies the energy.
+    Kaiming weights; the statistics of each batch normalisation are those of one pass over synthetic images; the
+    classifier is scaled and centred on them. Otherwise activations vanish or overflow, which also changes the energy.
     """
     for module in model.net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    pictures = smooth_pictures(codec, _CALIBRATION_PICTURES, np.random.default_rng(_SEED))
-    logits = _calibrate(model, torch.from_numpy(pictures))
+    images = synthetic_images(codec, _CALIBRATION_IMAGES, np.random.default_rng(_SEED))
+    logits = _calibrate(model, torch.from_numpy(images))
     classifier = [m for m in model.net.modules() if isinstance(m, nn.Linear)][-1:]
     for last in classifier:
-        gain = _LOGIT_SPREAD / float(logits.std(0).mean())
+        gain = _LOGIT_STD / float(logits.std(0).mean())
         last.weight.mul_(gain)
         if last.bias is not None:
             last.bias.sub_(logits.mean(0)).mul_(gain)
 
 
 @torch.no_grad()
-def _calibrate(model: PixelNet, pictures: Tensor) -> Tensor:
-    """One pass in which every batch normalisation keeps its batch's statistics; the logits that came out."""
+def _calibrate(model: PixelNet, images: Tensor) -> Tensor:
+    """Set the statistics of every batch normalisation to those of this batch, and return the batch's logits."""
     norms = [m for m in model.net.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
         norm.train()
-    logits: Tensor = model(pictures)
+    logits: Tensor = model(images)
     for norm in norms:
         norm.eval()
     return logits
 
 
-def fold(net: nn.Module) -> nn.Module:
-    """The network with batch normalisation folded into its convolutions; itself where torch.fx cannot trace it."""
-    with warnings.catch_warnings():  # on import the module meets a deprecation of torch's own
+def fold_batch_norm(net: nn.Module) -> nn.Module:
+    """Fold batch normalisation into the convolutions; a network that torch.fx cannot trace is returned unchanged."""
+    with warnings.catch_warnings():  # the import triggers a deprecation warning within torch
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.fx.experimental.optimization import fuse
     try:
         return fuse(net, inplace=True)
-    except Exception as error:  # noqa: BLE001  (tracing runs the model's own code on proxies; unfolded also works)
+    except Exception as error:  # noqa: BLE001  (tracing runs the model's code on proxies, which may raise anything)
         _log.info("batch normalisation is not folded: %s", error)
         return net

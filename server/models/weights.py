@@ -1,4 +1,4 @@
-"""Pretrained weights: from torch hub's cache, or by one attempt to download them."""
+"""Pretrained weights from torch hub's cache, or else from one attempt to download them."""
 
 import hashlib
 import logging
@@ -12,14 +12,14 @@ from urllib.request import urlopen
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_LIMIT = 5.0  # s; also for each read, so that a dead line cannot hold up the start
+_TIMEOUT = 5.0  # s, for connecting and for each read, so that a dead connection does not block the start
 _CHUNK = 1 << 20
 
 
-def cached_or_downloaded(url: str, folder: Path) -> Path | None:
-    """The file `url` names inside `folder`, downloaded if it is not there; None where it cannot be had.
+def fetch_weights(url: str, folder: Path) -> Path | None:
+    """The file of `url` in `folder`, downloaded if it is missing; None if the download fails.
 
-    The last eight or more hexadecimal digits of the name are the beginning of the content's SHA-256.
+    The last eight or more hexadecimal digits of the file's name are the start of its SHA-256 digest.
     """
     path = folder / url.rpartition("/")[2]
     if path.is_file():
@@ -28,13 +28,13 @@ def cached_or_downloaded(url: str, folder: Path) -> Path | None:
     try:
         _download(url, path)
     except (OSError, HTTPException, ValueError) as error:
-        _log.warning("no download of %s: %s", url, error)
+        _log.warning("the download of %s failed: %s", url, error)
         return None
     return path
 
 
 def _download(url: str, path: Path) -> None:
-    """All or nothing: the file gets its name when it is complete and its digest agrees."""
+    """Download atomically: the file gets its name once it is complete and its digest matches."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
         try:
@@ -51,7 +51,7 @@ def _download(url: str, path: Path) -> None:
 
 def _copy(url: str, part: IO[bytes]) -> str:
     digest = hashlib.sha256()
-    with urlopen(url, timeout=_CONNECT_LIMIT) as response:  # noqa: S310  (torchvision's own URL, checked by its digest)
+    with urlopen(url, timeout=_TIMEOUT) as response:  # noqa: S310  (torchvision's own URL, checked by its digest)
         while chunk := response.read(_CHUNK):
             digest.update(chunk)
             part.write(chunk)

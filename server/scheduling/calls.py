@@ -10,7 +10,7 @@ from policies.catalog import Chosen
 from policies.types import Launch, Request
 from server.backends.executor import Batch, Completion, StandbyLaunches
 from server.errors import ServerError
-from server.models.text import Generated, Text
+from server.models.text import GeneratedTokens, TextSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Answer:
     """Result of one request.
 
     Attributes:
-        output: float32 [classes], or `Generated`.
+        output: float32 [classes], or `GeneratedTokens`.
         batch_size: size of the batch that completed it.
         waiting: waiting time from arrival to launch, s.
         service: service time of its batch, s; with stages, from its launch to the end of its last stage.
@@ -94,7 +94,7 @@ class Call:
                 size = self.sizes[index] if self.sizes else 0.0
                 kind = chosen.arriving(self.model, size)
                 request = Request(next(ids), self.arrival, kind, self.arrival + chosen.slo, self.expires, size)
-                request.stages = sample.iterations if isinstance(sample, Text) else chosen.profile.stages
+                request.stages = sample.decode_steps if isinstance(sample, TextSample) else chosen.profile.stages
                 request.payload = Sample(sample, self, index)
                 self.requests.append(request)
         return self.requests
@@ -176,7 +176,7 @@ def set_last_stages(launch: Launch, requests: Sequence[Request], completion: Com
     if launch.stages is None:
         return
     for request, output in zip(requests, completion.outputs, strict=True):
-        if isinstance(output, Generated):
+        if isinstance(output, GeneratedTokens):
             request.stages = min(request.stages, request.stage + launch.stages)
 
 

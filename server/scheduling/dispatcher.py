@@ -26,7 +26,7 @@ from server.errors import (
     ServerError,
     UnavailableError,
 )
-from server.models.text import generated, tokens_of
+from server.models.text import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full
 from server.scheduling.calls import Answer, BatchRun, Call, fail_all, make_batch, set_last_stages
 from server.scheduling.delivery import Delivery
@@ -97,7 +97,7 @@ class Dispatcher:
 
         Args:
             model: one of `chosen`.
-            inputs: decoded samples, uint8 [H, W, 3] or `Text` each; at least one.
+            inputs: decoded samples, uint8 [H, W, 3] or `TextSample` each; at least one.
             timeout: remaining time-out of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
 
@@ -399,8 +399,8 @@ class Dispatcher:
             completion.finished,
             energy,
             self.chosen[run.batch.model].profile.energy_source,
-            tokens_of(run.batch.inputs, completion.outputs, run.launch.stages),
-            generated(completion.outputs),
+            count_tokens(run.batch.inputs, completion.outputs, run.launch.stages),
+            generated_lengths(completion.outputs),
         )
 
     def _deliver(self) -> None:

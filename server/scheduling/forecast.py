@@ -13,7 +13,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog
 from policies.types import Launch
 from server.backends.executor import Batch
-from server.models.text import Text
+from server.models.text import TextSample
 
 
 class Forecast:
@@ -84,4 +84,4 @@ class Forecast:
 
 def _max_length(sample: Any) -> int | None:
     """The maximum length of a text as profiles count it; None where unknown."""
-    return sample.limit or len(sample.tokens) if isinstance(sample, Text) else None
+    return sample.max_new_tokens or len(sample.tokens) if isinstance(sample, TextSample) else None

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from server.backends.executor import Batch
-from server.backends.torch_images import resolve_device, torch_device
-from server.models.images import smooth_pictures
-from server.models.torchvision_source import load
+from server.backends.torch_images import make_image_device, resolve_device
+from server.models.images import synthetic_images
+from server.models.torchvision_source import load_image_model
 
 pytestmark = pytest.mark.gpu
 
@@ -15,11 +15,13 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", ["googlenet", "resnet18", "resnet50"])
 def test_outputs_on_the_gpu_are_close_to_the_cpus_and_independent_of_the_batch_size(name: str) -> None:
     place, _ = resolve_device("cuda:0")
-    images = list(smooth_pictures(load(name, "random")[0].codec, 8, np.random.default_rng(1)))
-    on_gpu = torch_device([load(name, "random")], place)
+    images = list(synthetic_images(load_image_model(name, "random")[0].codec, 8, np.random.default_rng(1)))
+    on_gpu = make_image_device([load_image_model(name, "random")], place)
     batched = np.stack(on_gpu.serve(Batch(name, images)))
     single = np.stack([on_gpu.serve(Batch(name, [image]))[0] for image in images])
-    exact = np.stack(torch_device([load(name, "random")], torch.device("cpu")).serve(Batch(name, images)))
+    exact = np.stack(
+        make_image_device([load_image_model(name, "random")], torch.device("cpu")).serve(Batch(name, images))
+    )
     largest = np.abs(exact).max()
     # bf16 has 8 bits of mantissa: an error of 0.4 % per rounding, over some tens of layers
     assert np.abs(batched - single).max() < 0.05 * largest
@@ -29,12 +31,16 @@ def test_outputs_on_the_gpu_are_close_to_the_cpus_and_independent_of_the_batch_s
 
 def test_fp16_is_more_precise_than_bf16() -> None:
     place, _ = resolve_device("cuda:0")
-    model = load("resnet18", "random")
-    images = list(smooth_pictures(model[0].codec, 4, np.random.default_rng(2)))
-    exact = np.stack(torch_device([load("resnet18", "random")], torch.device("cpu")).serve(Batch("resnet18", images)))
+    model = load_image_model("resnet18", "random")
+    images = list(synthetic_images(model[0].codec, 4, np.random.default_rng(2)))
+    exact = np.stack(
+        make_image_device([load_image_model("resnet18", "random")], torch.device("cpu")).serve(
+            Batch("resnet18", images)
+        )
+    )
 
     def error(precision: str) -> float:
-        device = torch_device([load("resnet18", "random")], place, precision)  # type: ignore[arg-type]
+        device = make_image_device([load_image_model("resnet18", "random")], place, precision)  # type: ignore[arg-type]
         return float(np.abs(np.stack(device.serve(Batch("resnet18", images))) - exact).max())
 
     assert error("fp16") < error("bf16")

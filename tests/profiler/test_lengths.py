@@ -12,7 +12,7 @@ from profiler.lengths import power_of_two_sizes
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
-from server.models.text import Text
+from server.models.text import TextSample
 from server.models.text_codec import TextCodec
 from tests.profiler.test_first_profile import completed
 
@@ -26,9 +26,9 @@ class Known:
         return completed(batch.inputs, 2.0 + len(batch.inputs) * max(map(self._length, batch.inputs)))
 
     @staticmethod
-    def _length(text: Text) -> int:
-        assert text.forced == bool(text.limit), "generation must not end early"
-        return text.limit or len(text.tokens)
+    def _length(text: TextSample) -> int:
+        assert text.ignore_eos == bool(text.max_new_tokens), "generation must not end early"
+        return text.max_new_tokens or len(text.tokens)
 
 
 @pytest.mark.parametrize("generates", [True, False])

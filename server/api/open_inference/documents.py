@@ -1,7 +1,8 @@
 """The documents of Open Inference Protocol v2 that describe server and models, as JSON-ready values.
 
-The C++ clients and perf_analyzer read most keys without asking whether they are there, so every key stays, also where
-this server has nothing to say (cache_hit, memory_usage). A version is a numeric string because perf_analyzer parses it.
+The C++ clients and perf_analyzer read most keys without checking for them, so every key is present, including those
+that do not apply to this server (cache_hit, memory_usage). A version is a numeric string because perf_analyzer parses
+it.
 """
 
 from collections.abc import Iterable
@@ -27,12 +28,12 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the documents tell of a model.
+    """A model as the documents describe it.
 
     Attributes:
         name: The model's name.
-        platform: What runs it, such as `pytorch`; never `ensemble`, which perf_analyzer takes for a graph of models.
-        input: Its input, and what may come beside it.
+        platform: Its framework, such as `pytorch`; never `ensemble`, which perf_analyzer takes for a graph of models.
+        input: Its input, with the optional inputs.
         outputs: Its outputs.
         max_batch_size: The largest batch.
     """
@@ -55,19 +56,19 @@ def model_metadata(model: ModelFacts) -> dict[str, Any]:
         "name": model.name,
         "versions": [VERSION],
         "platform": model.platform,
-        "inputs": [_tensor_metadata(each) for each in (model.input, *model.input.beside)],
+        "inputs": [_tensor_metadata(each) for each in (model.input, *model.input.optional_inputs)],
         "outputs": [_tensor_metadata(output) for output in model.outputs],
     }
 
 
 def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.tail]}
+    return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.sample_shape]}
 
 
 def model_config(model: ModelFacts) -> dict[str, Any]:
     """Answer GET /v2/models/{m}/config.
 
-    `dynamic_batching` makes perf_analyzer see a batching scheduler; `sequence_batching` must be absent.
+    perf_analyzer recognises dynamic batching by `dynamic_batching`; `sequence_batching` must be absent.
     """
     return {
         "name": model.name,
@@ -76,7 +77,7 @@ def model_config(model: ModelFacts) -> dict[str, Any]:
         "max_batch_size": model.max_batch_size,
         "input": [
             _tensor_config(model.input),
-            *(_tensor_config(each) | {"optional": True} for each in model.input.beside),
+            *(_tensor_config(each) | {"optional": True} for each in model.input.optional_inputs),
         ],
         "output": [_tensor_config(output) for output in model.outputs],
         "dynamic_batching": {},
@@ -87,7 +88,7 @@ def model_config(model: ModelFacts) -> dict[str, Any]:
 
 def _tensor_config(spec: TensorSpec) -> dict[str, Any]:
     datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
-    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.tail)}
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.sample_shape)}
 
 
 def wants_ready_only(body: bytes) -> bool:
@@ -100,7 +101,7 @@ def wants_ready_only(body: bytes) -> bool:
         return False
     document = parse_object(body, "body", 'none or {"ready": true}')
     if type(document.get("ready", False)) is not bool:
-        raise BadInputError('the body is no object with a boolean `ready`; send none or {"ready": true}')
+        raise BadInputError('the body is not an object with a boolean `ready`; send none or {"ready": true}')
     return bool(document.get("ready", False))
 
 
@@ -108,7 +109,7 @@ def repository_index(models: Iterable[tuple[str, str]], ready_only: bool) -> lis
     """Answer POST /v2/repository/index: a bare array.
 
     Args:
-        models: For each its name and state, READY or UNAVAILABLE.
+        models: Name and state of each, READY or UNAVAILABLE.
         ready_only: Leave out those that are not READY.
     """
     return [

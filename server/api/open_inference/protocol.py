@@ -1,9 +1,9 @@
 """Open Inference Protocol v2 over HTTP: bytes <-> tensors, as pure functions.
 
 A body is a JSON document, or a JSON document followed by the tensors' bytes (little-endian, row-major, no padding); the
-header Inference-Header-Content-Length tells how long the document is. Length 0 means a raw body: no document, all of it
-is the one sample. Everything a client can get wrong is a `BadInputError` here, before anything of the claimed size is
-allocated. In documents null means absent.
+header Inference-Header-Content-Length is the document's length. Length 0 means a raw body: no document, the whole body
+is one sample. Any error of the client is a `BadInputError`, raised before memory of the claimed size is allocated. In
+documents null means absent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """How the client wants one output: binary or JSON; the `classification` best classes, or the tensor (0)."""
+    """Form of one output: binary or JSON; the `classification` most probable classes, or the tensor (0)."""
 
     name: str
     binary: bool
@@ -43,12 +43,12 @@ class InferCall:
     """One inference call; each of its samples becomes a request.
 
     Attributes:
-        id: The client's name for the call; empty when it gave none.
-        parameters: Those of the document's top-level parameters that the model reads.
-        timeout: The client's time-out in s from arrival; None when it gave none.
+        id: The client's id of the call; empty if it sent none.
+        parameters: The document's top-level parameters that the model reads.
+        timeout: The client's time-out in s from arrival; None if it sent none.
         tensor: The model's input.
-        outputs: What to answer, in this order.
-        beside: By name, what came with it, for the same samples.
+        outputs: The requested outputs, in this order.
+        optional_inputs: The optional inputs of the same samples, by name.
     """
 
     id: str
@@ -56,11 +56,11 @@ class InferCall:
     timeout: float | None
     tensor: Tensor
     outputs: tuple[RequestedOutput, ...]
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    optional_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def drop_inputs(self) -> None:
         """Drop the input tensors, whose samples are about to be queued."""
-        self.tensor, self.beside = _NO_TENSOR, {}
+        self.tensor, self.optional_inputs = _NO_TENSOR, {}
 
 
 def parse_header_length(text: str | None) -> int | None:
@@ -84,14 +84,14 @@ def parse_infer(
 
     Args:
         body: The plain (decompressed) body.
-        header_length: Bytes of JSON at its start; None: all of it; 0: a raw body.
-        spec: The model's input, and what may come beside it.
+        header_length: Length of the JSON at its start, bytes; None for all of it; 0 for a raw body.
+        spec: The model's input, with the optional inputs.
         outputs: The names of the model's outputs.
-        max_samples: The most samples that can ever be admitted together.
+        max_samples: The maximum number of samples that can be admitted together.
 
     Raises:
         TooLargeError: The call has more than `max_samples`.
-        BadInputError: The bytes are no such call, or not one for this model.
+        BadInputError: The call is malformed, or does not match the model.
     """
     if header_length == 0:
         return _raw_call(body, spec, outputs)
@@ -108,7 +108,7 @@ def parse_infer(
         timeout=_count(parameters, "timeout") / 1e6 or None,
         tensor=tensors.pop(spec.name),
         outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
-        beside=tensors,
+        optional_inputs=tensors,
     )
 
 
@@ -164,7 +164,7 @@ def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOut
 def _read_inputs(
     document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int
 ) -> dict[str, Tensor]:
-    """The tensors by name; the bytes of those that are binary follow the JSON in the order of the entries."""
+    """The tensors by name; the bytes of binary tensors follow the JSON in the order of the entries."""
     entries = _input_entries(document.get("inputs"), spec)
     forms = {name: _read_form(entry, of) for name, (entry, of) in entries.items()}
     _check_samples(forms, spec.name, max_samples)
@@ -176,8 +176,8 @@ def _read_inputs(
         if size is None:
             data = from_json(entries[name][0]["data"], datatype, shape)
         else:
-            alone = start + size == len(body)  # then nothing is copied
-            part, at = (body, start) if alone else (body[start : start + size], 0)
+            is_last = start + size == len(body)  # then nothing is copied
+            part, at = (body, start) if is_last else (body[start : start + size], 0)
             data = from_binary(part, at, datatype, shape)
             start += size
         tensors[name] = Tensor(name, datatype, shape, data)
@@ -185,11 +185,11 @@ def _read_inputs(
 
 
 def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
-    """Each entry under its name with its specification; the model's input is among them."""
-    known = {each.name: each for each in (spec, *spec.beside)}
+    """The entries with their specifications by name, including the model's input."""
+    known = {each.name: each for each in (spec, *spec.optional_inputs)}
     is_list = type(entries) is list and 1 <= len(entries) <= len(known)
     if not is_list or any(type(entry) is not dict for entry in entries):
-        wanted = ", ".join(map(str, spec.beside))
+        wanted = ", ".join(map(str, spec.optional_inputs))
         raise BadInputError(
             f"`inputs` is {quote(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
         )
@@ -214,7 +214,7 @@ def _check_samples(forms: Mapping[str, tuple[str, tuple[int, ...]]], name: str, 
 
 
 def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
-    """Whether as many bytes follow the JSON as its binary tensors take."""
+    """Check that exactly the bytes of the binary tensors follow the JSON."""
     binary = {name: size for name, size in sizes.items() if size is not None}
     if not binary and follow:
         raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
@@ -226,18 +226,18 @@ def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
 
 
 def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
-    """Check datatype and shape against the specification; the number of samples has no bound yet."""
+    """Check datatype and shape against the specification, but not the number of samples."""
     name, datatype, shape = spec.name, entry.get("datatype"), entry.get("shape")
-    if type(datatype) is not str or datatype not in spec.tails:
+    if type(datatype) is not str or datatype not in spec.sample_shapes:
         raise BadInputError(f"input {name}: the datatype is {quote(datatype)}; the model takes {spec}")
     # True == 1 and 3.0 == 3, so types are compared too.
-    if type(shape) is list and all(type(size) is int for size in shape) and spec.takes(datatype, tuple(shape)):
+    if type(shape) is list and all(type(size) is int for size in shape) and spec.accepts(datatype, tuple(shape)):
         return datatype, tuple(shape)
     raise BadInputError(f"input {name}: the shape is {quote(shape)}; the model takes {spec}, at least 1 sample")
 
 
 def _binary_size(entry: dict[str, Any], name: str) -> int | None:
-    """Find where the values are: the size of the binary tensor, or None when they are in the JSON."""
+    """The size of a binary tensor in bytes, or None if the values are in the JSON."""
     parameters = _optional(entry, "parameters", dict, {})
     if parameters.get("shared_memory_region") is not None:
         raise BadInputError(f"input {name}: shared memory is not supported; send the data in the body")
@@ -254,17 +254,17 @@ def render_infer(
     labels: Sequence[str] | None,
     parameters: Mapping[str, Any],
 ) -> tuple[bytes, int | None]:
-    """Write the answer to a call.
+    """Render the response to a call.
 
     Args:
-        call: The call that is answered; its inputs are not needed.
+        call: The call, whose inputs are not needed.
         model: The model's name.
-        outputs: Output name -> float32 array [samples, classes], or int64; one entry for each that is requested.
+        outputs: Output name -> float32 array [samples, classes], or int64; with an entry for each requested one.
         labels: One for each class, or None.
-        parameters: Facts about the answer, left out when empty.
+        parameters: Facts about the response, left out if empty.
 
     Returns:
-        The body and its Inference-Header-Content-Length; None when all of it is JSON, where NaN and infinity are null.
+        The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
     """
     document: dict[str, Any] = {"id": call.id} if call.id else {}
     document |= {"model_name": model, "model_version": "1"}
@@ -279,7 +279,7 @@ def render_infer(
 def _render_output(
     output: RequestedOutput, array: NDArray[Any], labels: Sequence[str] | None, blobs: list[bytes]
 ) -> dict[str, Any]:
-    """Describe one output; its bytes, if binary, are appended to `blobs`."""
+    """The JSON entry of one output; its bytes, if binary, are appended to `blobs`."""
     entry: dict[str, Any] = {"name": output.name}
     encode: Callable[[Any], bytes]
     if output.classification:
@@ -288,18 +288,18 @@ def _render_output(
         encode = join_elements
     else:
         datatype, form = _FORMS[array.dtype.kind]
-        data = np.ascontiguousarray(array, form).reshape(-1)  # flat: the C++ client reads element by element
+        data = np.ascontiguousarray(array, form).reshape(-1)  # flat, since the C++ client reads element by element
         entry |= {"datatype": datatype, "shape": array.shape}
         encode = np.ndarray.tobytes
     if not output.binary:
         return entry | {"data": data}
     blobs.append(encode(data))
-    # Nothing else may stand in these parameters: the C++ client would take it for a binary size.
+    # no other parameters: the C++ client would read them as a binary size
     return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
 
 
 def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> list[str]:
-    """List `value:index[:label]`, for each sample the best first; equal ones, if all fit, by index."""
+    """List `value:index[:label]` for each sample, largest value first; equal values, if all fit, by index."""
     count = values.shape[1]
     first = count - min(most, count)
     texts: list[str] = []
@@ -318,7 +318,7 @@ def _optional(fields: dict[str, Any], key: str, kind: type[T], default: T) -> T:
     value = fields.get(key)
     if value is None:
         return default
-    if type(value) is not kind:  # not isinstance: true is no integer
+    if type(value) is not kind:  # not isinstance, by which true is an integer
         raise BadInputError(f"`{key}` is {quote(value)}; send {_JSON_NAMES[kind]}")
     return value
 

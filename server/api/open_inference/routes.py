@@ -51,12 +51,12 @@ from server.transport.request_context import RequestContext
 
 _log = logging.getLogger("batchwright.gateway")
 _SMALL = 1024  # bytes; compressing less costs more than it saves
-_MANY_NUMBERS = 20_000  # reading or writing more takes a millisecond
+_MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
 _INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
 
 def model_facts(model: ServedModel) -> ModelFacts:
-    """The part of a model that the protocol's documents describe."""
+    """The model as the protocol's documents describe it."""
     return ModelFacts(
         name=model.name,
         platform="emulated" if model.weights == "emulated" else "pytorch",
@@ -67,7 +67,7 @@ def model_facts(model: ServedModel) -> ModelFacts:
 
 
 class Infer:
-    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI, since it has to be fast."""
+    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI, for low overhead."""
 
     _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
@@ -87,18 +87,18 @@ class Infer:
         async with self._inference.answering(name, scope, receive, send) as context:
             _check_version(version)
             body, content_type, headers = await self._answer(self._inference.model(name), context)
-            context.memory.resize(len(body))  # all else that the call held has been dropped
+            context.memory.resize(len(body))  # the inputs have been dropped
             await respond(send, body, content_type, headers)
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
-        """The answer to a call: its body, its content type and further headers."""
+        """The response to a call: body, content type and further headers."""
         context.read_timeout()
         calls: list[InferCall] = []
 
         async def read_inputs() -> Inputs:
             call = await self._read(model, context)
             context.timeout = min(context.timeout, call.timeout or inf)
-            inputs = model.codec.from_tensor(call.tensor, call.beside, call.parameters)
+            inputs = model.codec.from_tensor(call.tensor, call.optional_inputs, call.parameters)
             call.drop_inputs()
             calls.append(call)
             return inputs
@@ -133,12 +133,12 @@ class Infer:
 
 
 def check_outputs(call: InferCall, codec: Codec) -> None:
-    """Check that classes are requested of a classifier only.
+    """Check that classes are requested only of a classifier.
 
     Raises:
-        BadInputError: they are requested of another model.
+        BadInputError: they are requested of a generator.
     """
-    if not codec.classifies and any(output.classification for output in call.outputs):
+    if codec.generates and any(output.classification for output in call.outputs):
         raise BadInputError("the model generates tokens, it does not classify; leave `classification` out")
 
 
@@ -164,9 +164,9 @@ class Documents:
         return JSONResponse(server_metadata("batchwright", self._version))
 
     async def metadata(self, request: Request) -> Response:
-        """GET /v2/models/{m}: with a note on where the weights come from, and on the bounds of texts."""
+        """GET /v2/models/{m}, with the origin of the weights and the limits of texts."""
         model = self._model(request)
-        parameters = {"weights": model.weights, **model.codec.parameters()}
+        parameters = {"weights": model.weights, **model.codec.metadata_parameters()}
         return JSONResponse(model_metadata(model_facts(model)) | {"parameters": parameters})
 
     async def config(self, request: Request) -> Response:

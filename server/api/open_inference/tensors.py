@@ -1,6 +1,6 @@
 """Tensors of calls: from binary data or JSON values to arrays, and back.
 
-Nothing is allocated for a claimed shape: what is at hand (the body) is compared with the claim first.
+A claimed shape is compared with the size of the body before memory is allocated for it.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from server.errors import BadInputError, quote
 
-# numpy has no bfloat16: a BF16 tensor keeps its bit patterns.
+# numpy has no bfloat16; a BF16 tensor is kept as bit patterns
 _NUMPY: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -29,7 +29,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-# What JSON may hold, by numpy's kind (O: BYTES); bool is no number here.
+# JSON types by numpy's kind (O: BYTES); bool is not a number
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
 
@@ -37,7 +37,7 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
     """Read a binary tensor that takes the body from `start` to its end, without copying numbers.
 
     Raises:
-        BadInputError: The bytes are not what datatype and shape take.
+        BadInputError: The bytes do not fit datatype and shape.
     """
     if datatype == "BYTES":
         return _split_elements(body, start, math.prod(shape))
@@ -52,7 +52,7 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
 
 
 def _split_elements(body: bytes, start: int, count: int) -> list[bytes]:
-    """Split length-prefixed elements; a count that the body cannot hold ends at the body's end."""
+    """Split length-prefixed elements; an excessive count raises at the end of the body."""
     elements: list[bytes] = []
     for index in range(count):
         stop = start + 4 + int.from_bytes(body[start : start + 4], "little")
@@ -69,7 +69,7 @@ def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] 
     """Read a tensor from JSON values, nested as its shape or flat, row-major.
 
     Raises:
-        BadInputError: The values do not fit datatype and shape, or the datatype travels as bytes only.
+        BadInputError: The values do not fit datatype and shape, or the datatype can only be sent as binary.
     """
     if datatype in ("FP16", "BF16"):
         raise BadInputError(f"{datatype} cannot be sent as JSON; send it as a binary tensor")
@@ -86,7 +86,7 @@ def _names(kinds: set[type]) -> str:
 
 
 def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
-    """Bring `data`, nested as the shape or flat, to one flat list of as many values as the shape has."""
+    """Flatten `data`, nested as the shape or flat, and check that it has as many values as the shape."""
     nested = type(data) is list and len(data) > 0 and type(data[0]) is list
     level = [data]
     for size in shape if nested else (math.prod(shape),):
@@ -102,7 +102,7 @@ def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
     if dtype.kind in "ui":
         bounds = np.iinfo(dtype)
         if min(flat) < bounds.min or max(flat) > bounds.max:
-            raise BadInputError(f"a value lies outside {datatype}: send {bounds.min} to {bounds.max}")
+            raise BadInputError(f"a value is outside {datatype}; send {bounds.min} to {bounds.max}")
     with np.errstate(over="ignore"):
         array = np.array(flat, dtype)
     if dtype.kind == "f" and not np.isfinite(array).all():

@@ -25,8 +25,8 @@ from server.api.inference import Inference
 from server.api.open_inference.routes import Infer
 from server.api.predict import Predict
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
-from server.models.images import emulated_model
-from server.models.model import Inputs
+from server.models.images import ImageCodec, emulated_model
+from server.models.model import DecodeCost, Inputs
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Answer
@@ -44,16 +44,16 @@ HEAD = {b"content-length": b"500000"}
 
 
 class HeldPool(Executor):
-    """Threads that begin only when the test says so.
+    """A pool that runs its jobs only when the test calls `run`.
 
     Attributes:
-        jobs: not begun.
-        begun: how many have.
+        jobs: jobs that have not started.
+        started: number of jobs that have.
     """
 
     def __init__(self) -> None:
         self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self.begun = 0
+        self.started = 0
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -61,10 +61,10 @@ class HeldPool(Executor):
         return future
 
     async def run(self, most: int = 1) -> None:
-        """Do so many of the jobs, and let the loop see it."""
+        """Run at most this many jobs, and then the event loop."""
         for _ in range(min(most, len(self.jobs))):
             future, job = self.jobs.popleft()
-            self.begun += future.set_running_or_notify_cancel()
+            self.started += future.set_running_or_notify_cancel()
             try:
                 future.set_result(job())
             except Exception as error:  # noqa: BLE001  (as a pool does)
@@ -73,39 +73,39 @@ class HeldPool(Executor):
 
 
 async def settle() -> None:
-    """Run all tasks as far as they can, at this instant."""
+    """Run the event loop until its tasks wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def stays() -> Message:
+async def stay_connected() -> Message:
     return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
-async def leaves() -> Message:
+async def disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
 def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
-    """A client that sends its whole body, and then waits."""
+    """A client that sends its whole body, and then stays connected."""
     messages = [{"type": "http.request", "body": body}]
 
     async def receive() -> Message:
-        return messages.pop() if messages else await stays()
+        return messages.pop() if messages else await stay_connected()
 
     return receive
 
 
 class Client(NamedTuple):
-    """A client: its connection, its time-out, and how long ago its call began, s."""
+    """A client: its connection, its time-out, and the age of its call, s."""
 
-    receive: Callable[[], Coroutine[Any, Any, Message]] = stays
+    receive: Callable[[], Coroutine[Any, Any, Message]] = stay_connected
     timeout: float = float("inf")
-    ago: float = 0.0
+    age: float = 0.0
 
 
 def context_of(inference: Inference, client: Client, headers: Mapping[bytes, bytes] | None = None) -> RequestContext:
-    scope = {"headers": [*(headers or {}).items()], "state": {"began": monotonic() - client.ago}}
+    scope = {"headers": [*(headers or {}).items()], "state": {"began": monotonic() - client.age}}
     context = RequestContext(scope, client.receive, inference.budget)
     context.timeout = client.timeout
     return context
@@ -125,9 +125,9 @@ def with_inference(
     run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))
 
 
-async def decode(inference: Inference, pictures: list[bytes], client: Client) -> list[Any]:
+async def decode(inference: Inference, images: list[bytes], client: Client) -> list[Any]:
     context = context_of(inference, client)
-    tensor = Tensor("image", "BYTES", (len(pictures),), pictures)
+    tensor = Tensor("image", "BYTES", (len(images),), images)
     with context.memory:
         return await inference._decode(MODEL, MODEL.codec.from_tensor(tensor, {}, {}), context)
 
@@ -156,21 +156,21 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def huge(side: int = 7000) -> bytes:
-    """A PNG of which there is little but the header."""
+    """A PNG with a large size in its header and hardly any data."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", b"x") + chunk(b"IEND", b"")
 
 
 GOOD = png()
-BAD = GOOD[:-20] + bytes(8) + GOOD[-12:]  # its header is good
-COST = MODEL.codec.measure(GOOD).held
+BAD = GOOD[:-20] + bytes(8) + GOOD[-12:]  # with a valid header
+COST = MODEL.codec.decode_cost(GOOD).memory
 
 
-def test_decoding_is_counted_while_it_goes_on_and_pictures_that_wait_take_nothing() -> None:
+def test_memory_is_reserved_for_images_that_are_decoded_and_not_for_waiting_ones() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [GOOD] * 20, Client()))
         await settle()
-        await pool.run()  # their headers
+        await pool.run()  # the headers
         assert len(pool.jobs) == 4
         assert inference.budget.held == 20 * SAMPLE + 4 * COST
         while pool.jobs:
@@ -182,16 +182,37 @@ def test_decoding_is_counted_while_it_goes_on_and_pictures_that_wait_take_nothin
     with_inference(scenario)
 
 
-def test_one_bad_picture_ends_its_call_and_what_is_still_decoded_stays_counted() -> None:
+def test_the_header_of_an_image_is_measured_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[bytes] = []
+
+    def decode_cost(codec: ImageCodec, data: bytes) -> DecodeCost:
+        measured.append(data)
+        return original(codec, data)
+
+    original = ImageCodec.decode_cost
+    monkeypatch.setattr(ImageCodec, "decode_cost", decode_cost)
+
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        call = asyncio.ensure_future(decode(inference, [GOOD, GOOD], Client()))
+        await settle()
+        while pool.jobs:
+            await pool.run()
+        assert len(await call) == 2
+        assert measured == [GOOD, GOOD]
+
+    with_inference(scenario)
+
+
+def test_a_damaged_image_fails_its_call_and_images_still_decoded_keep_their_memory() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [BAD, *[GOOD] * 19], Client()))
         await settle()
-        await pool.run()  # their headers
-        await pool.run()  # the bad one
+        await pool.run()  # the headers
+        await pool.run()  # the damaged one
         with pytest.raises(BadInputError, match="damaged"):
             await call
         await settle()
-        assert len(pool.jobs) == 4, "three that had begun, and the one whose turn it was: no further one"
+        assert len(pool.jobs) == 4, "three that had started, and the next one"
         assert inference.budget.held == 4 * COST
         await pool.run(4)
         assert not pool.jobs
@@ -200,8 +221,12 @@ def test_one_bad_picture_ends_its_call_and_what_is_still_decoded_stays_counted()
     with_inference(scenario)
 
 
-@pytest.mark.parametrize(("client", "reason"), [(Client(timeout=0.5), ExpiredError), (Client(leaves), ClientGoneError)])
-def test_a_client_that_left_or_timed_out_ends_decoding(client: Client, reason: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("client", "reason"), [(Client(timeout=0.5), ExpiredError), (Client(disconnect), ClientGoneError)]
+)
+def test_decoding_ends_when_the_client_disconnects_or_its_time_out_passes(
+    client: Client, reason: type[Exception]
+) -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [GOOD] * 20, client))
         await settle()
@@ -209,26 +234,26 @@ def test_a_client_that_left_or_timed_out_ends_decoding(client: Client, reason: t
         with pytest.raises(reason):
             await call
         await pool.run(20)
-        assert pool.begun == 1 + 4
+        assert pool.started == 1 + 4
         assert inference.budget.held == 0
         assert inference.budget.pending.total() == 0
 
     with_inference(scenario)
 
 
-def test_a_call_of_too_many_pixels_is_refused_by_the_headers() -> None:
+def test_a_call_with_too_many_pixels_is_rejected_by_the_headers() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [huge()] * 6, Client()))
         await settle()
         await pool.run()
-        with pytest.raises(TooLargeError, match="as long as 294 megapixels, over the bound of 250"):
+        with pytest.raises(TooLargeError, match="as long as 294 megapixels, over the maximum of 250"):
             await call
         assert not pool.jobs
 
     with_inference(scenario)
 
 
-def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
+def test_large_images_of_one_call_are_decoded_one_by_one() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [huge()] * 3, Client()))
         await settle()
@@ -240,11 +265,11 @@ def test_large_pictures_of_one_call_are_decoded_one_by_one() -> None:
     with_inference(scenario)
 
 
-def test_a_picture_that_finds_no_room_is_refused_and_one_that_never_does_is_too_large() -> None:
+def test_an_image_over_the_free_memory_is_rejected_and_one_over_the_budget_is_too_large() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         for held, limit, reason in ((2 * COST, 3 * COST - 1, MemoryBudgetError), (0, 2 * COST - 1, TooLargeError)):
             inference.budget.held, inference.budget.limit = held, limit
-            call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, MODEL.codec.measure(GOOD)))
+            call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, MODEL.codec.decode_cost(GOOD)))
             await settle()
             with pytest.raises(reason):
                 await call
@@ -269,7 +294,7 @@ def test_a_burst_is_rejected_before_it_is_decoded() -> None:
     with_inference(scenario, capacity=4)
 
 
-def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
+def test_unfinished_uploads_reserve_memory_but_no_place_in_the_queue() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         uploads = [asyncio.ensure_future(read(inference, HEAD, Client())) for _ in range(40)]
         await settle()
@@ -294,7 +319,7 @@ def test_bodies_that_do_not_come_take_bytes_but_no_place() -> None:
         ({b"transfer-encoding": b"chunked"}, 2**19),
     ],
 )
-def test_what_a_connection_may_hold_is_counted_before_it_is_seen(headers: dict[bytes, bytes], held: int) -> None:
+def test_memory_is_reserved_for_a_body_before_it_is_received(headers: dict[bytes, bytes], held: int) -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         gone = asyncio.ensure_future(read(inference, headers, Client()))
         await settle()
@@ -306,13 +331,13 @@ def test_what_a_connection_may_hold_is_counted_before_it_is_seen(headers: dict[b
             assert await inference.read(MODEL, context) == b"abc"
             assert inference.budget.held == 3
         with pytest.raises(ClientGoneError):
-            await read(inference, headers, Client(leaves))
+            await read(inference, headers, Client(disconnect))
         assert inference.budget.held == 0
 
     with_inference(scenario)
 
 
-def test_a_body_is_counted_as_it_is_unpacked() -> None:
+def test_memory_is_reserved_while_a_body_is_decompressed() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         plain = bytes(3 * 2**20)
         packed = gzip.compress(plain)
@@ -337,10 +362,10 @@ def test_a_body_is_counted_as_it_is_unpacked() -> None:
     with_inference(scenario)
 
 
-def test_a_time_out_that_has_passed_is_expired_and_says_what_the_client_sent() -> None:
+def test_a_call_after_its_time_out_is_expired_and_the_error_has_the_time_out() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        late = Client(stays, 0.3, ago=3.0)
-        pixels = MODEL.codec.pixels(bytes(SAMPLE))
+        late = Client(stay_connected, 0.3, age=3.0)
+        pixels = MODEL.codec.read_pixels(bytes(SAMPLE))
         for attempt in (
             infer(inference, [pixels], context_of(inference, late)),
             inference._submit(MODEL, [pixels], context_of(inference, late)),
@@ -353,14 +378,14 @@ def test_a_time_out_that_has_passed_is_expired_and_says_what_the_client_sent() -
     with_inference(scenario)
 
 
-def test_the_response_time_that_is_exported_begins_with_the_call_and_ends_with_its_answer() -> None:
+def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> None:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took so long
-        async with inference.answering("m", scope, stays, send) as context:
-            await infer(inference, [MODEL.codec.pixels(bytes(SAMPLE))] * 2, context)
+        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
+        async with inference.answering("m", scope, stay_connected, send) as context:
+            await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
         text = inference.metrics.render().decode()
         assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
@@ -372,10 +397,10 @@ def test_the_response_time_that_is_exported_begins_with_the_call_and_ends_with_i
 
 
 @pytest.mark.parametrize(
-    ("header", "field", "least"), [("300", None, 0.3), ("300", 60_000_000, 0.3), ("60000", 300_000, 0.3)]
+    ("header", "field", "smaller"), [("300", None, 0.3), ("300", 60_000_000, 0.3), ("60000", 300_000, 0.3)]
 )
-def test_the_least_of_the_protocols_time_out_and_the_headers_holds(
-    header: str, field: int | None, least: float
+def test_the_smaller_of_the_time_outs_of_protocol_and_header_counts(
+    header: str, field: int | None, smaller: float
 ) -> None:
     entry = {
         "name": "image",
@@ -397,7 +422,7 @@ def test_the_least_of_the_protocols_time_out_and_the_headers_holds(
         began = loop.time()
         await Infer(inference)(scope, sends(document + np.zeros(SAMPLE, np.uint8).tobytes()), send)
         assert status[0] == 504
-        assert least - 0.1 < loop.time() - began <= least
+        assert smaller - 0.1 < loop.time() - began <= smaller
 
     with_inference(scenario, policy=static(8))
 
@@ -406,7 +431,7 @@ def test_a_body_is_reserved_piece_by_piece_as_it_is_read() -> None:
     pieces: list[Message] = [{"type": "http.request", "body": bytes(3 * 2**20), "more_body": True}]
 
     async def receive() -> Message:
-        return pieces.pop() if pieces else await stays()
+        return pieces.pop() if pieces else await stay_connected()
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
         call = asyncio.ensure_future(read(inference, {b"transfer-encoding": b"chunked"}, Client(receive)))
@@ -433,7 +458,7 @@ def pixels_call(samples: int = 1, **more: Any) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("route", [Infer, Predict])
-def test_a_call_counts_as_on_its_way_to_the_queue_only_until_it_is_there(route: Callable[[Inference], Any]) -> None:
+def test_a_call_counts_as_pending_only_until_it_is_queued(route: Callable[[Inference], Any]) -> None:
     scope = infer_scope(b"") if route is Infer else {**infer_scope(b""), "path": "/predict/m"}
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
@@ -453,26 +478,26 @@ async def discard(message: Message) -> None:
     pass
 
 
-class Unread:
-    """A client that takes nothing of its answer until told so.
+class SlowReader:
+    """A client that reads nothing of the response until the test sets `reading`.
 
     Attributes:
-        sent: the messages that it was sent.
-        begun: set with the first of them.
-        taken: to be set.
+        sent: messages sent to the client.
+        started: set with the first message.
+        reading: set by the test.
     """
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.begun, self.taken = asyncio.Event(), asyncio.Event()
+        self.started, self.reading = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, message: Message) -> None:
         self.sent.append(message)
-        self.begun.set()
-        await self.taken.wait()
+        self.started.set()
+        await self.reading.wait()
 
 
-def test_what_a_call_holds_is_reserved_until_its_answer_is_sent_and_then_the_answer_alone() -> None:
+def test_after_its_inputs_are_dropped_a_call_reserves_the_size_of_its_response() -> None:
     document, pixels = pixels_call(2, id="mine")
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
@@ -484,16 +509,16 @@ def test_what_a_call_holds_is_reserved_until_its_answer_is_sent_and_then_the_ans
             executor.log.clear()
             return [np.zeros(10, np.float32) for _ in outputs]
 
-        executor.fault, client = small, Unread()
+        executor.fault, client = small, SlowReader()
         call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
         await settle()
-        assert inference.budget.held == len(document + pixels) + 4 * len(document), "the body, and what was parsed"
-        await client.begun.wait()
+        assert inference.budget.held == len(document + pixels) + 4 * len(document), "the body and the parsed values"
+        await client.started.wait()
         await asyncio.sleep(0.1)
         length = next(int(value) for name, value in client.sent[0]["headers"] if name == b"content-length")
-        assert inference.budget.held == length, "the answer, which the client has not taken yet"
-        assert [one() is None for one in inputs] == [True, True], "the inputs are gone, though it has not"
-        client.taken.set()
+        assert inference.budget.held == length, "the response, which the client has not read yet"
+        assert [one() is None for one in inputs] == [True, True], "the inputs are freed already"
+        client.reading.set()
         await call
         assert inference.budget.held == 0
         assert json.loads(client.sent[1]["body"])["id"] == "mine"
@@ -510,14 +535,14 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         calls = [asyncio.ensure_future(Infer(inference)(scope, sends(flat.encode()), discard)) for _ in range(3)]
         await settle()
-        assert len(pool.jobs) == 1, "its measure"
+        assert len(pool.jobs) == 1, "the check of its size"
         assert inference.budget.held == 3 * len(flat)
         await pool.run()
         assert len(pool.jobs) == 1, "its parsing"
         assert inference.budget.held > 3 * len(flat) + 8_000_000
         await pool.run()
         assert len(pool.jobs) == 1
-        assert inference.budget.held == 3 * len(flat) + 4 * len(flat), "its values, until the call is answered"
+        assert inference.budget.held == 3 * len(flat) + 4 * len(flat), "its values, until the response"
         for call in calls:
             call.cancel()
         await settle()
@@ -536,7 +561,7 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
     ],
     ids=["long", "compressed", "before a tensor", "announced"],
 )
-def test_json_over_a_mebibyte_is_told_to_come_as_binary_data(headers: list[Any], body: bytes) -> None:
+def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[Any], body: bytes) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -567,7 +592,9 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        async with inference.answering("m", {"type": "http", "headers": [], "state": {}}, stays, send) as context:
+        async with inference.answering(
+            "m", {"type": "http", "headers": [], "state": {}}, stay_connected, send
+        ) as context:
             context.samples = 3
             broken()
         assert sent[0]["status"] == 500
@@ -578,7 +605,7 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
     with_inference(scenario)
 
 
-def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
+def test_images_that_take_long_leave_a_thread_to_others() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         inference = replace(inference, decoding=asyncio.Semaphore(2), heavy=asyncio.Semaphore(1))
         calls = [asyncio.ensure_future(decode(inference, [huge()], Client())) for _ in range(3)]
@@ -596,25 +623,25 @@ def test_pictures_that_take_long_leave_a_thread_to_the_others() -> None:
     with_inference(scenario)
 
 
-def test_checking_for_room_looks_at_no_waiting_request() -> None:
-    looks = 0
+def test_the_check_for_room_reads_no_waiting_request() -> None:
+    reads = 0
 
     class Watched(Kind):
         @property
         def model(self) -> str:
-            nonlocal looks
-            looks += 1
+            nonlocal reads
+            reads += 1
             return "m"
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
         waiting = inference.fleet.submit("m", [0.0] * 7)
         await settle()
         inference.fleet.first._batcher.set_kinds(lambda _: Watched("m"))
-        looks_before = looks
+        reads_before = reads
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:
             inference._admit("m", 1, context)
-        assert looks == looks_before
+        assert reads == reads_before
         assert inference.fleet.queue_length("m") == 7
         waiting.cancel()
 

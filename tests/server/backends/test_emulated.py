@@ -1,3 +1,5 @@
+"""The emulated device, alone and in an executor's thread."""
+
 import asyncio
 import time
 
@@ -29,10 +31,10 @@ def test_outputs_depend_on_each_input_alone_and_differ_between_inputs() -> None:
     assert all(not np.array_equal(alone[i], alone[j]) for i in range(3) for j in range(i))
 
 
-def test_a_thousand_pictures_have_a_thousand_answers() -> None:
+def test_a_thousand_samples_have_different_outputs() -> None:
     emulated = device()
     answers = {emulated.serve(Batch("m", [sample(n)]))[0].tobytes() for n in range(1000)}
-    assert len(answers) >= 999  # a million checksums are told apart: one pair in two thousand tries may meet
+    assert len(answers) >= 999  # about a million different outputs: two samples of a thousand may have the same
 
 
 def test_the_meter_counts_what_the_profile_charges() -> None:
@@ -51,7 +53,7 @@ def test_a_batch_never_takes_less_than_its_service_time() -> None:
     assert time.monotonic() - start >= 0.02
 
 
-def test_the_thread_resolves_with_outputs_or_with_the_devices_exception() -> None:
+def test_the_future_has_the_outputs_or_the_exception_of_the_device() -> None:
     async def scenario() -> Completion:
         executor = ThreadExecutor(device(), "quick")
         with pytest.raises(KeyError):
@@ -65,7 +67,7 @@ def test_the_thread_resolves_with_outputs_or_with_the_devices_exception() -> Non
     assert done.finished >= done.started
 
 
-def test_a_batch_nobody_waits_for_any_more_is_dropped_quietly() -> None:
+def test_a_cancelled_batch_raises_nothing() -> None:
     async def scenario() -> None:
         executor = ThreadExecutor(device())
         executor.run(Batch("m", [sample(0)])).cancel()

@@ -15,7 +15,7 @@ class Doubling:
         return [2.0 * sample for sample in batch.inputs]
 
 
-def test_the_thread_keeps_nothing_of_a_batch_that_is_done() -> None:
+def test_the_thread_keeps_no_reference_to_a_finished_batch() -> None:
     async def scenario() -> list[Any]:
         body = np.ones(1000)
         samples = list(body.reshape(10, 100))

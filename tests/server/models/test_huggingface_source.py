@@ -1,4 +1,4 @@
-"""Text models by transformers: a batch answers as its texts alone do, whoever joins or leaves; and what is loaded."""
+"""Text models by transformers: loading, and outputs in any batch that equal those of each sample alone."""
 
 import json
 from collections.abc import Iterator
@@ -12,13 +12,14 @@ import torch
 from policies.types import SpecError
 from server.backends.executor import Batch
 from server.errors import NotFiniteError
-from server.models.text import Generated, Text, Unfinished
+from server.models.text import DecodeState, GeneratedTokens, TextSample
 from server.models.text_codec import ByteTokenizer
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
-from server.backends.loading import device_of
+from server.backends.loading import load_models, make_device
 from server.backends.torch_texts import TextDevice
-from server.models.huggingface_source import load
+from server.models.huggingface_source import load_text_model
+from server.models.text_networks import GenerativeNet
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96}
@@ -53,128 +54,131 @@ def folder_of(where: Path, kind: str, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> TextDevice:
     specs = {kind: str(folder_of(tmp_path_factory.mktemp(kind), kind)) for kind in SMALL} | {"translator": "translator"}
-    nets = {kind: load(kind, spec, "random", 8)[1] for kind, spec in specs.items()}
+    nets = {kind: load_text_model(kind, spec, "random", 8)[1] for kind, spec in specs.items()}
     return TextDevice(nets, torch.device("cpu"))
 
 
-def texts(count: int, seed: int = 0, longest: int = 24) -> list[Text]:
+def random_samples(count: int, seed: int = 0, longest: int = 24) -> list[TextSample]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, (count, 2)).tolist()
-    return [Text(rng.integers(2, 259, prompt).tolist(), limit, forced=True) for prompt, limit in lengths]
+    return [TextSample(rng.integers(2, 259, prompt).tolist(), limit, ignore_eos=True) for prompt, limit in lengths]
 
 
-def alone(device: TextDevice, model: str, asked: list[Text]) -> list[Generated]:
-    return [device.serve(Batch(model, [text]))[0] for text in asked]
-
-
-@pytest.mark.parametrize("model", GENERATORS)
-def test_a_batch_generates_what_each_of_its_texts_does_alone(device: TextDevice, model: str) -> None:
-    asked = texts(7)
-    together = device.serve(Batch(model, asked))
-    assert together == alone(device, model, asked)
-    assert [len(output.tokens) for output in together] == [text.limit for text in asked]
-    assert len({tuple(output.tokens[:4]) for output in together}) > 4, "so that a mixed-up row would show"
+def serve_alone(device: TextDevice, model: str, samples: list[TextSample]) -> list[GeneratedTokens]:
+    return [device.serve(Batch(model, [sample]))[0] for sample in samples]
 
 
 @pytest.mark.parametrize("model", GENERATORS)
-def test_texts_may_join_and_leave_between_any_two_iterations(device: TextDevice, model: str) -> None:
-    asked, rng = texts(9, seed=1), np.random.default_rng(5)
-    waiting, here, done = list(range(9)), dict[int, Any](), dict[int, Any]()
-    while waiting or here:
-        newcomers = waiting[: int(rng.integers(0 if here else 1, 3))]
-        batch = rng.permutation([*here, *newcomers]).tolist()[:5]  # who finds no place stays as they are
+def test_a_batch_generates_the_same_as_each_sample_alone(device: TextDevice, model: str) -> None:
+    samples = random_samples(7)
+    together = device.serve(Batch(model, samples))
+    assert together == serve_alone(device, model, samples)
+    assert [len(output.tokens) for output in together] == [sample.max_new_tokens for sample in samples]
+    assert len({tuple(output.tokens[:4]) for output in together}) > 4, (
+        "outputs differ, so that exchanged rows would be detected"
+    )
+
+
+@pytest.mark.parametrize("model", GENERATORS)
+def test_samples_can_join_and_leave_between_any_two_decode_steps(device: TextDevice, model: str) -> None:
+    samples, rng = random_samples(9, seed=1), np.random.default_rng(5)
+    waiting, running, done = list(range(9)), dict[int, Any](), dict[int, Any]()
+    while waiting or running:
+        joining = waiting[: int(rng.integers(0 if running else 1, 3))]
+        batch = rng.permutation([*running, *joining]).tolist()[:5]  # rows beyond the batch stay suspended
         waiting = [index for index in waiting if index not in batch]
-        outputs = device.serve(Batch(model, [here.pop(index, asked[index]) for index in batch], 0, 1))
+        outputs = device.serve(Batch(model, [running.pop(index, samples[index]) for index in batch], 0, 1))
         for index, output in zip(batch, outputs, strict=True):
-            (done if isinstance(output, Generated) else here)[index] = output
-    assert [done[index] for index in range(9)] == alone(device, model, asked)
+            (done if isinstance(output, GeneratedTokens) else running)[index] = output
+    assert [done[index] for index in range(9)] == serve_alone(device, model, samples)
 
 
 @pytest.mark.parametrize("model", GENERATORS)
-def test_an_iteration_that_failed_can_be_run_again(device: TextDevice, model: str) -> None:
-    asked = texts(3, seed=2)
-    rows = device.serve(Batch(model, asked, 0, 1))
-    assert all(isinstance(row, Unfinished) for row in rows)
+def test_a_decode_step_can_be_retried(device: TextDevice, model: str) -> None:
+    samples = random_samples(3, seed=2)
+    rows = device.serve(Batch(model, samples, 0, 1))
+    assert all(isinstance(row, DecodeState) for row in rows)
     device.serve(Batch(model, rows, 1, 5))
-    assert device.serve(Batch(model, rows, 1)) == alone(device, model, asked)
-    assert device.serve(Batch(model, rows[1:], 1)) == alone(device, model, asked[1:])
+    assert device.serve(Batch(model, rows, 1)) == serve_alone(device, model, samples)
+    assert device.serve(Batch(model, rows[1:], 1)) == serve_alone(device, model, samples[1:])
 
 
-def test_the_end_token_ends_a_text_unless_it_is_forced(device: TextDevice) -> None:
-    (text,) = texts(1, seed=3)
-    text = Text(text.tokens, 24, forced=True)
-    net = device._nets["gpt2"]
-    (whole,) = alone(device, "gpt2", [text])
-    device = TextDevice({"gpt2": type(net)(net.net, frozenset({whole.tokens[6]}), net.start)}, torch.device("cpu"))
+def test_an_end_token_ends_an_output_unless_it_is_ignored(device: TextDevice) -> None:
+    (sample,) = random_samples(1, seed=3)
+    sample = TextSample(sample.tokens, 24, ignore_eos=True)
+    net: Any = device._nets["gpt2"]
+    (whole,) = serve_alone(device, "gpt2", [sample])
+    net = GenerativeNet(net.net, frozenset({whole.tokens[6]}), net.decoder_start_token_id)
+    device = TextDevice({"gpt2": net}, torch.device("cpu"))
     end = [*whole.tokens].index(whole.tokens[6]) + 1
-    free = Text(text.tokens, 24)
-    outputs = device.serve(Batch("gpt2", [free, text]))
+    ending = TextSample(sample.tokens, 24)
+    outputs = device.serve(Batch("gpt2", [ending, sample]))
     assert [output.tokens for output in outputs] == [whole.tokens[:end], whole.tokens]
-    assert isinstance(device.serve(Batch("gpt2", [free], 0, end - 1))[0], Unfinished)
-    assert isinstance(device.serve(Batch("gpt2", [free], 0, end))[0], Generated)
+    assert isinstance(device.serve(Batch("gpt2", [ending], 0, end - 1))[0], DecodeState)
+    assert isinstance(device.serve(Batch("gpt2", [ending], 0, end))[0], GeneratedTokens)
 
 
-def test_padding_changes_no_class(device: TextDevice) -> None:
-    asked = texts(6, longest=60)
-    together = np.stack(device.serve(Batch("bert", asked)))
-    apart = np.stack([device.serve(Batch("bert", [text]))[0] for text in asked])
+def test_padding_changes_no_logits(device: TextDevice) -> None:
+    samples = random_samples(6, longest=60)
+    together = np.stack(device.serve(Batch("bert", samples)))
+    apart = np.stack([device.serve(Batch("bert", [sample]))[0] for sample in samples])
     assert together.dtype == np.float32
     assert np.abs(together - apart).max() < 1e-4 * np.abs(apart).max()  # float32 summed in another order
     assert np.abs(apart - apart[0]).max() > 0.1 * np.abs(apart).max()
 
 
-def test_outputs_that_are_not_finite_are_no_answer(tmp_path: Path) -> None:
-    _, net = load("m", str(folder_of(tmp_path / "m", "gpt2")), "random", 4)
+def test_outputs_that_are_not_finite_raise(tmp_path: Path) -> None:
+    _, net = load_text_model("m", str(folder_of(tmp_path / "m", "gpt2")), "random", 4)
     net.net.lm_head.weight[3] = float("nan")
     with pytest.raises(NotFiniteError):
-        TextDevice({"m": net}, torch.device("cpu")).serve(Batch("m", texts(2)))
+        TextDevice({"m": net}, torch.device("cpu")).serve(Batch("m", random_samples(2)))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_a_folder_gives_the_weights_that_were_saved_in_it(tmp_path: Path, kind: str) -> None:
+def test_a_folder_has_the_weights_that_were_saved_in_it(tmp_path: Path, kind: str) -> None:
     spec = folder_of(tmp_path / "first", kind)
-    served, net = load("m", str(spec), "random", 4)
+    served, net = load_text_model("m", str(spec), "random", 4)
     module: Any = getattr(net, "net", net)
     with torch.no_grad():
         for tensor in module.parameters():
             tensor.mul_(1.25)
     module.save_pretrained(tmp_path / "saved")
-    again, loaded = load("m", str(tmp_path / "saved"), "auto", 4)
+    again, loaded = load_text_model("m", str(tmp_path / "saved"), "auto", 4)
     assert (served.weights, again.weights) == ("random", "saved")
-    asked = texts(3)
-    outputs = [TextDevice({"m": each}, torch.device("cpu")).serve(Batch("m", asked)) for each in (net, loaded)]
+    samples = random_samples(3)
+    outputs = [TextDevice({"m": each}, torch.device("cpu")).serve(Batch("m", samples)) for each in (net, loaded)]
     if kind == "bert":
         assert np.array_equal(outputs[0], outputs[1])
         assert again.labels == ("bad", "so", "good")
     else:
         assert outputs[0] == outputs[1]
-    assert again.codec.tokenizer is None, "its words mean something, but nobody knows what"
+    assert again.codec.tokenizer is None, "the meaning of trained token ids is unknown"
     assert isinstance(served.codec.tokenizer, ByteTokenizer)
 
 
-def test_bounds_follow_from_the_configuration(tmp_path: Path) -> None:
-    causal = load("m", str(folder_of(tmp_path / "a", "gpt2")), "random", 4)[0].codec
-    assert (causal.most_tokens, causal.most_new_tokens) == (48, 48), "which share 96 positions"
-    bert = load("m", str(folder_of(tmp_path / "b", "bert") / "config.json"), "auto", 4)[0].codec
-    assert (bert.most_tokens, bert.most_new_tokens, bert.vocabulary) == (64, 0, 260)
+def test_limits_follow_from_the_configuration(tmp_path: Path) -> None:
+    causal = load_text_model("m", str(folder_of(tmp_path / "a", "gpt2")), "random", 4)[0].codec
+    assert (causal.max_prompt_tokens, causal.max_new_tokens) == (48, 48), "which share 96 positions"
+    bert = load_text_model("m", str(folder_of(tmp_path / "b", "bert") / "config.json"), "auto", 4)[0].codec
+    assert (bert.max_prompt_tokens, bert.max_new_tokens, bert.vocab_size) == (64, 0, 260)
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "weights", "says"),
+    ("kind", "changes", "weights", "message"),
     [
-        ("gpt2", {}, "auto", "holds no weights"),
+        ("gpt2", {}, "auto", "has no weights"),
         ("gpt2", {"architectures": None}, "random", "architecture is ''"),
         ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "random", "GPT2DoubleHeadsModel"),
         ("bart", {}, "random", "is a bart"),
         ("nothing-known", {}, "random", "cannot be read"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why_in_one_line(
-    tmp_path: Path, kind: str, changes: dict[str, Any], weights: str, says: str
+def test_an_unusable_folder_is_rejected_with_a_message_of_one_line(
+    tmp_path: Path, kind: str, changes: dict[str, Any], weights: str, message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        load("m", str(folder_of(tmp_path / "m", kind, **changes)), weights, 4)
-    assert says in str(caught.value)
+        load_text_model("m", str(folder_of(tmp_path / "m", kind, **changes)), weights, 4)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -183,11 +187,11 @@ NO_PADDING = {"pad_token_id": None}
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "says"),
+    ("kind", "changes", "message"),
     [
         ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]} | NO_PADDING, "no padding token"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]} | NO_PADDING, "no padding token"),
-        ("bert", {"architectures": ["BertLMHeadModel"]}, "a BertLMHeadModel answers otherwise in a batch"),
+        ("bert", {"architectures": ["BertLMHeadModel"]}, "outputs of a BertLMHeadModel in a batch differ"),
         ("roberta", SMALL["bert"] | {"architectures": ["RobertaForSequenceClassification"]}, "out of bounds"),
         ("roberta", SMALL["bert"] | {"architectures": ["RobertaForCausalLM"], "is_decoder": True}, "a RobertaForCausa"),
         ("t5", TINY_T5 | {"architectures": ["T5ForSequenceClassification"]}, "does not generate"),
@@ -199,12 +203,12 @@ NO_PADDING = {"pad_token_id": None}
         ("xlnet", {"architectures": ["XLNetLMHeadModel"], "d_model": 32, "n_layer": 2, "n_head": 2}, "a xlnet cannot"),
     ],
 )
-def test_a_network_that_would_answer_nonsense_is_refused_in_one_line(
-    tmp_path: Path, kind: str, changes: dict[str, Any], says: str
+def test_a_network_with_wrong_outputs_in_a_batch_is_rejected_with_a_message_of_one_line(
+    tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        load("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
-    assert says in str(caught.value)
+        load_text_model("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -217,67 +221,68 @@ def test_a_network_that_would_answer_nonsense_is_refused_in_one_line(
         ("t5", TINY_T5 | {"architectures": ["T5ForConditionalGeneration"]}),
     ],
 )  # fmt: skip
-def test_one_that_answers_as_by_itself_is_served_though_nobody_named_it(
+def test_any_other_network_with_the_same_outputs_in_a_batch_is_served(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
-    served, _ = load("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
+    served, _ = load_text_model("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
     assert served.codec.generates
 
 
-def test_a_classifier_that_looks_for_its_padding_finds_it(tmp_path: Path) -> None:
+def test_a_classifier_that_searches_the_padding_token_finds_it(tmp_path: Path) -> None:
     changes = {"architectures": ["GPT2ForSequenceClassification"], "pad_token_id": 7}
-    served, net = load("m", str(folder_of(tmp_path / "m", "gpt2", **changes)), "random", 4)
-    device, asked = TextDevice({"m": net}, torch.device("cpu")), texts(6)
-    apart = np.stack([device.serve(Batch("m", [text]))[0] for text in asked])
-    assert np.abs(np.stack(device.serve(Batch("m", asked))) - apart).max() < 1e-4 * np.abs(apart).max()
-    assert served.codec.pad == 7
+    served, net = load_text_model("m", str(folder_of(tmp_path / "m", "gpt2", **changes)), "random", 4)
+    device, samples = TextDevice({"m": net}, torch.device("cpu")), random_samples(6)
+    apart = np.stack([device.serve(Batch("m", [sample]))[0] for sample in samples])
+    assert np.abs(np.stack(device.serve(Batch("m", samples))) - apart).max() < 1e-4 * np.abs(apart).max()
+    assert served.codec.pad_token_id == 7
 
 
-def test_where_the_configuration_names_no_padding_no_token_is_taken_for_it(tmp_path: Path) -> None:
-    assert load("m", str(folder_of(tmp_path / "m", "gpt2", **NO_PADDING)), "random", 4)[0].codec.pad == -1
+def test_without_a_padding_token_in_the_configuration_no_id_is_padding(tmp_path: Path) -> None:
+    assert (
+        load_text_model("m", str(folder_of(tmp_path / "m", "gpt2", **NO_PADDING)), "random", 4)[0].codec.pad_token_id
+        == -1
+    )
 
 
-def test_tokens_that_a_folder_forbids_are_not_generated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_that_a_folder_suppresses_are_not_generated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_of(tmp_path / "m", "gpt2")
-    asked, (_, net) = texts(3, seed=3), load("m", str(folder), "random", 4)
-    spoken = alone(TextDevice({"m": net}, torch.device("cpu")), "m", asked)
-    often = sorted({token for output in spoken for token in output.tokens})
-    net.net.generation_config.update(suppress_tokens=often[:3], bad_words_ids=[[often[3]], [5, 6]])
+    samples, (_, net) = random_samples(3, seed=3), load_text_model("m", str(folder), "random", 4)
+    generated = serve_alone(TextDevice({"m": net}, torch.device("cpu")), "m", samples)
+    frequent = sorted({token for output in generated for token in output.tokens})
+    net.net.generation_config.update(suppress_tokens=frequent[:3], bad_words_ids=[[frequent[3]], [5, 6]])
     net.net.save_pretrained(tmp_path / "saved")
-    _, net = load("m", str(tmp_path / "saved"), "auto", 4)
-    spoken = alone(TextDevice({"m": net}, torch.device("cpu")), "m", asked)
-    assert not {*often[:4]} & {token for output in spoken for token in output.tokens}
+    _, net = load_text_model("m", str(tmp_path / "saved"), "auto", 4)
+    generated = serve_alone(TextDevice({"m": net}, torch.device("cpu")), "m", samples)
+    assert not {*frequent[:4]} & {token for output in generated for token in output.tokens}
     assert "may generate [5, 6]" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "gone"), [("gpt2", "transformer.h.1.mlp.c_fc.weight"), ("bert", "classifier.bias")])
-def test_weights_that_lack_some_are_refused_not_made_up(tmp_path: Path, kind: str, gone: str) -> None:
-    _, net = load("m", str(folder_of(tmp_path / "m", kind)), "random", 4)
+def test_incomplete_weights_are_rejected(tmp_path: Path, kind: str, gone: str) -> None:
+    _, net = load_text_model("m", str(folder_of(tmp_path / "m", kind)), "random", 4)
     module: Any = getattr(net, "net", net)
     module.save_pretrained(tmp_path / "saved", state_dict={k: v for k, v in module.state_dict().items() if k != gone})
     with pytest.raises(SpecError, match=f"lack '{gone}' \\(1 of "):
-        load("m", str(tmp_path / "saved"), "auto", 4)
+        load_text_model("m", str(tmp_path / "saved"), "auto", 4)
 
 
-def test_tied_weights_are_not_missed(tmp_path: Path) -> None:
-    _, net = load("m", str(folder_of(tmp_path / "m", "gpt2", tie_word_embeddings=True)), "random", 4)
+def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
+    _, net = load_text_model("m", str(folder_of(tmp_path / "m", "gpt2", tie_word_embeddings=True)), "random", 4)
     net.net.save_pretrained(tmp_path / "saved")
-    assert load("m", str(tmp_path / "saved"), "auto", 4)[0].weights == "saved"
+    assert load_text_model("m", str(tmp_path / "saved"), "auto", 4)[0].weights == "saved"
 
 
-def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+def test_damaged_weights_are_rejected(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "gpt2")
     (folder / "model.safetensors").write_bytes(b"nothing of the sort")
     with pytest.raises(SpecError, match="cannot be loaded"):
-        load("m", str(folder), "auto", 4)
+        load_text_model("m", str(folder), "auto", 4)
 
 
-def test_pictures_and_texts_share_a_device() -> None:
-    from server.backends.loading import load as load_all
-
-    loaded = load_all({"net": "resnet18", "words": "text-classifier"}, "random", {"net": 2, "words": 2})
-    device = device_of(loaded, torch.device("cpu"))
-    (picture, _), (words, _) = loaded
-    assert picture.name == "net"
-    assert device.serve(Batch("net", [np.zeros((224, 224, 3), np.uint8)]))[0].shape == (1000,)
-    assert device.serve(Batch("words", [Text([5, 6])]))[0].shape == (len(words.labels),)
+def test_image_and_text_models_share_a_device() -> None:
+    loaded = load_models({"image": "resnet18", "text": "text-classifier"}, "random", {"image": 2, "text": 2})
+    device = make_device(loaded, torch.device("cpu"))
+    (image, _), (text, _) = loaded
+    assert image.name == "image"
+    assert device.serve(Batch("image", [np.zeros((224, 224, 3), np.uint8)]))[0].shape == (1000,)
+    assert device.serve(Batch("text", [TextSample([5, 6])]))[0].shape == (len(text.labels),)

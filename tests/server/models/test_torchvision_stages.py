@@ -1,4 +1,4 @@
-"""Networks cut into stages: stage by stage is the whole."""
+"""Networks split into stages compute the same as the whole."""
 
 from itertools import combinations, pairwise
 
@@ -8,45 +8,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import SpecError
-from server.models.torchvision_source import Stages, load
-from server.models.torchvision_stages import even_cuts
+from server.models.torchvision_source import Stages, load_image_model
+from server.models.torchvision_stages import balanced_split
 
-PICTURES = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+IMAGES = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(("name", "stages"), [("googlenet", 4), ("resnet18", 9), ("vgg11", 3)])
 @torch.inference_mode()
-def test_stage_by_stage_equals_the_whole(name: str, stages: int) -> None:
-    _, whole = load(name, "random")
-    _, staged = load(name, "random", stages=stages)
+def test_the_stages_in_order_equal_the_whole(name: str, stages: int) -> None:
+    _, whole = load_image_model(name, "random")
+    _, staged = load_image_model(name, "random", stages=stages)
     assert isinstance(staged.net, Stages)
     assert len(staged.net) == stages
-    expected = whole(PICTURES)
-    x = staged.normalised(PICTURES)
+    expected = whole(IMAGES)
+    x = staged.normalise(IMAGES)
     for stage in range(stages):
-        x = staged.part(x, stage, 1)
+        x = staged.run_stages(x, stage, 1)
     scale = float(expected.abs().max())
     assert torch.allclose(x, expected, rtol=0, atol=1e-6 * max(1.0, scale))
-    assert torch.equal(staged.part(staged.normalised(PICTURES), 0, None), x)
+    assert torch.equal(staged.run_stages(staged.normalise(IMAGES), 0, None), x)
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=9), st.data())
-def test_the_heaviest_stage_is_as_light_as_can_be(work: list[float], data: st.DataObject) -> None:
+def test_the_split_minimises_the_largest_work(work: list[float], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(work)))
 
-    def heaviest(ends: tuple[int, ...]) -> float:
+    def largest(ends: tuple[int, ...]) -> float:
         return max(sum(work[start:end]) for start, end in pairwise([0, *ends]))
 
-    ends = tuple(even_cuts(work, parts))
+    ends = tuple(balanced_split(work, parts))
     assert len(ends) == parts
     assert ends[-1] == len(work)
     assert all(start < end for start, end in pairwise([0, *ends]))
-    least = min(heaviest((*inner, len(work))) for inner in combinations(range(1, len(work)), parts - 1))
-    assert heaviest(ends) == pytest.approx(least)
+    minimum = min(largest((*inner, len(work))) for inner in combinations(range(1, len(work)), parts - 1))
+    assert largest(ends) == pytest.approx(minimum)
 
 
-def test_too_many_stages_and_networks_that_cannot_be_cut_are_named() -> None:
-    with pytest.raises(SpecError, match="resnet18 has 9 blocks, so it cannot be cut into 10 stages"):
-        load("resnet18", "random", stages=10)
-    with pytest.raises(SpecError, match="mobilenet_v3_small cannot be cut into stages"):
-        load("mobilenet_v3_small", "random", stages=2)
+def test_too_many_stages_and_networks_that_cannot_be_split_are_rejected() -> None:
+    with pytest.raises(SpecError, match="resnet18 has 9 blocks, so it cannot be split into 10 stages"):
+        load_image_model("resnet18", "random", stages=10)
+    with pytest.raises(SpecError, match="mobilenet_v3_small cannot be split into stages"):
+        load_image_model("mobilenet_v3_small", "random", stages=2)

@@ -20,9 +20,8 @@ from server.api.predict import Predict
 from server.backends.executor import Batch, Completion
 from server.errors import ServerError, TooLateError, UnavailableError
 from server.models.model import ServedModel
-from server.models.text import Generated, Text, Unfinished
+from server.models.text import DecodeState, GeneratedTokens, TextSample
 from server.models.text_codec import ByteTokenizer, TextCodec
-from server.models.text_lengths import sizes_of
 from server.scheduling.admission import Limits
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -33,13 +32,17 @@ from tests.support.fakes import FakeExecutor, run_scenario
 
 # an iteration takes 1 ms, however many share it; the plain service time is that of 50 tokens
 PROFILE = Profile("texts", (0.050,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.100),) * 4)
-GENERATOR = TextCodec(vocabulary=259, most_tokens=40, most_new_tokens=100, pad=0, tokenizer=ByteTokenizer())
-CLASSIFIER = TextCodec(vocabulary=259, most_tokens=40, most_new_tokens=0, pad=0, tokenizer=ByteTokenizer())
+GENERATOR = TextCodec(
+    vocab_size=259, max_prompt_tokens=40, max_new_tokens=100, pad_token_id=0, tokenizer=ByteTokenizer()
+)
+CLASSIFIER = TextCodec(
+    vocab_size=259, max_prompt_tokens=40, max_new_tokens=0, pad_token_id=0, tokenizer=ByteTokenizer()
+)
 
 
 @dataclass(frozen=True)
-class Begun(Unfinished):
-    text: Text
+class Begun(DecodeState):
+    text: TextSample
     tokens: tuple[int, ...]
 
 
@@ -55,13 +58,15 @@ class Iterating(FakeExecutor):
             rows = [replace(row, tokens=(*row.tokens, len(row.tokens) + 7)) for row in rows]
             done += 1
         await asyncio.sleep(0.001 * done)
-        self.log.append((start, start + 0.001 * done, [row.text.limit for row in rows]))
-        outputs: list[Any] = [Generated(row.tokens[: self._most(row)]) if self._ended(row) else row for row in rows]
+        self.log.append((start, start + 0.001 * done, [row.text.max_new_tokens for row in rows]))
+        outputs: list[Any] = [
+            GeneratedTokens(row.tokens[: self._most(row)]) if self._ended(row) else row for row in rows
+        ]
         return Completion(self.fault(outputs), start, start + 0.001 * done)
 
     @staticmethod
     def _most(row: Begun) -> int:
-        return row.text.limit if row.text.forced else min(row.text.limit, row.text.tokens[0])
+        return row.text.max_new_tokens if row.text.ignore_eos else min(row.text.max_new_tokens, row.text.tokens[0])
 
     def _ended(self, row: Begun) -> bool:
         return len(row.tokens) >= self._most(row)
@@ -79,8 +84,8 @@ class Inline(Executor):
         return future
 
 
-def text(limit: int, ends: int = 100) -> Text:
-    return Text([ends, 3], limit)
+def text(limit: int, ends: int = 100) -> TextSample:
+    return TextSample([ends, 3], limit)
 
 
 def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> Chosen:
@@ -263,7 +268,7 @@ def asking(
 
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         labels = () if codec.generates else ("bad", "good")
-        model: ServedModel = ServedModel("m", codec, labels, "random", 4, sizes_of(PROFILE, codec.generates, "online"))
+        model: ServedModel = ServedModel("m", codec, labels, "random", 4, codec.size_predictor(PROFILE, "online"))
         parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, MemoryBudget(2**30, lambda: 1))
         await scenario(Asker(Inference({"m": model}, *parts), model))
 
@@ -322,13 +327,13 @@ def test_ids_are_answered_with_ids_padded_at_the_end() -> None:
 
 def test_how_long_texts_were_is_learned_from_answers() -> None:
     async def scenario(ask: Asker) -> None:
-        sizes, asked = ask.model.sizes, Text([50, 7], 90)
-        assert sizes is not None
-        before = sizes.of(asked)
+        predictor, asked = ask.model.size_predictor, TextSample([50, 7], 90)
+        assert predictor is not None
+        before = predictor.predict(asked)
         for _ in range(3):
             await ask("/predict/m", {"text": "/", "max_new_tokens": 90})  # whose byte, 47, is id 50
         assert before == pytest.approx(0.090)
-        assert sizes.of(asked) == pytest.approx(0.050)
+        assert predictor.predict(asked) == pytest.approx(0.050)
 
     asking(GENERATOR, scenario)
 
@@ -336,7 +341,7 @@ def test_how_long_texts_were_is_learned_from_answers() -> None:
 def test_a_text_is_answered_with_classes() -> None:
     class Classes(FakeExecutor):
         async def _run(self, batch: Batch) -> Completion:
-            assert batch.inputs == [Text([100, 101])]
+            assert batch.inputs == [TextSample([100, 101])]
             return Completion([np.array([1.0, 3.0], np.float32)], 0.0, 0.001)
 
     async def scenario(ask: Asker) -> None:

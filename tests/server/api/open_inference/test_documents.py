@@ -1,4 +1,4 @@
-"""The documents that describe server and models, read as the clients read them."""
+"""The documents that describe server and models, with the keys that clients read."""
 
 import orjson
 import pytest
@@ -25,7 +25,7 @@ MODEL = ModelFacts(
 )
 
 
-def test_the_server_tells_its_extensions() -> None:
+def test_the_server_metadata_lists_the_extensions() -> None:
     document = server_metadata("batchwright", "0.1.0")
     assert (document["name"], document["version"]) == ("batchwright", "0.1.0")
     assert {"classification", "model_repository", "schedule_policy", "model_configuration"} <= {*document["extensions"]}

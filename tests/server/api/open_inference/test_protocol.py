@@ -1,4 +1,4 @@
-"""Open Inference Protocol v2, against tritonclient's own writer and reader and against broken bodies."""
+"""Open Inference Protocol v2 against tritonclient's writer and reader, and malformed headers."""
 
 from typing import Any
 
@@ -40,8 +40,8 @@ def entry(**changes: Any) -> dict[str, Any]:
     return document(inputs=[{key: value for key, value in (ENTRY | changes).items() if value is not None}])
 
 
-def ask(array: NDArray[Any], binary: bool, **options: Any) -> tuple[bytes, int | None]:
-    """What tritonclient sends."""
+def request_body(array: NDArray[Any], binary: bool, **options: Any) -> tuple[bytes, int | None]:
+    """The body and its header length, as tritonclient sends them."""
     datatype = "UINT8" if array.dtype == np.uint8 else "BYTES"
     tensor = InferInput("image", list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
@@ -54,7 +54,7 @@ def wanted(*outputs: RequestedOutput) -> InferCall:
 
 
 def read(answer: tuple[bytes, int | None]) -> InferResult:
-    """What tritonclient reads."""
+    """The response, as tritonclient reads it."""
     return InferenceServerClient.parse_response_body(answer[0], header_length=answer[1])
 
 
@@ -63,26 +63,26 @@ def read(answer: tuple[bytes, int | None]) -> InferResult:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_pixels_from_tritonclient_arrive_unchanged(binary: bool) -> None:
-    call = parse(*ask(PIXELS, binary))
+    call = parse(*request_body(PIXELS, binary))
     assert (call.tensor.name, call.tensor.datatype, call.tensor.shape) == ("image", "UINT8", PIXELS.shape)
     assert isinstance(call.tensor.data, np.ndarray)
     np.testing.assert_array_equal(call.tensor.data, PIXELS, strict=True)
 
 
 def test_binary_pixels_are_not_copied() -> None:
-    body, header_length = ask(PIXELS, binary=True)
+    body, header_length = request_body(PIXELS, binary=True)
     data = parse(body, header_length).tensor.data
     assert np.shares_memory(data, np.frombuffer(body, np.uint8))
 
 
-@pytest.mark.parametrize("pictures", [[b"\xff\xd8\x00", b"", b"\x89PNG"], [b"a"]])
-def test_binary_bytes_from_tritonclient_arrive_unchanged(pictures: list[bytes]) -> None:
-    call = parse(*ask(np.array(pictures, dtype=np.object_), binary=True))
-    assert call.tensor == Tensor("image", "BYTES", (len(pictures),), pictures)
+@pytest.mark.parametrize("images", [[b"\xff\xd8\x00", b"", b"\x89PNG"], [b"a"]])
+def test_binary_bytes_from_tritonclient_arrive_unchanged(images: list[bytes]) -> None:
+    call = parse(*request_body(np.array(images, dtype=np.object_), binary=True))
+    assert call.tensor == Tensor("image", "BYTES", (len(images),), images)
 
 
 def test_json_bytes_from_tritonclient_are_utf8() -> None:
-    call = parse(*ask(np.array(["é", "", "b"], dtype=np.object_), binary=False))
+    call = parse(*request_body(np.array(["é", "", "b"], dtype=np.object_), binary=False))
     assert call.tensor == Tensor("image", "BYTES", (3,), ["é".encode(), b"", b"b"])
 
 
@@ -109,7 +109,7 @@ def test_null_means_absent() -> None:
 
 def test_without_outputs_tritonclient_gets_all_outputs_binary() -> None:
     expected = (RequestedOutput("logits", True, 0), RequestedOutput("features", True, 0))
-    assert parse(*ask(PIXELS, True)).outputs == expected
+    assert parse(*request_body(PIXELS, True)).outputs == expected
 
 
 def test_without_outputs_and_parameters_all_outputs_are_json() -> None:
@@ -126,10 +126,10 @@ def test_an_outputs_own_choice_overrides_the_default(default: bool, own: bool | 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, None), (0, None), (1, 1e-6), (2_500_000, 2.5)])
 def test_the_timeout_is_microseconds_and_zero_is_none(timeout: int | None, seconds: float | None) -> None:
-    call = parse(*ask(PIXELS, True, timeout=timeout, request_id="a/1", parameters={"mine": "x"}))
+    call = parse(*request_body(PIXELS, True, timeout=timeout, request_id="a/1", parameters={"mine": "x"}))
     assert call.timeout == seconds
     assert call.id == "a/1"
-    assert call.parameters == {}, "what the model does not read is not kept"
+    assert call.parameters == {}, "parameters that the model does not read are dropped"
 
 
 def test_a_raw_body_is_one_sample_answered_in_binary() -> None:
@@ -156,7 +156,7 @@ def test_another_header_length_is_bad_input(text: str) -> None:
 @pytest.mark.parametrize("binary_output", [True, False])
 def test_tritonclient_reads_the_logits(binary_input: bool, binary_output: bool) -> None:
     output = InferRequestedOutput("logits", binary_data=binary_output)
-    call = parse(*ask(PIXELS, binary_input, outputs=[output], request_id="7"))
+    call = parse(*request_body(PIXELS, binary_input, outputs=[output], request_id="7"))
     result = read(render_infer(call, "resnet50", {"logits": LOGITS}, LABELS, {"batch_size": 4}))
     np.testing.assert_array_equal(result.as_numpy("logits"), LOGITS, strict=True)
     response = result.get_response()
@@ -169,7 +169,7 @@ def test_tritonclient_reads_the_logits(binary_input: bool, binary_output: bool) 
 @pytest.mark.parametrize("most", [1, 4, 10, 99])
 def test_tritonclient_reads_the_best_classes(binary_input: bool, binary_output: bool, most: int) -> None:
     output = InferRequestedOutput("logits", binary_data=binary_output, class_count=most)
-    call = parse(*ask(PIXELS, binary_input, outputs=[output]))
+    call = parse(*request_body(PIXELS, binary_input, outputs=[output]))
     classes = read(render_infer(call, "resnet50", {"logits": LOGITS}, LABELS, {})).as_numpy("logits")
     assert classes.shape == (3, min(most, 10))
     for row, texts in zip(LOGITS, classes, strict=True):
@@ -184,7 +184,7 @@ def test_without_labels_a_class_is_value_and_index() -> None:
     assert orjson.loads(body)["outputs"][0]["data"] == ["2.000000:1", "2.000000:2", "0.500000:0"]
 
 
-def test_blobs_follow_in_the_order_of_the_outputs_beside_json_ones() -> None:
+def test_blobs_follow_in_the_order_of_the_outputs_with_json_outputs_between() -> None:
     features = np.arange(6, dtype=np.float32).reshape(3, 2)
     call = wanted(
         RequestedOutput("features", True, 0), RequestedOutput("middle", False, 0), RequestedOutput("logits", True, 2)
@@ -205,7 +205,7 @@ def test_an_output_has_no_parameters_but_the_binary_size() -> None:
     assert "parameters" not in plain
 
 
-def test_json_data_are_flat_and_what_is_empty_is_left_out() -> None:
+def test_json_data_are_flat_and_empty_fields_are_left_out() -> None:
     body, length = render_infer(wanted(RequestedOutput("logits", False, 0)), "m", {"logits": LOGITS}, None, {})
     assert length is None
     answer = orjson.loads(body)

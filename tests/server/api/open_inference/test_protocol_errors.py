@@ -1,4 +1,4 @@
-"""What a client can get wrong: each wrong body is answered with a message of one line, whatever the bytes."""
+"""Malformed bodies: each is rejected with a client error whose message is one line."""
 
 import tracemalloc
 from typing import Any
@@ -14,7 +14,7 @@ from server.models.signature import TensorSpec
 
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "FP32": (2,), "BOOL": ()})
 PIXELS = {"name": "image", "shape": [1, 2, 2, 3], "datatype": "UINT8", "data": [0] * 12}
-PICTURES = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+IMAGES = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 
 
 def parse(body: bytes, header_length: int | None = None) -> InferCall:
@@ -93,7 +93,7 @@ WRONG_INPUTS: dict[bytes, str] = {
     pixels(data=[[[[0, 0, 0]] * 2, [[0, 0, 0], [0, 0]]]]): "does not fit",
     pixels(data=[[[[0, 0, 0]] * 2, [[0, 0, 0], 0]]]): "does not fit",
     pixels(data=[[[[0, 0, [0]]] * 2] * 2]): "holds list; send int",
-    pixels(data=[0] * 11 + [256]): "outside UINT8: send 0 to 255",
+    pixels(data=[0] * 11 + [256]): "outside UINT8; send 0 to 255",
     pixels(data=[0] * 11 + [-1]): "outside UINT8",
     pixels(data=[0] * 11 + [0.5]): "holds float; send int",
     pixels(data=[0] * 11 + [True]): "holds bool; send int",
@@ -102,8 +102,8 @@ WRONG_INPUTS: dict[bytes, str] = {
     pixels(parameters=3): "`parameters` is 3",
     pixels(parameters={"binary_data_size": 12}): "both of `data` and binary_data_size",
     pixels(parameters={"shared_memory_region": "r"}): "shared memory is not supported",
-    call(inputs=[PICTURES | {"data": [1]}]): "holds int; send str",
-    call(inputs=[PICTURES | {"data": ["a", "b"]}]): "does not fit",
+    call(inputs=[IMAGES | {"data": [1]}]): "holds int; send str",
+    call(inputs=[IMAGES | {"data": ["a", "b"]}]): "does not fit",
 }
 
 
@@ -116,7 +116,7 @@ def test_a_wrong_document_is_bad_input(body: bytes, message: str) -> None:
         assert len(str(caught.value)) < 500
 
 
-def test_a_message_quotes_no_more_than_a_little_of_the_body() -> None:
+def test_a_message_quotes_only_a_short_part_of_the_body() -> None:
     for body in (call(outputs=[{"name": "x\n" * 10_000}]), call(id=[[["y" * 10_000] * 100] * 10])):
         with pytest.raises(BadInputError) as caught:
             parse(body)
@@ -125,12 +125,12 @@ def test_a_message_quotes_no_more_than_a_little_of_the_body() -> None:
 
 
 def test_more_samples_than_can_be_admitted_are_too_large() -> None:
-    body = call(inputs=[PICTURES | {"shape": [1001], "data": [""] * 1001}])
+    body = call(inputs=[IMAGES | {"shape": [1001], "data": [""] * 1001}])
     with pytest.raises(TooLargeError, match="1001 samples, more than 1000; send them in several calls"):
         parse(body)
 
 
-def test_an_id_that_an_answer_would_repeat_is_bounded() -> None:
+def test_the_length_of_an_id_is_limited() -> None:
     assert parse(call(id="i" * MAX_ID)).id == "i" * MAX_ID
     with pytest.raises(BadInputError, match="`id` has 257 characters, over 256; send a shorter one"):
         parse(call(id="i" * (MAX_ID + 1)))
@@ -142,7 +142,7 @@ def binary(size: Any, blob: bytes, **changes: Any) -> tuple[bytes, int]:
     return header + blob, len(header)
 
 
-def pictures(blob: bytes, count: int = 2) -> tuple[bytes, int]:
+def images(blob: bytes, count: int = 2) -> tuple[bytes, int]:
     return binary(len(blob), blob, datatype="BYTES", shape=[count])
 
 
@@ -159,12 +159,12 @@ def pictures(blob: bytes, count: int = 2) -> tuple[bytes, int]:
         (binary(12.0, bytes(12)), "`binary_data_size` is 12.0; send an integer"),
         (binary(2**64 - 1, bytes(12)), "but 12 bytes follow"),
         (binary(2, b"\1\2", datatype="BOOL", shape=[2]), "neither 0 nor 1"),
-        (pictures(b""), "element 0 of 2 is cut off"),
-        (pictures(b"\0\0\0"), "element 0 of 2 is cut off"),
-        (pictures(b"\1\0\0\0"), "element 0 of 2 is cut off"),
-        (pictures(b"\0\0\0\0\xff\xff\xff\xffx"), "element 1 of 2 is cut off"),
-        (pictures(b"\0\0\0\0"), "element 1 of 2 is cut off"),
-        (pictures(bytes(12)), "4 bytes follow the last of 2"),
+        (images(b""), "element 0 of 2 is cut off"),
+        (images(b"\0\0\0"), "element 0 of 2 is cut off"),
+        (images(b"\1\0\0\0"), "element 0 of 2 is cut off"),
+        (images(b"\0\0\0\0\xff\xff\xff\xffx"), "element 1 of 2 is cut off"),
+        (images(b"\0\0\0\0"), "element 1 of 2 is cut off"),
+        (images(bytes(12)), "4 bytes follow the last of 2"),
         ((call() + b" {}", len(call())), "unexpected additional input data: 3 bytes"),
         ((call(), len(call()) + 1), "Inference-Header-Content-Length is"),
         ((call(), -1), "Inference-Header-Content-Length is -1"),
@@ -186,7 +186,7 @@ def test_a_binary_size_without_header_length_is_bad_input() -> None:
 @pytest.mark.parametrize("datatype", ["UINT8", "BYTES", "FP32"])
 @pytest.mark.parametrize("size", [0, 8, 2**62])
 def test_a_claimed_shape_allocates_nothing(datatype: str, size: int) -> None:
-    shape = [10**12, *SPEC.tails[datatype]]
+    shape = [10**12, *SPEC.sample_shapes[datatype]]
     body, length = binary(size, bytes(8), datatype=datatype, shape=shape)
     tracemalloc.start()
     try:
@@ -226,7 +226,7 @@ JSON = st.recursive(
 )
 FIELDS = st.sampled_from(["name", "shape", "datatype", "data", "parameters"])
 PARAMETERS = st.sampled_from(["binary_data_size", "shared_memory_region", "timeout", "binary_data", "classification"])
-VALID = [(call(id="1", outputs=[{"name": "logits"}]), None), binary(12, bytes(12)), pictures(b"\1\0\0\0x\0\0\0\0")]
+VALID = [(call(id="1", outputs=[{"name": "logits"}]), None), binary(12, bytes(12)), images(b"\1\0\0\0x\0\0\0\0")]
 
 
 @given(st.binary(max_size=400), LENGTHS)

@@ -1,4 +1,4 @@
-"""Hostile input: each damaged call is answered or refused as the client's error; the long run is benchmarks/fuzz.py."""
+"""Hostile input: each damaged call is accepted or rejected with a client error; benchmarks/fuzz.py runs longer."""
 
 import json
 import tracemalloc
@@ -13,7 +13,7 @@ from server.api.open_inference.protocol import parse_infer
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory() -> Iterator[None]:
-    """All cases together never hold more than a few megabytes, whatever they claim."""
+    """All cases together take less than 64 MiB, whatever sizes they claim."""
     judge(Case("compress", ("gzip",)))
     tracemalloc.start()
     try:
@@ -26,18 +26,18 @@ def _memory() -> Iterator[None]:
 
 @settings(max_examples=300, derandomize=True, deadline=2000)
 @given(CASES)
-def test_hostile_input_is_taken_or_refused_as_the_clients_error(case: Case) -> None:
+def test_hostile_input_is_accepted_or_rejected_with_a_client_error(case: Case) -> None:
     judge(case)
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(good_calls())
-def test_the_calls_that_are_damaged_are_good_to_begin_with(call: tuple[dict[str, object], bytes]) -> None:
+def test_calls_are_valid_before_they_are_damaged(call: tuple[dict[str, object], bytes]) -> None:
     header = json.dumps(call[0]).encode()
     parse_infer(header + call[1], len(header), SPEC, OUTPUTS, MOST_SAMPLES)
 
 
-def test_the_judge_notices_what_is_no_client_error() -> None:
+def test_other_errors_than_client_errors_are_detected() -> None:
     with pytest.raises(TypeError):
         judge(Case("infer", ("no bytes", 1, "one too many")))
     assert judge(Case("decompress", (bytes(MOST_BYTES + 1), None))) == "TooLargeError"

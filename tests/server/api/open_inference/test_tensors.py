@@ -46,7 +46,7 @@ def test_json_values_of_every_other_datatype_arrive_unchanged(datatype: str) -> 
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_travels_as_bytes_only(datatype: str) -> None:
+def test_half_precision_is_binary_only(datatype: str) -> None:
     with pytest.raises(BadInputError, match=f"{datatype} cannot be sent as JSON"):
         from_json([1.0], datatype, (1,))
 
@@ -68,7 +68,7 @@ def test_a_json_value_outside_its_datatype_is_bad_input(datatype: str, value: An
         from_json([value], datatype, (1,))
 
 
-def test_integers_are_floats_too() -> None:
+def test_integers_are_accepted_as_floats() -> None:
     np.testing.assert_array_equal(from_json([1, 2.5, 2**64 - 1], "FP64", (3,)), [1.0, 2.5, 2.0**64])
 
 
@@ -77,7 +77,7 @@ def test_joined_elements_split_into_the_same(texts: list[str]) -> None:
     assert from_binary(join_elements(texts), 0, "BYTES", (len(texts),)) == [text.encode() for text in texts]
 
 
-def test_a_specification_advertises_its_first_datatype_and_tells_all() -> None:
+def test_a_specification_advertises_its_first_datatype_and_lists_all() -> None:
     spec = TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()})
-    assert (spec.datatype, spec.tail) == ("UINT8", (224, 224, 3))
+    assert (spec.datatype, spec.sample_shape) == ("UINT8", (224, 224, 3))
     assert str(spec) == "`image` as UINT8 [-1, 224, 224, 3] or BYTES [-1]"
