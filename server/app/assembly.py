@@ -1,4 +1,4 @@
-"""The server put together: from a plan to an application and what turns behind it."""
+"""Assembly of the server: from a plan to the application, its backends, dispatchers and controllers."""
 
 import logging
 from collections import Counter
@@ -40,17 +40,17 @@ _log = logging.getLogger("batchwright")
 
 
 class Profiling(Protocol):
-    """Where the profiles of real devices come from."""
+    """Source of the profiles of real devices."""
 
     def kept(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
-        """The one kept of a model, for batches of up to `largest`; None where there is none."""
+        """Return the cached profile of a model, for batches of up to `largest`; None where there is none."""
         ...
 
     def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
-        """The kept one, else one measured now on the executor's device, which nothing else uses meanwhile.
+        """Return the cached profile, or measure one now; nothing else may use the executor meanwhile.
 
         Raises:
-            SpecError: the largest batch does not fit its memory.
+            SpecError: the largest batch does not fit the device's memory.
         """
         ...
 
@@ -60,10 +60,10 @@ class Assembled:
     """A server that is ready to run.
 
     Attributes:
-        app: answers HTTP; its lifespan runs the dispatchers.
-        fleet: its devices, each with its dispatcher.
-        metrics: of all of it.
-        keys: that calls have to show; None where none are needed.
+        app: the ASGI application; its lifespan runs the dispatchers.
+        fleet: the devices, each with its dispatcher.
+        metrics: the server's metrics.
+        keys: accepted API keys; None where none are required.
     """
 
     app: ASGIApp
@@ -73,7 +73,7 @@ class Assembled:
 
 
 def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
-    """Load, profile where no profile is known, solve, and put the server together."""
+    """Load the models, profile those without a profile, solve their policies, and assemble the server."""
     settings, metrics = plan.settings, Metrics()
     backends = _backends(plan, profiling)
     dispatchers = [
@@ -81,7 +81,7 @@ def assemble(plan: Plan, profiling: Profiling, tracing: "Tracing | None" = None)
     ]
     fleet = Fleet(dispatchers, settings.queue_capacity)
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
-    served = backends[0].served  # which are alike on all of them
+    served = backends[0].served  # all devices serve the same models
     inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, budget)
     for model in served:
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
@@ -107,23 +107,23 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
 
 
 def keys_of(settings: Settings) -> Keys | None:
-    """The keys that calls have to show; None where none are asked for.
+    """Load the API keys; None where none are required.
 
     Raises:
-        SpecError: the file cannot be used.
+        SpecError: the key file cannot be used.
     """
     return None if settings.api_key_file is None else load_keys(settings.api_key_file)
 
 
 @dataclass(frozen=True)
 class _Backend:
-    """What runs the models.
+    """One device with its models.
 
     Attributes:
         served: the models by name.
-        executor: in front of their device.
-        meter: of the device.
-        profiles: by model; its largest size is the largest batch.
+        executor: runs batches on the device.
+        meter: energy meter of the device.
+        profiles: profile of each model; its largest size is the maximum batch size.
     """
 
     served: Mapping[str, ServedModel]
@@ -133,7 +133,7 @@ class _Backend:
 
 
 def _backends(plan: Plan, profiling: Profiling) -> list[_Backend]:
-    """One for each device, of names that differ."""
+    """Create the backend of each device, with different names."""
     backends: list[_Backend] = []
     names = Counter[str]()
     for device in plan.devices:
@@ -154,7 +154,7 @@ def _emulated(plan: DevicePlan, played: Profile) -> _Backend:
 
 
 def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
-    # torch takes seconds to import, which an emulated device should not cost
+    # importing torch takes seconds, and an emulated device does not need it
     from server.backends import loading, torch_images
 
     settings = plan.settings
@@ -184,9 +184,16 @@ def _choose(plan: DevicePlan, profiles: Mapping[str, Profile]) -> dict[str, Chos
 
 
 def _warn(model: str, choice: Chosen) -> None:
-    """Of what serves, but hardly as it was meant."""
+    """Log a warning for a policy that can be used, but probably not with the intended effect."""
     profile = choice.profile
     if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
-        _log.warning("%s: policy file for profile %s, served on %s", model, choice.table.profile, profile.name)
+        _log.warning(
+            "%s: the policy file was solved for profile %s and is used with profile %s",
+            model,
+            choice.table.profile,
+            profile.name,
+        )
     if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
-        _log.warning("%s: no energies are known, so no bound saves any; it is served as fast as can be", model)
+        _log.warning(
+            "%s: profile %s has no energies, so its policy minimises the response time only", model, profile.name
+        )
