@@ -1,4 +1,4 @@
-"""Who is let in: by room, and by time."""
+"""Admission control: by queue capacity, and by the time until the answer."""
 
 import asyncio
 from dataclasses import replace
@@ -15,10 +15,10 @@ from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
 
-def test_capacity_counts_the_waiting_and_admits_a_call_whole_or_not_at_all() -> None:
+def test_capacity_counts_waiting_requests_and_a_call_is_admitted_whole_or_not_at_all() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0])
-        await asyncio.sleep(0.001)  # in service: it takes no place
+        await asyncio.sleep(0.001)  # in service: it does not count
         waiting = dispatcher.submit("m", [1.0, 2.0, 3.0])
         with pytest.raises(QueueFullError, match="3 of 4 places") as refusal:
             dispatcher.submit("m", [4.0, 5.0])
@@ -30,10 +30,10 @@ def test_capacity_counts_the_waiting_and_admits_a_call_whole_or_not_at_all() -> 
     run_scenario(scenario, chosen(greedy(8)), limits=Limits(4))
 
 
-def test_an_answer_that_would_be_late_is_refused_at_once() -> None:
+def test_a_call_whose_answer_would_be_late_is_rejected_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         with pytest.raises(TooLateError, match="about 11 ms, but 11 ms are left of the time-out"):
-            dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are for the way
+            dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are kept for the network
         running = dispatcher.submit("m", [0.0], 0.012)
         await asyncio.sleep(0.001)  # 10 ms of service are left
         waiting = dispatcher.submit("m", [float(n) for n in range(10)])  # 18 ms for eight, 12 for two
@@ -48,7 +48,7 @@ def test_an_answer_that_would_be_late_is_refused_at_once() -> None:
     run_scenario(scenario, chosen(greedy(8)))
 
 
-def test_a_full_queue_says_how_long_its_work_takes() -> None:
+def test_the_retry_time_of_a_full_queue_is_its_backlog() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0])
         await asyncio.sleep(0.001)
@@ -60,36 +60,36 @@ def test_a_full_queue_says_how_long_its_work_takes() -> None:
     run_scenario(scenario, chosen(greedy(8)), limits=Limits(1000))
 
 
-def test_who_can_no_longer_be_on_time_is_not_run_for_nobody() -> None:
-    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # believed to take 11 to 18 ms
+def test_a_request_that_can_no_longer_be_on_time_is_dropped_before_the_launch() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # 11 to 18 ms by the profile
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0])
         await asyncio.sleep(0.001)
-        doomed = dispatcher.submit("m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
+        late = dispatcher.submit("m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
         stays = dispatcher.submit("m", [2.0])
         with pytest.raises(ExpiredError, match="after 99 ms the time-out would pass before an answer"):
-            await doomed
+            await late
         await asyncio.gather(running, stays)
         assert [entry[2] for entry in executor.log] == [[0.0], [2.0]]
 
     run_scenario(scenario, chosen(greedy(8)), slow)
 
 
-def test_a_time_out_that_the_policys_own_batch_keeps_is_not_given_up() -> None:
+def test_a_request_that_the_policys_own_batch_serves_in_time_is_not_dropped() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0])
         await asyncio.sleep(0.001)
-        hurried = dispatcher.submit("m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
+        urgent = dispatcher.submit("m", [1.0], 0.023)  # 13 ms are left when the device is free: 11 are needed alone
         others = [dispatcher.submit("m", [float(n)]) for n in range(8)]
-        assert (await hurried)[0].batch_size == 1
+        assert (await urgent)[0].batch_size == 1
         await asyncio.gather(running, *others)
 
     run_scenario(scenario, chosen(serial()))
 
 
-def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_silence_to_forget() -> None:
-    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # believed to take 11 to 18 ms
+def test_late_answers_under_a_backlog_raise_the_margin_which_decays_without_observations() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # 11 to 18 ms by the profile
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         async def backlog() -> list["asyncio.Future[list[Answer]]"]:
@@ -97,12 +97,12 @@ def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_sile
             await asyncio.sleep(0.001)
             return calls
 
-        await asyncio.gather(*await backlog())  # the last after 1 s, 180 ms were believed
+        await asyncio.gather(*await backlog())  # the last after 1 s, 180 ms by the profile
         calls = await backlog()
         with pytest.raises(TooLateError, match="about 1"):
             dispatcher.submit("m", [0.0], 0.9)
         await asyncio.gather(*calls)
-        dispatcher.submit("m", [0.0], 0.05).cancel()  # nobody is here: nothing that was learned holds
+        dispatcher.submit("m", [0.0], 0.05).cancel()  # without a backlog the margin does not apply
         await asyncio.sleep(60)
         calls = await backlog()
         await asyncio.gather(*calls, dispatcher.submit("m", [0.0], 1.9))
@@ -110,7 +110,7 @@ def test_answers_that_come_late_under_a_backlog_teach_to_refuse_earlier_and_sile
     run_scenario(scenario, chosen(greedy(8)), slow)
 
 
-def test_a_policy_that_waits_on_purpose_teaches_nothing() -> None:
+def test_a_policy_that_waits_on_purpose_does_not_raise_the_margin() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         for _ in range(5):
             with pytest.raises(ExpiredError):
@@ -121,7 +121,7 @@ def test_a_policy_that_waits_on_purpose_teaches_nothing() -> None:
 
 
 @given(st.lists(st.floats(-1, 1), min_size=30, max_size=60))
-def test_the_margin_covers_most_of_what_was_seen(excesses: list[float]) -> None:
+def test_the_margin_covers_most_observations(excesses: list[float]) -> None:
     lateness = Lateness()
     for n, excess in enumerate(excesses):
         lateness.observe(excess, 0.01 * n)

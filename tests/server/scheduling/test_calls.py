@@ -1,4 +1,4 @@
-"""One call: what a lost device means for it."""
+"""Calls: the loss of a device counts only while it serves them."""
 
 from dataclasses import replace
 from itertools import count
@@ -37,5 +37,5 @@ def test_a_lost_device_counts_only_for_samples_that_were_in_service(
             call.answer(index, replace(ANSWER))
     call.lose_device()
     assert call.losses == losses
-    assert call.earliest == 0.0, "how late it is now tells nothing about the other devices"
+    assert call.earliest == 0.0, "its response time says nothing about the other devices"
     loop.close()

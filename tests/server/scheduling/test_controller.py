@@ -1,4 +1,4 @@
-"""The controller in front of a device that changes, on a virtual clock: it notices, solves again and swaps."""
+"""The controller with a device that changes, on a virtual clock: drift, objectives, reduced batch sizes."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ SLOWER = replace(
 
 
 class Inline(Executor):
-    """Solves at once, where it is asked."""
+    """Runs each job at once, in the caller."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         done: Future[Any] = Future()
@@ -43,12 +43,12 @@ class Inline(Executor):
 
 
 class ChangingExecutor(FakeExecutor):
-    """Plays one profile, then another, and counts the energy of what it plays."""
+    """Serves by one profile, then by another, and counts the energy of the batches."""
 
     def __init__(self, before: Profile, after: Profile, at: float) -> None:
         super().__init__(before)
         self.meter = CountingMeter()
-        self.believed = P4
+        self.assumed = P4
         self._after, self._at = after, at
 
     def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
@@ -60,7 +60,7 @@ class ChangingExecutor(FakeExecutor):
 
 @dataclass(frozen=True)
 class Seen:
-    """After a run: what decides, and what the metrics say."""
+    """Policy and metrics after a run."""
 
     chosen: Chosen
     metrics: str
@@ -73,13 +73,13 @@ class Seen:
 def serve(
     executor: ChangingExecutor, spec: str, rate: float, swap: str | None = None, meter: EnergyMeter | None = None
 ) -> Seen:
-    """30 s of Poisson arrivals under the controller; with `swap`, somebody sets that policy after 5 s."""
+    """Serve 30 s of Poisson arrivals with a controller; `swap` is a policy that an operator sets after 5 s."""
     loop = virtual_loop()
     instants = poisson(rate, 30.0, np.random.default_rng(3)).tolist()
 
     async def main() -> Seen:
         metrics = Metrics()
-        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.believed)}, metrics, loop.time, UNLIMITED)
+        dispatcher = Dispatcher(executor, {"m": choose(spec, executor.assumed)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
         dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
             controller.served,
@@ -104,7 +104,7 @@ def serve(
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
-def test_a_device_that_slows_down_is_solved_for_anew(load: float) -> None:
+def test_the_policy_is_solved_again_for_a_device_that_slows_down(load: float) -> None:
     seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", load * P4.capacity)
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
@@ -114,21 +114,21 @@ def test_a_device_that_slows_down_is_solved_for_anew(load: float) -> None:
     assert seen.chosen.spec == "smdp:w2=16"
 
 
-def test_a_device_that_stays_as_it_was_is_let_be() -> None:
+def test_the_policy_stays_for_a_device_that_does_not_change() -> None:
     seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.5 * P4.capacity)
     assert seen.changes("drift") == 0
     assert seen.chosen.profile is P4
 
 
-def test_a_policy_set_by_hand_is_adopted_and_keeps_following_the_device() -> None:
+def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
     seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", 0.3 * P4.capacity, swap="rate-matching")
     assert seen.chosen.name == "rate-matching"
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
 
 
-def test_an_objective_that_is_missed_lightens_the_weight_of_power() -> None:
-    # the bound holds on the device as it was believed to be; as it is, half as slow again, it takes a faster policy
+def test_a_missed_objective_reduces_the_weight_of_power() -> None:
+    # the bound is met by the profile; the device takes 1.5 times as long, so that it needs a faster policy
     bound, rate = 90.0, 0.3 * P4.capacity
     seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g}", rate)
     assert seen.changes("drift") >= 1
@@ -146,7 +146,7 @@ def does_not_fit(outputs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("slower", [P4, SLOWER])
-def test_a_memory_that_is_too_small_is_solved_for_and_the_device_followed_on(slower: Profile) -> None:
+def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detected(slower: Profile) -> None:
     executor = ChangingExecutor(P4, slower, 15.0)
     executor.fault = does_not_fit
     seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity)
@@ -158,7 +158,7 @@ def test_a_memory_that_is_too_small_is_solved_for_and_the_device_followed_on(slo
     assert max(len(entry[2]) for entry in executor.log[-50:]) <= 12
 
 
-def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> None:
+def test_greedy_service_stays_if_the_policy_needs_larger_batches_than_fit() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.fault = does_not_fit
     seen = serve(executor, "static:16", 0.3 * P4.capacity)
@@ -167,7 +167,7 @@ def test_a_spec_that_does_not_fit_the_smaller_memory_leaves_greedy_service() -> 
     assert 'batchwright_policy_info{device="fake",model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
 
 
-def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_smaller_memory() -> None:
+def test_a_policy_set_since_the_last_batch_is_the_one_solved_for_the_reduced_batch_size() -> None:
     executor = ChangingExecutor(P4, P4, inf)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
@@ -188,9 +188,9 @@ def test_a_policy_set_since_the_last_batch_is_the_one_that_is_solved_for_a_small
 
 
 class Board:
-    """A board's counter: what the batches take above idle, and idle power all the time."""
+    """Energy counter of a board: the batches' energy above idle, and the idle power all the time."""
 
-    source, resolution, scope, about = "nvml", 0.1, "board", "made up"
+    source, resolution, scope, about = "nvml", 0.1, "board", "synthetic"
 
     def __init__(self, batches: CountingMeter, idle: float) -> None:
         self._batches, self._idle = batches, idle
@@ -206,18 +206,18 @@ class BrokenMeter(Board):
 
 
 @pytest.mark.parametrize("idle", [None, 45.0])
-def test_what_a_board_draws_while_idle_is_no_drift(idle: float | None) -> None:
+def test_idle_power_is_no_drift(idle: float | None) -> None:
     executor = ChangingExecutor(P4, P4, inf)
-    executor.believed = replace(P4, idle_power=idle)
+    executor.assumed = replace(P4, idle_power=idle)
     seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=Board(executor.meter, 45.0))
     assert seen.changes("drift") == 0
 
 
-def test_a_sensor_that_breaks_is_told_once_and_service_times_are_still_followed(
+def test_a_failing_sensor_is_logged_once_and_drift_of_service_times_is_still_detected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     executor = ChangingExecutor(P4, SLOWER, 10.0)
-    executor.believed = replace(P4, idle_power=0.0)
+    executor.assumed = replace(P4, idle_power=0.0)
     seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=BrokenMeter(executor.meter, 0.0))
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.energies == P4.energies
@@ -232,7 +232,7 @@ def poisoned(outputs: list[Any]) -> list[Any]:
     return outputs
 
 
-def test_recovered_batches_are_no_drift_of_the_energies() -> None:
+def test_recovered_batches_are_no_drift_of_energies() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.fault = poisoned
     loop = virtual_loop()
@@ -247,7 +247,7 @@ def test_recovered_batches_are_no_drift_of_the_energies() -> None:
         task, answers = asyncio.ensure_future(dispatcher.run()), []
         for index, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
-            answers.append(dispatcher.submit("m", [-1.0 if index % 100 == 0 else 1.0]))  # one batch in ten or so
+            answers.append(dispatcher.submit("m", [-1.0 if index % 100 == 0 else 1.0]))  # in about one batch of ten
         await dispatcher.drain()
         results = await asyncio.gather(*answers, return_exceptions=True)
         task.cancel()
@@ -263,7 +263,7 @@ def test_recovered_batches_are_no_drift_of_the_energies() -> None:
         seen, ratio = loop.run_until_complete(main())
     finally:
         loop.close()
-    assert ratio > 1.05, "the attempts that failed took energy, so that a counter sees more than the profile says"
+    assert ratio > 1.05, "the failed attempts took energy, too, so the counter is above the profile's energies"
     assert seen.changes("drift") == 0
     assert seen.chosen.profile is P4
 
@@ -271,27 +271,27 @@ def test_recovered_batches_are_no_drift_of_the_energies() -> None:
 def test_answers_of_recovered_batches_count_for_the_objective() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.fault = poisoned
-    heard: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.delivery.on_served = lambda model, size, service, responses: heard.append((size, len(responses)))
+        dispatcher.delivery.on_served = lambda model, size, service, responses: reported.append((size, len(responses)))
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
     run_scenario(scenario, {"m": choose("static:4", P4)}, executor)
-    assert heard == [(2, 2), (1, 1)], "of the halves that succeeded, each with its own size"
+    assert reported == [(2, 2), (1, 1)], "of the halves that succeeded, each with its own size"
 
 
-def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
+def test_a_reading_is_discarded_if_a_batch_failed_meanwhile() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     reading: Future[float] = Future()
 
-    class Slowly(Inline):
+    class Pending(Inline):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
             return reading
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        controller = Controller(dispatcher, Metrics(), executor.meter, Slowly())
+        controller = Controller(dispatcher, Metrics(), executor.meter, Pending())
         evidence = controller._monitored["m"].evidence
         await asyncio.sleep(1.0)
         controller.served("m", 1, P4.service_times[0], [0.1])
@@ -303,7 +303,7 @@ def test_a_reading_that_a_failed_batch_fell_into_is_void() -> None:
     run_scenario(scenario, {"m": choose("greedy", P4)}, executor)
 
 
-def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time() -> None:
+def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     largest, tried = [12], list[tuple[float, int]]()
 
@@ -332,24 +332,26 @@ def test_larger_batches_are_tried_again_after_a_while_and_less_often_each_time()
             await burst()
             await asyncio.sleep(10.0)
         times = [at for at, _ in tried if at > 1.0]
-        assert times == pytest.approx([300.0, 900.0, 2100.0], abs=25.0), "300 s after the first lack, then 600 and 1200"
+        assert times == pytest.approx([300.0, 900.0, 2100.0], abs=25.0), (
+            "300 s after the first failure, then 600 and 1200"
+        )
         largest[0], size = 100, 0
         while loop.time() < 8000.0:
             size = await burst()
             await asyncio.sleep(10.0)
-        assert size == 32, "the memory is there again, and so is the largest batch"
+        assert size == 32, "all sizes fit again"
         assert dispatcher.chosen["m"].profile.max_batch_size == 32
         assert dispatcher.chosen["m"].spec == "smdp:w2=0"
-        await asyncio.sleep(4000.0)  # until there was time for a further try, and nothing was left to try
+        await asyncio.sleep(4000.0)  # longer than the next retry, which has nothing left to try
         assert not controller._reduced
         largest[0] = 12
         await burst()
-        assert controller._reduced["m"].wait == 300.0, "another lack of memory begins anew"
+        assert controller._reduced["m"].wait == 300.0, "the backoff starts again"
 
     run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
 
-def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
+def test_a_policy_set_while_another_one_is_solved_stays() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     solving = OnDemand()
 
@@ -368,7 +370,7 @@ def test_a_policy_that_was_set_while_another_one_was_solved_stays() -> None:
 
 
 class OnDemand(Inline):
-    """Solves when the test says so."""
+    """Runs its jobs when `run` is called."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []

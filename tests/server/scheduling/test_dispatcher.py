@@ -1,4 +1,4 @@
-"""The dispatcher on an event loop whose clock jumps: exact instants, no sleeping."""
+"""The dispatcher on a virtual clock, so that all instants are exact."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,7 +34,9 @@ from tests.support.virtual_clock import virtual_loop
 @pytest.mark.parametrize("max_wait_ms", ["inf", "25"])
 @pytest.mark.parametrize("load", [0.1, 0.7, 1.2])
 @pytest.mark.parametrize("name", CATALOG)
-def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, load: float, max_wait_ms: str) -> None:
+def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
+    name: str, load: float, max_wait_ms: str
+) -> None:
     profile = load_profile("googlenet-tesla-p4-x10").truncated(16)
     rule = CATALOG[name]
     profile = profile.in_stages(4) if rule.needs_stages else profile
@@ -44,7 +46,7 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
     rate = load * profile.capacity
     instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 300 / rate, np.random.default_rng(7)).tolist()
 
-    async def live(dispatcher: Dispatcher, executor: FakeExecutor) -> list[tuple[float, float, list[Any]]]:
+    async def serve(dispatcher: Dispatcher, executor: FakeExecutor) -> list[tuple[float, float, list[Any]]]:
         calls = []
         for n, instant in enumerate(instants):
             await asyncio.sleep(instant - asyncio.get_running_loop().time())
@@ -54,7 +56,7 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
         return executor.log
 
     choice = choose(spec, profile)
-    played = run_scenario(live, {"m": choice}, FakeExecutor(profile))
+    served_live = run_scenario(serve, {"m": choice}, FakeExecutor(profile))
     choice = choose(spec, profile)
     requests = [
         Request(n, t, Kind("m"), deadline=t + choice.slo, stages=profile.stages) for n, t in enumerate(instants)
@@ -64,20 +66,20 @@ def test_simulator_and_dispatcher_launch_the_same_at_the_same_times(name: str, l
         (s.start, s.finish, [r.id for r in s.launch.requests])
         for s in simulate(batcher, requests, SimulatedDevice(profile, profile.service_time).service_time)
     ]
-    until = instants[-1]  # after the last arrival the live one drains at once, the simulated one asks on
+    until = instants[-1]  # after the last arrival the dispatcher drains at once, and the simulator does not
     before = [entry for entry in simulated if entry[0] < until]
     assert len(before) > 8
     if name == "rate-matching-literal" and max_wait_ms == "inf":
-        assert len({len(entry[2]) for entry in before}) > 1, "several windows, several sizes"
-    assert [entry[2] for entry in played[: len(before)]] == [entry[2] for entry in before]
-    # both add the same instants; the virtual loop adds relative delays, so the last bits may differ
-    np.testing.assert_allclose([e[:2] for e in played[: len(before)]], [e[:2] for e in before], rtol=0, atol=1e-9)
-    served = sorted(chain(*(entry[2] for entry in played)))
+        assert len({len(entry[2]) for entry in before}) > 1, "several windows with several sizes"
+    assert [entry[2] for entry in served_live[: len(before)]] == [entry[2] for entry in before]
+    # the virtual loop adds relative delays, so the last bits may differ
+    np.testing.assert_allclose([e[:2] for e in served_live[: len(before)]], [e[:2] for e in before], rtol=0, atol=1e-9)
+    served = sorted(chain(*(entry[2] for entry in served_live)))
     assert sorted(set(served)) == list(range(len(instants)))
-    assert len(served) <= profile.stages * len(instants), "the last ones are drained, all stages in one launch"
+    assert len(served) <= profile.stages * len(instants), "the last ones are drained with all stages in one launch"
 
 
-def test_an_answer_tells_what_happened() -> None:
+def test_an_answer_has_batch_size_times_and_energy() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
         first = dispatcher.submit("m", [10.0])
         await asyncio.sleep(0.002)
@@ -101,7 +103,7 @@ def test_one_call_with_many_samples_may_be_served_in_different_batches_and_is_an
     assert run_scenario(scenario, chosen(greedy(2))) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_the_expired_are_told_on_the_instant_while_the_device_is_busy_and_never_run() -> None:
+def test_requests_expire_while_the_device_is_busy_and_are_never_run() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0])
         await asyncio.sleep(0.001)
@@ -115,7 +117,7 @@ def test_the_expired_are_told_on_the_instant_while_the_device_is_busy_and_never_
 
     run_scenario(
         scenario, chosen(greedy(8)), FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))
-    )  # slower than believed
+    )  # slower than its profile
 
 
 def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
@@ -133,7 +135,7 @@ def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
     run_scenario(scenario, chosen(greedy(8)))
 
 
-def test_a_call_cancelled_while_in_service_disturbs_nobody_else_in_the_batch() -> None:
+def test_a_call_cancelled_in_service_does_not_affect_the_others_in_its_batch() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
         gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
         await asyncio.sleep(0.001)
@@ -150,16 +152,16 @@ class Broken:
         raise ZeroDivisionError
 
 
-class Dead:
-    """An executor that cannot even be asked."""
+class FailingExecutor:
+    """An executor whose `run` raises."""
 
-    name = "dead"
+    name = "failing"
 
     def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
         raise RuntimeError("no device")
 
 
-def test_a_broken_loop_answers_everybody_admits_nobody_and_does_not_hang_the_draining() -> None:
+def test_a_broken_loop_fails_all_calls_rejects_new_ones_and_does_not_block_a_drain() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         with pytest.raises(ExecutionError, match="the dispatcher failed"):
             await dispatcher.submit("m", [1.0])
@@ -168,7 +170,7 @@ def test_a_broken_loop_answers_everybody_admits_nobody_and_does_not_hang_the_dra
             dispatcher.submit("m", [2.0])
         await dispatcher.drain()
 
-    run_scenario(scenario, chosen(greedy(8)), Dead())  # type: ignore[arg-type]
+    run_scenario(scenario, chosen(greedy(8)), FailingExecutor())  # type: ignore[arg-type]
 
 
 def test_a_swap_keeps_the_measured_rate() -> None:
@@ -185,13 +187,13 @@ def test_a_swap_keeps_the_measured_rate() -> None:
 
 
 @dataclass(frozen=True)
-class Rude:
+class EmptyLaunch:
     def decide(self, state: State, /) -> Action:
         return Launch([])
 
 
-@pytest.mark.parametrize("policy", [Broken(), Rude()])
-def test_a_broken_policy_is_replaced_by_greedy_service_until_another_is_set(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [Broken(), EmptyLaunch()])
+def test_a_broken_policy_is_replaced_by_greedy_service_until_another_one_is_set(policy: Policy) -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         await dispatcher.submit("m", [1.0])
         dispatcher.set_policy("m", chosen(static(2))["m"])
@@ -204,7 +206,7 @@ def test_a_broken_policy_is_replaced_by_greedy_service_until_another_is_set(poli
     run_scenario(scenario, chosen(policy))
 
 
-def test_draining_serves_everybody_without_waiting_and_takes_nobody_new() -> None:
+def test_draining_serves_all_accepted_calls_without_waiting_and_rejects_new_ones() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         calls = [dispatcher.submit("m", [float(n)]) for n in range(3)]
         draining = asyncio.ensure_future(dispatcher.drain())
@@ -219,7 +221,7 @@ def test_draining_serves_everybody_without_waiting_and_takes_nobody_new() -> Non
     run_scenario(scenario, chosen(static(8)))
 
 
-def test_a_swap_decides_from_the_next_epoch_on_and_loses_nobody() -> None:
+def test_a_swapped_policy_decides_from_the_next_epoch_on_and_queued_requests_stay() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         waiting = dispatcher.submit("m", [1.0])
         await asyncio.sleep(5)
@@ -230,7 +232,7 @@ def test_a_swap_decides_from_the_next_epoch_on_and_loses_nobody() -> None:
     run_scenario(scenario, chosen(static(2)))
 
 
-def test_models_of_one_device_are_decided_for_apart() -> None:
+def test_models_of_one_device_have_separate_policies() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         a, b = dispatcher.submit("a", [1.0]), dispatcher.submit("b", [2.0])
         await a
@@ -266,7 +268,7 @@ def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
         task = asyncio.ensure_future(dispatcher.run())
         await dispatcher.submit("m", [1.0, 2.0, 3.0, 4.0])  # two batches at once: one gap
         await asyncio.sleep(1.0)
-        await dispatcher.submit("m", [5.0])  # after silence: none
+        await dispatcher.submit("m", [5.0])  # after an idle period: none
         await dispatcher.submit("m", [5.0])  # the policy waited: none
         task.cancel()
 
@@ -277,7 +279,7 @@ def test_the_idle_gap_counts_only_between_batches_while_requests_wait() -> None:
     assert 'batchwright_idle_gap_seconds_sum{device="fake"} 0.0' in text
 
 
-def test_infinite_waits_cost_nothing() -> None:
+def test_a_request_after_a_long_idle_period_is_served_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> float:
         await asyncio.sleep(3600)
         (answer,) = await dispatcher.submit("m", [1.0], inf)
@@ -286,11 +288,11 @@ def test_infinite_waits_cost_nothing() -> None:
     assert run_scenario(scenario, chosen(greedy(STEPS.max_batch_size))) == 0.0
 
 
-def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[int] = []
+def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    sizes: list[int] = []
 
     def broken(model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
-        asked.append(batch_size)
+        sizes.append(batch_size)
         raise RuntimeError("a bug")
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Answer]]:
@@ -301,5 +303,5 @@ def test_whoever_watches_and_breaks_loses_no_request_and_is_not_asked_again(capl
 
     answers = run_scenario(scenario, chosen(greedy(8)))
     assert [answer.output for call in answers for answer in call] == [1.0, 2.0]
-    assert asked == [1]
+    assert sizes == [1]
     assert "the controller failed" in caplog.text

@@ -1,4 +1,4 @@
-"""Time-outs of clients: every one is kept, and what is seen of late answers is learned from."""
+"""Expired requests: dropped at their time-out, and observed by admission control."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
 
-def test_every_time_out_of_an_idle_queue_is_noticed_when_it_passes() -> None:
+def test_requests_of_an_idle_queue_expire_at_their_time_outs() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()
         calls = [dispatcher.submit("m", [0.0], timeout) for timeout in (0.3, 0.1, 0.2)]
@@ -24,18 +24,18 @@ def test_every_time_out_of_an_idle_queue_is_noticed_when_it_passes() -> None:
     run_scenario(scenario, chosen(static(8)))
 
 
-def test_requests_that_expire_teach_how_late_answers_are() -> None:
-    slow = FakeExecutor(replace(STEPS, service_times=(0.2,) * 8))  # believed to take 18 ms for eight
+def test_expired_requests_raise_the_margin_of_admission_control() -> None:
+    slow = FakeExecutor(replace(STEPS, service_times=(0.2,) * 8))  # 18 ms for eight by the profile
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         running = dispatcher.submit("m", [0.0] * 8)
         await asyncio.sleep(0.001)
         waiting = dispatcher.submit("m", [1.0] * 16)
-        hurried = [dispatcher.submit("m", [2.0], 0.1) for _ in range(4)]
-        for call in hurried:
+        urgent = [dispatcher.submit("m", [2.0], 0.1) for _ in range(4)]
+        for call in urgent:
             with pytest.raises(ExpiredError):
                 await call
-        # as much work as before, and as much time, but four answers were not there in time
+        # the same backlog and time-out as before, but four answers were late meanwhile
         with pytest.raises(TooLateError):
             dispatcher.submit("m", [3.0], 0.1)
         await asyncio.gather(running, waiting)

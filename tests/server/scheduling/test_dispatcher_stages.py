@@ -1,4 +1,4 @@
-"""The dispatcher by stages: what is counted, expected and told."""
+"""The dispatcher with stages: metrics, backlog, reports to the controller, policy swaps."""
 
 import asyncio
 from typing import Any
@@ -30,22 +30,22 @@ def test_requests_are_counted_once_and_energies_add_up_over_stages() -> None:
     assert f"batchwright_batch_size_count{labels} 1.0" in metrics
 
 
-def test_the_backlog_holds_the_stages_that_the_batch_in_service_has_still_to_pass() -> None:
+def test_the_backlog_includes_the_remaining_stages_of_the_batch_in_service() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         call = dispatcher.submit("m", [1.0])
         await asyncio.sleep(0.001)
-        assert round(dispatcher.backlog(), 6) == 0.010, "11 ms for all four stages, of which 1 has passed"
+        assert round(dispatcher.backlog(), 6) == 0.010, "11 ms for all four stages, of which 1 ms has passed"
         await call
 
     run_scenario(scenario, lazy(), FakeExecutor(STAGED))
 
 
-def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
-    heard: list[Any] = []
+def test_whole_batches_and_single_stages_are_reported_separately() -> None:
+    reported: list[Any] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.delivery.on_served = lambda *batch: heard.append(batch[1])
-        dispatcher.delivery.on_disturbed = heard.append
+        dispatcher.delivery.on_served = lambda *batch: reported.append(batch[1])
+        dispatcher.delivery.on_disturbed = reported.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         dispatcher.set_policy("m", choose("greedy", STAGED))
@@ -53,10 +53,10 @@ def test_whoever_watches_hears_of_whole_batches_and_of_stages_apart() -> None:
         await asyncio.sleep(0)
 
     run_scenario(scenario, lazy(), FakeExecutor(STAGED))
-    assert heard == ["m", "m", "m", "m", 2]
+    assert reported == ["m", "m", "m", "m", 2]
 
 
-def test_a_swap_finishes_those_who_are_between_stages() -> None:
+def test_requests_between_stages_are_finished_after_a_swap() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[float]:
         first = dispatcher.submit("m", [1.0])
         await asyncio.sleep(0.004)

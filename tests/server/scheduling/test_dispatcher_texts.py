@@ -1,4 +1,4 @@
-"""Texts through the dispatcher and over HTTP, on a virtual clock: bins, joining, what is counted and answered."""
+"""Texts in the dispatcher and over HTTP, on a virtual clock: bins, continuous batching, metrics, answers."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ from server.transport.memory_budget import MemoryBudget
 from tests.server.api.test_inference import sends, settle
 from tests.support.fakes import FakeExecutor, run_scenario
 
-# an iteration takes 1 ms, however many share it; the plain service time is that of 50 tokens
+# a decode step takes 1 ms at every batch size; the service time without a length is that of 50 tokens
 PROFILE = Profile("texts", (0.050,) * 4, lengths=(1, 100), length_service_times=((0.001, 0.100),) * 4)
 GENERATOR = TextCodec(
     vocab_size=259, max_prompt_tokens=40, max_new_tokens=100, pad_token_id=0, tokenizer=ByteTokenizer()
@@ -47,12 +47,12 @@ class Begun(DecodeState):
 
 
 class Iterating(FakeExecutor):
-    """Generates 7, 8, 9, ...; a text that is not forced ends by itself after as many tokens as its first id says."""
+    """Generates 7, 8, 9, ...; a text that is not forced ends after as many tokens as its first token id."""
 
     async def _run(self, batch: Batch) -> Completion:
         start = asyncio.get_running_loop().time()
         rows = [x if isinstance(x, Begun) else Begun(x, ()) for x in batch.inputs]
-        assert not any(self._ended(row) for row in rows), "who is done is not run again"
+        assert not any(self._ended(row) for row in rows), "a finished text is not run again"
         done = 0
         while done != batch.stages and not all(map(self._ended, rows)):
             rows = [replace(row, tokens=(*row.tokens, len(row.tokens) + 7)) for row in rows]
@@ -73,7 +73,7 @@ class Iterating(FakeExecutor):
 
 
 class Inline(Executor):
-    """Threads that need no time."""
+    """Runs each job at once, in the caller."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -89,7 +89,7 @@ def text(limit: int, ends: int = 100) -> TextSample:
 
 
 def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> Chosen:
-    """Below and above 10 ms."""
+    """Bins of texts below and above 10 ms."""
     return replace(choose(spec, PROFILE), bins=Bins(2, lambda _: (0.010,)).knowing([0.0]))
 
 
@@ -99,15 +99,15 @@ def limits(executor: FakeExecutor) -> list[list[int]]:
 
 def test_texts_of_different_bins_share_no_batch() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        asked = [text(n) for n in (4, 40, 50, 5)]
-        answers = await dispatcher.submit("m", asked, sizes=[0.004, 0.040, 0.050, 0.005])
-        assert limits(executor) == [[40, 50], [4, 5]], "first formed first served"
+        samples = [text(n) for n in (4, 40, 50, 5)]
+        answers = await dispatcher.submit("m", samples, sizes=[0.004, 0.040, 0.050, 0.005])
+        assert limits(executor) == [[40, 50], [4, 5]], "the batch that was formed first is served first"
         assert [len(answer.output.tokens) for answer in answers] == [4, 40, 50, 5]
 
     run_scenario(scenario, {"m": two_bins()}, Iterating())
 
 
-def test_who_waits_has_a_kind_of_the_policy_that_decides() -> None:
+def test_waiting_requests_get_the_bins_of_a_new_policy() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         calls = [dispatcher.submit("m", [text(n) for n in (4, 40, 5)], sizes=[0.004, 0.040, 0.005])]
         await settle()
@@ -115,7 +115,7 @@ def test_who_waits_has_a_kind_of_the_policy_that_decides() -> None:
         await settle()
         calls.append(dispatcher.submit("m", [text(n) for n in (50, 6, 60)], sizes=[0.050, 0.006, 0.060]))
         await asyncio.sleep(1.0)
-        assert limits(executor) == [[4, 5], [40, 50]], "6 and 60 wait for their like"
+        assert limits(executor) == [[4, 5], [40, 50]], "6 and 60 wait for another request of their bin"
         dispatcher.set_policy("m", choose("greedy", PROFILE))
         await asyncio.gather(*calls)
         assert limits(executor)[2:] == [[6, 60]]
@@ -124,7 +124,7 @@ def test_who_waits_has_a_kind_of_the_policy_that_decides() -> None:
 
 
 @pytest.mark.parametrize("spec", ["joining", "multi-bin:2,inner=joining"])
-def test_who_is_done_leaves_at_once_and_who_waits_joins_at_the_next_iteration(spec: str) -> None:
+def test_continuous_batching_replaces_finished_texts_at_the_next_decode_step(spec: str) -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         loop, answered = asyncio.get_running_loop(), dict[int, float]()
 
@@ -144,7 +144,7 @@ def test_who_is_done_leaves_at_once_and_who_waits_joins_at_the_next_iteration(sp
     run_scenario(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 
 
-def test_a_batch_that_runs_to_its_end_keeps_all_until_its_longest_is_done() -> None:
+def test_without_continuous_batching_all_texts_stay_until_the_longest_is_done() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> str:
         answers = await dispatcher.submit("m", [text(20), text(30, ends=3), text(5)])
         assert [len(answer.output.tokens) for answer in answers] == [20, 3, 5]
@@ -157,7 +157,7 @@ def test_a_batch_that_runs_to_its_end_keeps_all_until_its_longest_is_done() -> N
     assert 'batchwright_tokens_total{model="m",use="padding"} 32.0' in metrics
 
 
-def test_an_iteration_that_the_device_failed_on_loses_nobodys_progress() -> None:
+def test_a_failed_decode_step_keeps_the_progress_of_all_texts() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         faults = iter([False, True])
 
@@ -173,7 +173,7 @@ def test_an_iteration_that_the_device_failed_on_loses_nobodys_progress() -> None
     run_scenario(scenario, {"m": choose("joining", PROFILE)}, Iterating())
 
 
-def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
+def test_a_text_is_rejected_only_if_one_decode_step_takes_longer_than_its_time_out() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         assert len(await dispatcher.submit("m", [text(3)], timeout=0.010)) == 1, "though 50 tokens take 50 ms"
         with pytest.raises(TooLateError):
@@ -183,21 +183,21 @@ def test_only_a_text_that_cannot_be_in_time_is_refused_for_it() -> None:
 
 
 @pytest.mark.parametrize("spec", ["greedy", "joining", "lazy:slo_ms=1000,timesteps=9"])
-def test_a_batch_is_held_for_hung_by_its_longest_text_not_by_an_iteration(spec: str) -> None:
-    class Watched(Iterating):
+def test_the_batch_timeout_depends_on_the_longest_text_not_on_a_decode_step(spec: str) -> None:
+    class Shielded(Iterating):
         def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
             return asyncio.shield(super().run(batch))  # unlike a task, it takes an exception from outside
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         begun = dispatcher.submit("m", [text(100), text(3)])
         await asyncio.sleep(0.05)
-        await dispatcher.drain()  # who is under way by iterations goes on to the end in one launch
+        await dispatcher.drain()  # texts between decode steps run to their end in one launch
         assert [len(answer.output.tokens) for answer in await begun] == [100, 3]
 
-    run_scenario(scenario, {"m": choose(spec, PROFILE)}, Watched(), Limits(batch_timeout=0.0))
+    run_scenario(scenario, {"m": choose(spec, PROFILE)}, Shielded(), Limits(batch_timeout=0.0))
 
 
-def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> None:
+def test_the_batch_timeout_of_short_texts_is_short() -> None:
     class Hung(FakeExecutor):
         def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
             return asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ def test_a_device_that_does_not_come_back_from_short_texts_is_found_out() -> Non
 
 
 def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callable[[int], Any]) -> int:
-    """How many of 100 arrivals a second for ten seconds, at twice the capacity, are answered within half a second."""
+    """Count the answers within half a second, of 100 arrivals/s for ten seconds at twice the capacity."""
     rng = np.random.default_rng(0)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> int:
@@ -233,17 +233,17 @@ def goodput(spec: str, profile: Profile, executor: FakeExecutor, sample: Callabl
 
 
 @pytest.mark.parametrize("spec", ["greedy", "multi-bin:2"])
-def test_texts_that_would_be_late_are_refused_under_a_backlog_as_pictures_are(spec: str) -> None:
-    mean = Profile("pictures", (0.080,) * 4)  # of four lengths, uniform to 100, the longest is 80 in the mean
-    pictures = goodput("greedy", mean, FakeExecutor(mean), float)
-    assert goodput(spec, PROFILE, Iterating(), text) > 0.65 * pictures > 300
+def test_texts_that_would_be_late_are_rejected_under_a_backlog_like_images(spec: str) -> None:
+    mean = Profile("images", (0.080,) * 4)  # of four lengths, uniform to 100, the longest is 80 in the mean
+    images = goodput("greedy", mean, FakeExecutor(mean), float)
+    assert goodput(spec, PROFILE, Iterating(), text) > 0.65 * images > 300
 
 
 @pytest.mark.parametrize(
     "spec",
     ["greedy", "joining", "multi-bin:2,inner=joining", "lazy:slo_ms=500,timesteps=20", "catch-up:slo_ms=500"],
 )
-def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) -> None:
+def test_each_text_is_counted_once_however_its_decode_steps_are_batched(spec: str) -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         rng = np.random.default_rng(1)
         calls = []
@@ -261,27 +261,27 @@ def test_each_text_is_counted_once_whoever_it_shares_iterations_with(spec: str) 
     run_scenario(scenario, {"m": choose(spec, PROFILE)}, Iterating())
 
 
-def asking(
-    codec: TextCodec, scenario: Callable[["Asker"], Coroutine[Any, Any, None]], executor: FakeExecutor | None = None
+def run_server(
+    codec: TextCodec, scenario: Callable[["Client"], Coroutine[Any, Any, None]], executor: FakeExecutor | None = None
 ) -> None:
-    """A server of one text model, whose lengths are learned online."""
+    """Run a scenario against a server of one text model, whose lengths are learned online."""
 
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         labels = () if codec.generates else ("bad", "good")
         model: ServedModel = ServedModel("m", codec, labels, "random", 4, codec.size_predictor(PROFILE, "online"))
         parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, MemoryBudget(2**30, lambda: 1))
-        await scenario(Asker(Inference({"m": model}, *parts), model))
+        await scenario(Client(Inference({"m": model}, *parts), model))
 
     run_scenario(build, {"m": choose("greedy", PROFILE)}, executor or Iterating())
 
 
 @dataclass
-class Asker:
+class Client:
     inference: Inference
     model: ServedModel
 
     async def __call__(self, path: str, document: Any) -> tuple[int, Any]:
-        """The status and the JSON that come back."""
+        """Post a document; return the status and the JSON of the response."""
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
@@ -295,47 +295,47 @@ class Asker:
 
 
 def test_a_text_is_answered_with_a_text() -> None:
-    async def scenario(ask: Asker) -> None:
-        status, said = await ask("/predict/m", {"text": "ab", "max_new_tokens": 60, "ignore_eos": True})
+    async def scenario(client: Client) -> None:
+        status, response = await client("/predict/m", {"text": "ab", "max_new_tokens": 60, "ignore_eos": True})
         assert status == 200
-        assert list(said) == [
+        assert list(response) == [
             *("model", "text", "new_tokens", "batch_size", "waiting_ms", "service_ms", "energy_mj", "energy_source")
         ]
-        assert said["text"] == bytes(range(4, 64)).decode()
-        assert said["new_tokens"] == 60
-        assert said["service_ms"] == pytest.approx(60.0)
-        status, said = await ask("/predict/m", {"text": "ab", "max_new_tokens": 101})
-        assert (status, said) == (400, {"error": "max_new_tokens is 101; send 1 to 100"})
+        assert response["text"] == bytes(range(4, 64)).decode()
+        assert response["new_tokens"] == 60
+        assert response["service_ms"] == pytest.approx(60.0)
+        status, response = await client("/predict/m", {"text": "ab", "max_new_tokens": 101})
+        assert (status, response) == (400, {"error": "max_new_tokens is 101; send 1 to 100"})
 
-    asking(GENERATOR, scenario)
+    run_server(GENERATOR, scenario)
 
 
 def test_ids_are_answered_with_ids_padded_at_the_end() -> None:
-    async def scenario(ask: Asker) -> None:
+    async def scenario(client: Client) -> None:
         ids = {"name": "input_ids", "datatype": "INT64", "shape": [2, 2], "data": [[100, 0], [2, 50]]}
         most = {"name": "max_new_tokens", "datatype": "INT32", "shape": [2], "data": [3, 9]}
-        status, said = await ask("/v2/models/m/infer", {"inputs": [ids, most]})
+        status, response = await client("/v2/models/m/infer", {"inputs": [ids, most]})
         assert status == 200
-        (output,) = said["outputs"]
+        (output,) = response["outputs"]
         assert output == {"name": "output_ids", "datatype": "INT64", "shape": [2, 3], "data": [7, 8, 9, 7, 8, 0]}
-        assert said["parameters"]["batch_size"] == 2
-        status, said = await ask("/v2/models/m/infer", {"inputs": [ids | {"data": [[300, 0], [2, 50]]}]})
-        assert (status, said["error"][:12]) == (400, "token id 300")
+        assert response["parameters"]["batch_size"] == 2
+        status, response = await client("/v2/models/m/infer", {"inputs": [ids | {"data": [[300, 0], [2, 50]]}]})
+        assert (status, response["error"][:12]) == (400, "token id 300")
 
-    asking(GENERATOR, scenario)
+    run_server(GENERATOR, scenario)
 
 
-def test_how_long_texts_were_is_learned_from_answers() -> None:
-    async def scenario(ask: Asker) -> None:
-        predictor, asked = ask.model.size_predictor, TextSample([50, 7], 90)
+def test_lengths_are_learned_from_answers() -> None:
+    async def scenario(client: Client) -> None:
+        predictor, asked = client.model.size_predictor, TextSample([50, 7], 90)
         assert predictor is not None
         before = predictor.predict(asked)
         for _ in range(3):
-            await ask("/predict/m", {"text": "/", "max_new_tokens": 90})  # whose byte, 47, is id 50
+            await client("/predict/m", {"text": "/", "max_new_tokens": 90})  # whose byte, 47, is id 50
         assert before == pytest.approx(0.090)
         assert predictor.predict(asked) == pytest.approx(0.050)
 
-    asking(GENERATOR, scenario)
+    run_server(GENERATOR, scenario)
 
 
 def test_a_text_is_answered_with_classes() -> None:
@@ -344,12 +344,12 @@ def test_a_text_is_answered_with_classes() -> None:
             assert batch.inputs == [TextSample([100, 101])]
             return Completion([np.array([1.0, 3.0], np.float32)], 0.0, 0.001)
 
-    async def scenario(ask: Asker) -> None:
-        status, said = await ask("/predict/m", {"text": "ab"})
+    async def scenario(client: Client) -> None:
+        status, response = await client("/predict/m", {"text": "ab"})
         assert status == 200
-        assert [each["label"] for each in said["predictions"]] == ["good", "bad"]
+        assert [each["label"] for each in response["predictions"]] == ["good", "bad"]
         ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [100, 101, 0]}
-        status, said = await ask("/v2/models/m/infer", {"inputs": [ids]})
-        assert said["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 3.0]}]
+        status, response = await client("/v2/models/m/infer", {"inputs": [ids]})
+        assert response["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 3.0]}]
 
-    asking(CLASSIFIER, scenario, Classes())
+    run_server(CLASSIFIER, scenario, Classes())

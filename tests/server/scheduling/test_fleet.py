@@ -1,4 +1,4 @@
-"""Several devices behind one server, on a virtual clock."""
+"""A fleet of several devices, on a virtual clock."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -78,7 +78,7 @@ def served(executor: FakeExecutor) -> list[Any]:
     return [sample for _, _, inputs in executor.log for sample in inputs]
 
 
-def test_a_call_goes_whole_to_the_device_that_should_answer_it_first() -> None:
+def test_a_call_goes_whole_to_the_device_with_the_least_expected_response_time() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         one = fleet.submit("m", [1.0])  # 11 ms on the first, 22 on the second
         await asyncio.sleep(0.001)
@@ -92,7 +92,7 @@ def test_a_call_goes_whole_to_the_device_that_should_answer_it_first() -> None:
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_row() -> None:
+def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for dispatcher, profile in zip(fleet.dispatchers, (STEPS, SLOW), strict=True):
             dispatcher.set_policy("m", choose("smdp:w2=0", profile))
@@ -104,7 +104,7 @@ def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_r
         shares = [dispatcher.arrival_rate("m") for dispatcher in fleet.dispatchers]
         assert min(shares) > 0.0
         assert sum(shares) == pytest.approx(fleet.arrival_rate("m"))
-        assert fleet.arrival_rate("m") == pytest.approx(rate, rel=0.35)  # by some 60 arrivals of the last time constant
+        assert fleet.arrival_rate("m") == pytest.approx(rate, rel=0.35)  # estimated from about 60 arrivals
         await fleet.drain()
         answers = [await call for call in calls]
         by_device = [sum(answer[0].device == f"device {n}" for answer in answers) for n in range(2)]
@@ -113,20 +113,20 @@ def test_each_device_measures_its_own_share_of_the_rate_and_decides_by_its_own_r
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs_go_on() -> None:
+def test_calls_of_a_lost_device_are_answered_by_the_others_and_their_time_outs_still_hold() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
         calls = [fleet.submit("m", [float(n)]) for n in range(30)]
-        hurried = fleet.submit("m", [99.0], 0.08)
+        urgent = fleet.submit("m", [99.0], 0.08)
         before = [dispatcher.open_calls for dispatcher in fleet.dispatchers]
         assert min(before) > 0
         answers = [(await call)[0] for call in calls]
         assert [float(answer.output) for answer in answers] == [float(n) for n in range(30)]
         assert {answer.device for answer in answers} == {"device 1"}
-        assert max(answer.waiting for answer in answers) > 0.011, "since it came, not since it was moved"
+        assert max(answer.waiting for answer in answers) > 0.011, "since its arrival, not since it was moved"
         with pytest.raises(ExpiredError):
-            await hurried
-        await asyncio.sleep(0.0)  # the last ones leave
+            await urgent
+        await asyncio.sleep(0.0)  # so that the last calls are removed
         assert (fleet.alive, fleet.ready, fleet.broken.is_set()) == (True, True, False)
         assert [fleet.serves(dispatcher) for dispatcher in fleet.dispatchers] == [False, True]
         assert fleet.queue_length("m") == fleet.open_calls == 0
@@ -136,7 +136,7 @@ def test_what_a_lost_device_has_accepted_is_answered_by_the_others_and_time_outs
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_wait_ends_in_time() -> None:
+def test_requests_of_a_lost_device_keep_their_place_by_arrival_and_their_maximum_wait() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
         old = fleet.submit("m", [1.0])
@@ -146,12 +146,12 @@ def test_what_comes_from_a_lost_device_stands_before_who_arrived_later_and_its_w
         fleet.set_serving(0, False)  # it launches, and is lost
         answers = [(await call)[0] for call in (old, young)]
         assert served(executors[1]) == [1.0, 2.0]
-        assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "max_wait of the older one"
+        assert [answer.waiting for answer in answers] == pytest.approx([1.0, 0.1]), "the maximum wait of the older one"
 
     run_scenario(scenario, STEPS, STEPS, policy=MaximumWait(static(8), 8, 1.0))
 
 
-def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:
+def test_calls_of_a_dispatcher_that_fails_by_a_bug_move_too() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> list[str]:
         def bug(_: Batch) -> Any:
             raise ZeroDivisionError
@@ -163,7 +163,7 @@ def test_a_dispatcher_that_breaks_by_a_bug_leaves_its_calls_too() -> None:
     assert run_scenario(scenario, STEPS, SLOW) == ["device 1"] * 4
 
 
-def test_the_last_device_that_is_lost_ends_it_as_ever() -> None:
+def test_when_the_last_device_is_lost_the_fleet_is_broken() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[0])
         first = fleet.submit("m", [1.0])
@@ -179,7 +179,7 @@ def test_the_last_device_that_is_lost_ends_it_as_ever() -> None:
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_a_call_that_loses_device_after_device_does_not_lose_them_all() -> None:
+def test_a_call_that_breaks_devices_fails_before_all_are_lost() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         def poisoned(outputs: list[Any]) -> list[Any]:
             if 666.0 in outputs:
@@ -199,28 +199,28 @@ def test_a_call_that_loses_device_after_device_does_not_lose_them_all() -> None:
     run_scenario(scenario, STEPS, STEPS, STEPS, policy=greedy(1))
 
 
-def test_a_device_that_is_taken_away_serves_what_it_has_at_once_and_comes_back() -> None:
+def test_a_retired_device_serves_its_calls_at_once_and_can_be_resumed() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
-        patient = fleet.submit("m", [1.0])  # which would wait for seven more, for ever
+        waiting = fleet.submit("m", [1.0])  # waits for seven more
         await asyncio.sleep(1.0)
-        assert not patient.done()
+        assert not waiting.done()
         fleet.set_serving(0, False)
-        assert (await patient)[0].device == "device 0"
-        away = [fleet.submit("m", [float(n)]) for n in range(8)]
-        assert {(await call)[0].device for call in away} == {"device 1"}
+        assert (await waiting)[0].device == "device 0"
+        retired = [fleet.submit("m", [float(n)]) for n in range(8)]
+        assert {(await call)[0].device for call in retired} == {"device 1"}
         assert fleet.capacity("m") == SLOW.capacity
         with pytest.raises(BadInputError, match="device 1 is the last"):
             fleet.set_serving(1, False)
         fleet.set_serving(0, True)
-        back = [fleet.submit("m", [float(n)]) for n in range(8)]
+        resumed = [fleet.submit("m", [float(n)]) for n in range(8)]
         await asyncio.sleep(1.0)
-        assert {(await call)[0].device for call in back} == {"device 0"}, "and waits for eight again"
+        assert {(await call)[0].device for call in resumed} == {"device 0"}, "it waits for eight requests again"
         assert [len(inputs) for _, _, inputs in executors[0].log] == [1, 8]
 
     run_scenario(scenario, STEPS, SLOW, policy=static(8))
 
 
-def test_a_device_that_is_no_device_or_of_a_server_that_stops_stays_as_it_is() -> None:
+def test_retiring_fails_for_an_unknown_device_and_on_a_server_that_stops() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for index in (-1, 2):
             with pytest.raises(NotFoundError, match="there are 2"):
@@ -234,7 +234,7 @@ def test_a_device_that_is_no_device_or_of_a_server_that_stops_stays_as_it_is() -
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_a_device_lost_while_the_server_drains_leaves_its_calls_to_the_others() -> None:
+def test_calls_of_a_device_lost_during_a_drain_move_to_the_others() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         lose(executors[1])
         calls = [fleet.submit("m", [float(n)]) for n in range(6)]
@@ -246,7 +246,7 @@ def test_a_device_lost_while_the_server_drains_leaves_its_calls_to_the_others() 
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_a_queue_is_full_when_so_many_wait_on_all_devices_together() -> None:
+def test_the_capacity_counts_waiting_requests_of_all_devices() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         running = [fleet.submit("m", [float(n)]) for n in range(2)]
         await asyncio.sleep(0.001)
@@ -260,7 +260,7 @@ def test_a_queue_is_full_when_so_many_wait_on_all_devices_together() -> None:
     run_scenario(scenario, STEPS, STEPS, policy=greedy(1), limits=Limits(4))
 
 
-def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
+def test_samples_between_two_stages_start_again_on_another_device() -> None:
     staged = replace(STEPS, stage_service_times=tuple((t / 2, t / 2) for t in STEPS.service_times))
 
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
@@ -280,7 +280,7 @@ def test_samples_between_two_stages_begin_anew_on_another_device() -> None:
     run_scenario(scenario, staged, staged)
 
 
-def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_works() -> None:
+def test_a_retired_device_is_resumed_when_all_others_are_lost() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         fleet.set_serving(0, False)
         lose(executors[1])
@@ -299,7 +299,7 @@ def test_a_device_that_was_taken_away_comes_back_when_it_is_the_last_one_that_wo
     run_scenario(scenario, STEPS, SLOW)
 
 
-def test_a_device_that_was_taken_away_serves_what_a_lost_one_leaves_while_the_server_drains() -> None:
+def test_a_retired_device_serves_the_calls_of_a_lost_one_during_a_drain() -> None:
     async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
         fleet.set_serving(0, False)
         calls = [fleet.submit("m", [float(n)]) for n in range(20)]
@@ -316,13 +316,15 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
         for executor in executors[:3]:
             lose(executor)
         fleet.set_serving(3, False)
-        served = fleet.submit("m", [1.0])  # whichever device has it loses it
+        served = fleet.submit("m", [1.0])  # every device that runs it is lost
         with pytest.raises(UnavailableError):
             await served
         await asyncio.sleep(1.0)
-        assert sum(dispatcher.broken.is_set() for dispatcher in fleet.dispatchers) == 2, "it is not tried a third time"
+        assert sum(dispatcher.broken.is_set() for dispatcher in fleet.dispatchers) == 2, (
+            "it is not run on a third device"
+        )
         running = fleet.submit("m", [2.0] * 8)
-        waiting = fleet.submit("m", [3.0] * 8)  # behind it; it has not begun
+        waiting = fleet.submit("m", [3.0] * 8)  # queued behind it
         answers = await asyncio.gather(running, waiting)
         assert [call.losses for call in seen] == [2, 1, 0]
         assert {answer.device for answer in answers[1]} == {"device 3"}
@@ -347,7 +349,7 @@ def test_a_lost_device_counts_against_a_call_only_while_it_serves_it() -> None:
     run_scenario(recorded, STEPS, STEPS, STEPS, STEPS)
 
 
-def test_the_waiting_are_counted_on_all_devices_and_for_all_models() -> None:
+def test_waiting_requests_are_counted_over_all_devices() -> None:
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         calls = [fleet.submit("m", [0.0] * 5) for _ in range(4)]
         assert fleet.waiting == fleet.queue_length("m") == 20

@@ -1,4 +1,4 @@
-"""Policies swapped by an operator: on the profile of the moment, all of them or none."""
+"""Policy swaps by an operator: with the current profile, all policies or none."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, run_scenario
 
 
-def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_is_solved_for() -> None:
+def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> None:
     refitted = replace(STEPS, name="refitted", service_times=tuple(2.0 * t for t in STEPS.service_times))
 
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
@@ -28,7 +28,7 @@ def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_
             done.set()
 
         def solve(now: Chosen) -> Chosen:
-            if not solved_for:  # the controller is faster
+            if not solved_for:  # the controller refits the profile meanwhile
                 loop.call_soon_threadsafe(refit)
                 done.wait(10.0)
             solved_for.append(now.profile.name)
@@ -42,7 +42,7 @@ def test_a_profile_that_is_refitted_while_a_policy_is_solved_is_the_one_that_it_
     run_scenario(scenario, {"m": choose("greedy", STEPS)})
 
 
-def test_nothing_is_swapped_when_one_policy_cannot_be_had() -> None:
+def test_no_policy_is_swapped_if_one_cannot_be_used() -> None:
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
         def refuse(now: Chosen) -> Chosen:
             raise SpecError("no such policy")

@@ -1,4 +1,4 @@
-"""Bins and the measured rate when one policy follows another in the dispatcher."""
+"""Bins and the rate estimate across policy swaps in the dispatcher."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.fakes import FakeExecutor, run_scenario
 PROFILE = load_profile("googlenet-tesla-p4-x10")
 
 
-def test_bins_learn_from_who_arrives_and_from_nobody_twice() -> None:
+def test_bins_learn_from_each_arrival_once() -> None:
     chosen = choose("multi-bin:2,max_wait_ms=inf", PROFILE)
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
@@ -28,7 +28,7 @@ def test_bins_learn_from_who_arrives_and_from_nobody_twice() -> None:
     run_scenario(scenario, {"m": chosen})
 
 
-def test_a_policy_that_measures_for_longer_goes_on_with_the_rate() -> None:
+def test_a_policy_with_a_longer_time_constant_continues_from_the_rate_estimate() -> None:
     bins = choose("multi-bin:8,inner=smdp", PROFILE)
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
@@ -39,6 +39,6 @@ def test_a_policy_that_measures_for_longer_goes_on_with_the_rate() -> None:
         dispatcher.set_policy("m", bins)
         assert dispatcher.arrival_rate("m") == pytest.approx(20.0, rel=0.15)
         await asyncio.sleep(1.0)
-        assert dispatcher.arrival_rate("m") > 5.0, "greedy's would have forgotten it: 0.2 s are its time constant"
+        assert dispatcher.arrival_rate("m") > 5.0, "with the time constant of greedy, 0.2 s, it would be near 0"
 
     run_scenario(scenario, {"m": choose("greedy", PROFILE)})

@@ -1,4 +1,4 @@
-"""Faults of the device: only those fail who fail alone; a lost device ends it all."""
+"""Device faults: recovery of failed batches, the batch timeout, lost devices."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,12 +38,12 @@ def test_poisoned_samples_fail_alone(samples: list[float]) -> None:
             if sample < 0:
                 assert isinstance(result, ExecutionError)
                 assert "ValueError" in str(result)
-                assert "a negative sample" not in str(result), "what a device says is for the log"
+                assert "a negative sample" not in str(result), "the message of the exception is for the log only"
             else:
                 assert not isinstance(result, BaseException)
                 assert result[0].output == np.float32(sample)
         assert dispatcher.open_calls == 0
-        assert dispatcher.chosen["m"].profile.max_batch_size == 8, "nothing was wrong with the size"
+        assert dispatcher.chosen["m"].profile.max_batch_size == 8, "the batch size was not the cause"
 
     run_scenario(scenario, chosen(greedy(8)), executor)
 
@@ -58,28 +58,30 @@ def too_large(largest: int) -> Callable[[list[Any]], list[Any]]:
 
 
 @pytest.mark.parametrize(("fits", "learned"), [(1, 1), (2, 2), (3, 2), (5, 4), (7, 4)])
-def test_out_of_memory_halves_the_batch_and_the_maximum_and_loses_nobody(fits: int, learned: int) -> None:
+def test_out_of_memory_halves_the_batch_and_the_maximum_batch_size_and_all_requests_are_served(
+    fits: int, learned: int
+) -> None:
     executor = FakeExecutor()
     executor.fault = too_large(fits)
-    shrunk: list[tuple[str, Chosen]] = []
+    reduced: list[tuple[str, Chosen]] = []
 
-    def on_batch_size_reduced(model: str, before: Chosen) -> None:
-        shrunk.append((model, before))
-        raise RuntimeError("a bug of who watches")
+    def on_reduced(model: str, before: Chosen) -> None:
+        reduced.append((model, before))
+        raise RuntimeError("a bug in the controller")
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        dispatcher.on_batch_size_reduced = on_batch_size_reduced
+        dispatcher.on_batch_size_reduced = on_reduced
         before = dispatcher.chosen["m"]
         answers = await dispatcher.submit("m", [float(n) for n in range(20)])
         assert [a.output for a in answers] == list(range(20))
         assert dispatcher.chosen["m"].profile.max_batch_size == learned
         assert max(len(entry[2]) for entry in executor.log[-3:]) <= learned
-        assert shrunk[0] == ("m", before)
+        assert reduced[0] == ("m", before)
 
     run_scenario(scenario, chosen(greedy(8)), executor)
 
 
-def test_a_batch_that_does_not_come_back_is_held_for_hung_and_everybody_is_told() -> None:
+def test_after_the_batch_timeout_the_device_is_lost_and_all_calls_fail() -> None:
     class Hung(FakeExecutor):
         def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
             return asyncio.get_running_loop().create_future()
@@ -98,10 +100,10 @@ def test_a_batch_that_does_not_come_back_is_held_for_hung_and_everybody_is_told(
     run_scenario(scenario, chosen(greedy(2)), Hung())
 
 
-def test_a_process_that_was_paused_does_not_hold_its_batch_for_hung() -> None:
+def test_a_pause_of_the_process_does_not_count_for_the_batch_timeout() -> None:
     class Slow(FakeExecutor):
         async def _run(self, batch: Batch) -> Completion:
-            await asyncio.sleep(31.0)  # above the 30 s after which a batch is held for hung
+            await asyncio.sleep(31.0)  # above the batch timeout of 30 s
             return Completion(list(batch.inputs), 0.0, 31.0)
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> Any:
@@ -112,7 +114,7 @@ def test_a_process_that_was_paused_does_not_hold_its_batch_for_hung() -> None:
     assert run_scenario(scenario, chosen(greedy(2)), Slow()) == 1.0
 
 
-def test_one_poisoned_sample_does_not_make_the_memory_smaller_than_it_is() -> None:
+def test_poisoned_samples_do_not_reduce_the_maximum_batch_size_further() -> None:
     def fault(outputs: list[Any]) -> list[Any]:
         return poisoned(too_large(4)(outputs))
 
@@ -127,7 +129,7 @@ def test_one_poisoned_sample_does_not_make_the_memory_smaller_than_it_is() -> No
     run_scenario(scenario, chosen(greedy(8)), executor)
 
 
-def test_a_lost_device_ends_it_even_in_the_middle_of_a_rescue() -> None:
+def test_a_device_lost_during_recovery_ends_the_dispatcher() -> None:
     def fault(outputs: list[Any]) -> list[Any]:
         raise RuntimeError("oops") if len(outputs) > 1 else DeviceLostError("an illegal access")
 
@@ -143,14 +145,14 @@ def test_a_lost_device_ends_it_even_in_the_middle_of_a_rescue() -> None:
     run_scenario(scenario, chosen(greedy(2)), executor)
 
 
-def test_a_loop_that_does_not_turn_is_not_alive() -> None:
+def test_a_dispatcher_whose_loop_does_not_run_is_not_alive() -> None:
     loop = virtual_loop()
 
     async def main() -> list[bool]:
         dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(2)), Metrics(), loop.time)
         await asyncio.sleep(100)
-        seen = [dispatcher.alive]  # nobody came: there was nothing to do
-        waiting = dispatcher.submit("m", [1.0])  # and nobody runs the loop
+        seen = [dispatcher.alive]  # without requests there is nothing to do
+        waiting = dispatcher.submit("m", [1.0])  # the loop is not running
         for wait in (4.9, 0.2):
             await asyncio.sleep(wait)
             seen.append(dispatcher.alive)
@@ -166,7 +168,7 @@ def fail(outputs: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", [fail, lambda outputs: []])
-def test_a_failing_batch_fails_its_requests_and_the_loop_goes_on(fault: Callable[[list[Any]], list[Any]]) -> None:
+def test_a_failing_batch_fails_its_requests_and_the_loop_continues(fault: Callable[[list[Any]], list[Any]]) -> None:
     executor = FakeExecutor()
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Answer]:
@@ -179,7 +181,7 @@ def test_a_failing_batch_fails_its_requests_and_the_loop_goes_on(fault: Callable
     assert float(run_scenario(scenario, chosen(greedy(8)), executor)[0].output) == 3.0
 
 
-def test_after_a_failed_batch_the_rest_of_its_call_is_not_run_for_nobody() -> None:
+def test_after_a_failed_batch_the_remaining_requests_of_its_call_are_not_run() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         executor.fault = fail
         with pytest.raises(ExecutionError):
