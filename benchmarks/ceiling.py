@@ -1,7 +1,7 @@
 """Maximum throughput of the gateway: one server process, a device of 1 us a batch, wrk with 32 connections.
 
-A call has one 150,528-byte image by the Open Inference Protocol and the classification output. The server with and
-without log lines and the baseline of benchmarks/servers/bare_fastapi.py are measured in turns. Needs Debian's wrk.
+A call has one 150,528-byte image by the Open Inference Protocol and the classification output. The server and the
+baseline of benchmarks/servers/bare_fastapi.py are measured in turns. Needs Debian's wrk.
 """
 
 import json
@@ -48,18 +48,17 @@ def _wrk(url: str, script: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print and record calls a second of the three servers, their ratios, and the CPU time when idle."""
+    """Print and record calls a second of both servers, their ratio, and the CPU time when idle."""
     argument_parser(__doc__).parse_args()
     if shutil.which("wrk") is None:
         print("skipped: wrk is not installed (apt-get install wrk)")
         return
     with tempfile.TemporaryDirectory() as name:
         profile, script = _files(Path(name))
-        ours, without_log, baseline = [], [], []
+        ours, baseline = [], []
         arguments = ("googlenet", "--device", f"emulated:{profile}", "--policy", "greedy")
         with (
             serving(*arguments) as server,
-            serving(*arguments, "--log-level", "warning") as silent,  # nearly every batch has one request and one line
             serving_bare_fastapi(str(profile)) as bare,
         ):
             idle = server.cpu_seconds()
@@ -68,10 +67,8 @@ def main() -> None:
             for _ in range(3):
                 baseline.append(_wrk(bare.url, script))
                 ours.append(_wrk(server.url, script))
-                without_log.append(_wrk(silent.url, script))
-    record = {"ours": ours, "without a log": without_log, "bare": baseline, "idle_cpu_share": idle}
-    for name, runs in (("median_ratio", ours), ("median_ratio_without_a_log", without_log)):
-        record[name] = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(runs, baseline, strict=True))
+    ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, baseline, strict=True))
+    record = {"ours": ours, "bare": baseline, "idle_cpu_share": idle, "median_ratio": ratio}
     save_record("ceiling", record)
     print(json.dumps(record, indent=1))
 

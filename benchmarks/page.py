@@ -51,7 +51,7 @@ class Section:
 
 def _ceiling() -> str:
     record = load_record("ceiling")
-    names = {"ours": "Batchwright", "without a log": "without a line of log for each batch", "bare": "bare FastAPI"}
+    names = {"ours": "Batchwright", "bare": "bare FastAPI"}
     base = median(run["requests_per_s"] for run in record["bare"])
     rates = {name: median(run["requests_per_s"] for run in record[key]) for key, name in names.items()}
     rows = [(name, f"{rate:.0f}", f"{rate / base:.2f}") for name, rate in rates.items()]
