@@ -1,4 +1,4 @@
-"""The import rules of the packages, and of the layers inside server/; ARCHITECTURE.md lists them."""
+"""The import rules of the packages, and of the layers inside server/."""
 
 import ast
 from collections.abc import Iterator
