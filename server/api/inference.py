@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from policies.cpus import available_cpus
-from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
+from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Answer
@@ -91,7 +91,7 @@ class Inference:
                 raise
             except Exception:  # noqa: BLE001  (the client gets an answer after a bug, too)
                 _log.exception("request %s failed with an exception", context.request_id)
-                bug = ServerError("internal error; the server's log has the details")
+                bug = ServerError(INTERNAL_ERROR)
                 self._count_failed(name, bug, context)
                 await respond_error(send, bug)
 
@@ -149,7 +149,7 @@ class Inference:
         Raises:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over the limit.
-            QueueFullError: there is no room in the queue for another request, or in the memory budget for the body.
+            RejectedError: there is no room in the queue for another request, or in the memory budget for the body.
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
@@ -183,7 +183,7 @@ class Inference:
         Raises:
             TooLargeError: it is over the limits of JSON documents.
             BadInputError: it is nested too deep.
-            QueueFullError: the memory budget has no room for the parsed values.
+            RejectedError: the memory budget has no room for the parsed values.
         """
         if len(document) <= _LONG_JSON:
             check_json(document, JSON_REMEDY)
@@ -203,7 +203,7 @@ class Inference:
         the check does not depend on the queue length.
 
         Raises:
-            QueueFullError: there is no room in the queue, or the wait would exceed the client's time-out.
+            RejectedError: there is no room in the queue, or the wait would exceed the client's timeout.
             ExpiredError: the client's time-out has passed.
         """
         context.memory.end_pending()  # of decompression
@@ -218,7 +218,7 @@ class Inference:
         Raises:
             BadInputError: a sample is malformed.
             TooLargeError: decoding all samples takes too long.
-            QueueFullError: there is no room in the queue, or in the memory budget for the decoded samples.
+            RejectedError: there is no room in the queue, or in the memory budget for the decoded samples.
             ExpiredError: the client's time-out has passed.
             ClientGoneError: the client closed the connection.
         """
@@ -289,7 +289,7 @@ class Inference:
         name = self._count(model, error.outcome, context)
         if name is None:
             return
-        if isinstance(error, QueueFullError):
+        if isinstance(error, RejectedError):
             self.metrics.rejected(name, error.reason, context.samples)
         self.metrics.statistics.failed(name, monotonic() - context.began)
 

@@ -22,7 +22,7 @@ from server.api.openapi import PUBLIC, documented, generate
 from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
-from server.errors import ServerError
+from server.errors import INTERNAL_ERROR, ServerError
 from server.transport.asgi import ClientGoneError
 
 
@@ -96,7 +96,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
+        return JSONResponse({"error": INTERNAL_ERROR}, 500)
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:

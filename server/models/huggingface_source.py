@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from policies.types import SpecError
+from server.errors import one_line
 from server.models.huggingface_batch_check import check_batching
 from server.models.model import ServedModel
 from server.models.text_codec import ByteTokenizer, TextCodec, Tokenizer
@@ -106,7 +107,7 @@ def load_text_model(name: str, spec: str, weights: str, max_batch_size: int) -> 
         raise
     except Exception as error:  # building an unknown network, or running it on any length, may raise anything
         raise SpecError(
-            f"{name}: a {config.model_type} cannot be served from {spec!r} ({_one_line(error)}); "
+            f"{name}: a {config.model_type} cannot be served from {spec!r} ({one_line(error)}); "
             "docs/texts.md lists the networks that can be served, or correct the configuration"
         ) from error
     origin = "random" if random else Path(spec).resolve().name
@@ -122,9 +123,7 @@ def _load_config(name: str, spec: str) -> Any:
     try:
         return AutoConfig.from_pretrained(config_file(spec), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers may raise anything on a damaged configuration
-        raise SpecError(
-            f"{name}: {str(config_file(spec))!r} cannot be read ({_one_line(error)}); correct it"
-        ) from error
+        raise SpecError(f"{name}: {str(config_file(spec))!r} cannot be read ({one_line(error)}); correct it") from error
 
 
 def _auto_class(name: str, config: Any) -> str:
@@ -162,7 +161,7 @@ def _stored_net(name: str, auto_class: str, folder: str) -> Any:
             folder, **local, weights_only=True, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # transformers may raise anything on damaged weights
-        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_one_line(error)})") from error
+        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({one_line(error)})") from error
     missing = sorted(found["missing_keys"])
     if missing:
         lack = f"lack {missing[0]!r} ({len(missing)} of {len(net.state_dict())})"
@@ -176,7 +175,7 @@ def _load_tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenize
         try:
             return _StoredTokenizer(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
         except Exception as error:  # a missing package too: some tokenizers need sentencepiece
-            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({_one_line(error)})") from error
+            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({one_line(error)})") from error
     fits = config.vocab_size >= ByteTokenizer.vocab_size
     return ByteTokenizer() if random and fits else None
 
@@ -228,7 +227,3 @@ def _make_text_net(name: str, net: Any, codec: TextCodec) -> TextNet:
 
 def _has_file(folder: str, patterns: tuple[str, ...]) -> bool:
     return any(next(Path(folder).glob(pattern), None) for pattern in patterns)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-from server.errors import BadInputError
+from server.errors import BadInputError, one_line
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.models.signature import RAW, Tensor, TensorSpec
 
@@ -129,7 +129,7 @@ class ImageCodec(Codec):
         except (BadInputError, MemoryError):
             raise
         except Exception as error:  # Pillow may raise anything on damaged bytes
-            raise BadInputError(f"the image cannot be decoded ({_one_line(error)}); {_REMEDY}") from error
+            raise BadInputError(f"the image cannot be decoded ({one_line(error)}); {_REMEDY}") from error
 
     def _open(self, data: bytes, pixels: int) -> Image.Image:
         """The image as RGB; a large JPEG is decoded at the smallest scale that is at least twice `resize`."""
@@ -273,7 +273,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow's conversion clips at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from server.errors import QueueFullError, TooLargeError
+from server.errors import RejectedError, TooLargeError
 
 _LARGE_DIVISOR = 256  # a call that reserves more than 1/256 of the budget is large
 _MAX_LARGE_DIVISOR = 2  # large calls together may reserve half of the budget
 
 
-class MemoryBudgetError(QueueFullError):
+class MemoryBudgetError(RejectedError):
     """The memory budget cannot reserve the bytes of this call."""
 
     reason = "bytes"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ForbiddenError, ServerError, UnauthorizedError
+from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
 from server.transport.asgi import Headers, below_root, headers_of, respond_error
 from server.transport.auth import Keys
 
@@ -93,7 +93,7 @@ class RequestMiddleware:
         except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
             _log.exception("request %s failed with an exception", request.id, extra={"request_id": request.id})
             if not request.status:
-                await respond_error(request.send, ServerError("internal error; the server's log has the details"))
+                await respond_error(request.send, ServerError(INTERNAL_ERROR))
         finally:
             if request.span is not None:
                 request.span.end(request.status)
