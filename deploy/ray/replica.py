@@ -22,7 +22,7 @@ from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
-from server.telemetry.logs import logging_to
+from server.telemetry.logs import configured_logging
 from server.transport.asgi import below_root, respond, respond_error
 
 _log = logging.getLogger("batchwright")
@@ -56,7 +56,7 @@ class Replica:
         """
         result = read_settings(self._settings, None)
         with ExitStack() as logs:
-            logs.enter_context(logging_to(*result.log_options))
+            logs.enter_context(configured_logging(*result.log_options))
             disable_created_metrics()  # type: ignore[no-untyped-call]
             plan = await asyncio.to_thread(make_plan, result, FirstProfiles().kept, (keys_of,))
             plan.bound.close()

@@ -82,7 +82,7 @@ def log_batch(**facts: Unpack[BatchFacts]) -> None:
 
 
 @contextmanager
-def logging_to(
+def configured_logging(
     level: LogLevel = "info", log_format: LogFormat = "auto", descriptor: int = _STDERR, capacity: int = _CAPACITY
 ) -> Iterator[None]:
     """Write all log records of the context to a file descriptor, in order; queued records are flushed at the end.

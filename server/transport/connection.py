@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -136,13 +136,11 @@ class Listener:
     Attributes:
         limits: time limits of each connection.
         tls: the server's certificate; None for plain HTTP.
-        reload: by name of a file, the function that reads it again on SIGHUP.
         connections: the limit on the number of connections.
     """
 
     limits: TimeLimits = field(default_factory=TimeLimits)
     tls: Tls | None = None
-    reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
 
 
@@ -586,7 +584,7 @@ class TlsAcceptor(asyncio.Protocol):
             accepted.close()
 
 
-def accept(listener: Listener) -> Callable[..., asyncio.Protocol]:
+def protocol_factory(listener: Listener) -> Callable[..., asyncio.Protocol]:
     """Return the factory that uvicorn calls for each accepted connection."""
     return partial(Connection if listener.tls is None else TlsAcceptor, listener)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.telemetry.logs import BatchFacts, LogFormat, LogLevel, log_batch, logging_to
+from server.telemetry.logs import BatchFacts, LogFormat, LogLevel, configured_logging, log_batch
 
 LOG = logging.getLogger("batchwright.test")
 BATCH: BatchFacts = {
@@ -58,7 +58,7 @@ class Log:
 def logged(level: LogLevel, log_format: LogFormat) -> Iterator[Log]:
     log = Log()
     try:
-        with logging_to(level, log_format, log.file):
+        with configured_logging(level, log_format, log.file):
             yield log
     finally:
         log.close()
@@ -159,7 +159,7 @@ def test_a_pipe_that_is_not_read_drops_lines_without_blocking_and_their_number_i
             texts.append(data)
 
     reader = threading.Thread(target=read)
-    with logging_to("info", "json", writing, 16):
+    with configured_logging("info", "json", writing, 16):
         for number in range(4000):
             LOG.info("%d %s", number, "x" * 1000)
         reader.start()
@@ -175,7 +175,7 @@ def test_a_pipe_that_is_not_read_drops_lines_without_blocking_and_their_number_i
 def test_a_closed_pipe_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with logging_to("info", "json", writing):
+    with configured_logging("info", "json", writing):
         LOG.info("not read")
     os.close(writing)
 
@@ -184,7 +184,7 @@ def test_a_closed_pipe_raises_nothing() -> None:
 def test_a_non_blocking_descriptor_loses_no_line(blocking: bool) -> None:
     log = Log()
     os.set_blocking(log.file, blocking)
-    with logging_to("info", "json", log.file):
+    with configured_logging("info", "json", log.file):
         for _ in range(300):
             LOG.info("x" * 1000)
     log.close()
