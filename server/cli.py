@@ -69,7 +69,7 @@ def serve_model(
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
     with configured_logging(*result.log_options):
-        code = _run(make_plan(result, FirstProfiles().kept, _CHECKS), started)
+        code = _run(make_plan(result, FirstProfiles().cached, _CHECKS), started)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
 

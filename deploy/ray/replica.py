@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from policies.catalog import Chosen
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
-from server.app.assembly import Assembled, assemble, keys_of
+from server.app.assembly import AssembledServer, assemble, keys_of
 from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
@@ -46,7 +46,7 @@ class Replica:
         self._logs = ExitStack()
         self._changing = asyncio.Lock()  # keeps changes in order
         self._serving = False
-        self._server: Assembled
+        self._server: AssembledServer
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the models, profile and solve them if necessary, and return the ASGI application.
@@ -58,7 +58,7 @@ class Replica:
         with ExitStack() as logs:
             logs.enter_context(configured_logging(*result.log_options))
             disable_created_metrics()  # type: ignore[no-untyped-call]
-            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().kept, (keys_of,))
+            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().cached, (keys_of,))
             plan.bound.close()
             self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
             self._logs = logs.pop_all()

@@ -311,7 +311,7 @@ class Inference:
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """Facts about a call for its response: largest batch, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
-        profile = self.fleet.on(answers[-1].device).chosen[model].profile
+        profile = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile
         return {
             "batch_size": max(answer.batch_size for answer in answers),
             "waiting_ms": round(1e3 * max(answer.waiting for answer in answers), 3),

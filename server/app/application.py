@@ -100,23 +100,22 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:
-    alive = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC)
-    alive["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
-    ready_ = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
-    ready_["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
+    live_route = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC)
+    live_route["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
+    ready_route = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
+    ready_route["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
+    metrics_route = documented("Metrics in the text format of Prometheus", None, PUBLIC)
 
-    @app.get("/v2/health/live", **alive)
+    @app.get("/v2/health/live", **live_route)
     async def live() -> Response:
         alive = inference.fleet.alive
         return JSONResponse({"live": alive}, 200 if alive else 503)
 
-    @app.get("/v2/health/ready", **ready_)
+    @app.get("/v2/health/ready", **ready_route)
     async def ready() -> Response:
         return JSONResponse({"ready": inference.fleet.ready}, 200 if inference.fleet.ready else 503)
 
-    metrics_ = documented("Metrics in the text format of Prometheus", None, PUBLIC)
-
-    @app.get("/metrics", response_class=PlainTextResponse, **metrics_)
+    @app.get("/metrics", response_class=PlainTextResponse, **metrics_route)
     async def metrics() -> Response:
         await inference.metrics.read_meters()
         return Response(inference.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -127,6 +126,6 @@ def _add_pages(app: FastAPI, inference: Inference) -> None:
     async def page(request: Request) -> Response:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
-    @app.get("/docs", response_class=HTMLResponse, **documented("This document as a page", None, PUBLIC))
+    @app.get("/docs", response_class=HTMLResponse, **documented("The API reference as a page", None, PUBLIC))
     async def reference() -> Response:
         return HTMLResponse(render_reference(app.openapi()), headers=REFERENCE_HEADERS)

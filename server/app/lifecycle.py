@@ -98,7 +98,7 @@ def _closing_connections(app: ASGIApp, fleet: Fleet) -> ASGIApp:
 
     async def closing(scope: Scope, receive: Receive, send: Send) -> None:
         def send_closing(message: Message) -> Awaitable[None]:
-            if fleet.leaving and message["type"] == "http.response.start":
+            if fleet.shutting_down and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             return send(message)
 
@@ -142,7 +142,7 @@ async def _serve(
             server.stop.set()
             loop.call_later(_FORCED_SHUTDOWN_TIMEOUT, setattr, server, "force_exit", True)
             return
-        fleet.leaving = True
+        fleet.shutting_down = True
         delay = drain_delay if name == "SIGTERM" else 0.0  # a server that is stopped by Ctrl-C has no load balancer
         drains.append(asyncio.create_task(_drain(server, fleet, name, delay)))
 
@@ -160,7 +160,7 @@ async def _serve(
 
 async def _stop_when_broken(server: _Server, fleet: Fleet) -> None:
     await fleet.broken.wait()
-    fleet.leaving = True
+    fleet.shutting_down = True
     server.stop.set()
     await asyncio.sleep(_FORCED_SHUTDOWN_TIMEOUT)
     server.force_exit = True

@@ -16,9 +16,9 @@ from server.telemetry.statistics import Statistics
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
-_REFUSALS = ("queue_full", "too_late", "bytes", "draining")
+_REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining")
 _POLICY_CHANGES = ("drift", "objective", "memory")
-_REFUSAL_STATUSES = (401, 403, 429)
+_DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -98,7 +98,7 @@ class Metrics:
         )
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate, 1/s", "model")
         self._adapted = counter("policy_changes", "Policy swaps by the controller, by reason", "model", "reason")
-        self._refusals = counter(
+        self._denied = counter(
             "refusals", "Calls rejected by API key, rate limit or browser protection, by status", "status"
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
@@ -115,11 +115,11 @@ class Metrics:
         self._capacity.labels(model).set_function(capacity)
         for outcome in _OUTCOMES:
             self.outcome(model, outcome, 0)
-        for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _POLICY_CHANGES)):
+        for counter, reasons in ((self._rejected, _REJECTION_REASONS), (self._adapted, _POLICY_CHANGES)):
             for reason in reasons:
                 counter.labels(model, reason)
-        for status in _REFUSAL_STATUSES:
-            self._refusals.labels(status)
+        for status in _DENIED_STATUSES:
+            self._denied.labels(status)
 
     def watch_backlog(self, backlog: _Read) -> None:
         """Export the backlog by callback, s."""
@@ -202,9 +202,9 @@ class Metrics:
         """Count `n` requests that admission control rejected."""
         self._rejected.labels(model, reason).inc(n)
 
-    def refused(self, status: int) -> None:
+    def access_denied(self, status: int) -> None:
         """Count a call rejected by its API key, its rate limit or the browser protections."""
-        self._refusals.labels(status).inc()
+        self._denied.labels(status).inc()
 
     def device_fault(self, model: str, error: str) -> None:
         """Count a batch that failed on the device; `error` is the exception's type."""

@@ -81,7 +81,7 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
         ),
         ({"models": ["m=translator"]}, "an emulated device serves only images"),
         ({"models": ["m=a", "m=b"]}, "named twice"),
-        ({"w2": 1.0, "slo_p95_ms": 5.0}, "names"),
+        ({"w2": 1.0, "slo_p95_ms": 5.0}, "sets w2 and slo_p95_ms"),
         ({"device": "cpu", "policy": ["smdp:w2=1"], "w2": 2.0}, "give one"),
         ({"device": "cpu", "policy": ["smdp:w2=inf"]}, "finite"),
         ({"device": "cpu", "policy": ["smdp:slo_p95_ms=x"]}, "not a number"),
