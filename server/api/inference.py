@@ -150,7 +150,7 @@ class Inference:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over the limit.
             RejectedError: there is no room in the queue for another request, or in the memory budget for the body.
-            ExpiredError: the client's time-out has passed.
+            ExpiredError: the client's timeout has passed.
             ClientGoneError: the client closed the connection, or took too long.
         """
         body = await read_body(context.headers, context.receive, limit, context.memory.grow_to)
@@ -204,7 +204,7 @@ class Inference:
 
         Raises:
             RejectedError: there is no room in the queue, or the wait would exceed the client's timeout.
-            ExpiredError: the client's time-out has passed.
+            ExpiredError: the client's timeout has passed.
         """
         context.memory.end_pending()  # of decompression
         left, budget = context.left(), self.budget
@@ -213,13 +213,13 @@ class Inference:
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
-        """Decode encoded samples off the event loop, until the client leaves or its time-out passes.
+        """Decode encoded samples off the event loop, until the client leaves or its timeout passes.
 
         Raises:
             BadInputError: a sample is malformed.
             TooLargeError: decoding all samples takes too long.
             RejectedError: there is no room in the queue, or in the memory budget for the decoded samples.
-            ExpiredError: the client's time-out has passed.
+            ExpiredError: the client's timeout has passed.
             ClientGoneError: the client closed the connection.
         """
         self._admit(model.name, inputs.count, context)

@@ -25,7 +25,7 @@ _DESCRIPTIONS = {
     431: "The headers are over the limit",
     500: "The device failed on this sample",
     503: "The queue is full, the answer would be late, or the server is stopping; see Retry-After",
-    504: "The time-out passed before the answer",
+    504: "The timeout passed before the answer",
 }
 PUBLIC = (400, 408, 431)  # errors of routes that need no key
 KEYED = (*PUBLIC, 401, 403, 429)

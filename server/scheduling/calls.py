@@ -43,7 +43,7 @@ class Call:
         inputs: decoded samples, as the model's `samples` made them.
         sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
         arrival: instant of arrival, s.
-        expires: instant at which the client's time-out passes, s.
+        expires: instant at which the client's timeout passes, s.
         earliest: the earliest possible instant of its answers, estimated at arrival, s; 0 where unknown.
         span: its tracing span; None where it is not traced.
         requests: its requests that are queued or in service.

@@ -98,12 +98,12 @@ class Dispatcher:
         Args:
             model: one of `chosen`.
             inputs: decoded samples, uint8 [H, W, 3] or `TextSample` each; at least one.
-            timeout: remaining time-out of the client, s.
+            timeout: remaining timeout of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
-            TooLateError: the answer is expected after the time-out.
+            TooLateError: the answer is expected after the timeout.
             DrainingError: the server is stopping.
         """
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
@@ -141,7 +141,7 @@ class Dispatcher:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
 
         Returns:
-            The least instant at which they could be answered, s. 0 without a time-out, or without a backlog: then the
+            The least instant at which they could be answered, s. 0 without a timeout, or without a backlog: then the
             policy may wait for more requests, and the response time says nothing about the device's lateness.
 
         Raises:
@@ -433,12 +433,12 @@ class Dispatcher:
         self._expiry_timer.set(self._batcher.next_expiry())
 
     def _expire(self, now: float) -> None:
-        """Drop the requests whose time-out has passed."""
+        """Drop the requests whose timeout has passed."""
         for request in self._batcher.expire(now):
             self._fail_expired(request, now, now)
 
     def _drop_late(self, now: float) -> None:
-        """Drop the requests of the next launch whose time-out passes before it can complete."""
+        """Drop the requests of the next launch whose timeout passes before it can complete."""
         while self._batcher.next_expiry() < now + self._forecast.next_launch_bound():
             action = self._batcher.policy.decide(self._batcher.state(now))
             if not isinstance(action, Launch):
@@ -455,4 +455,4 @@ class Dispatcher:
         call, waited = request.payload.call, 1e3 * (now - request.arrival)
         self._admission.observe(call.earliest, answered)
         passes = "passed" if request.expires <= now else "would pass"
-        call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
+        call.fail(ExpiredError(f"after {waited:.0f} ms the timeout {passes} before an answer"))

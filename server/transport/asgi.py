@@ -1,4 +1,4 @@
-"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and time-outs."""
+"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and timeouts."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -102,7 +102,7 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:
-    """Return the client's time-out from X-Timeout-Ms, s; inf if there is none.
+    """Return the client's timeout from X-Timeout-Ms, s; inf if there is none.
 
     Raises:
         BadInputError: it is not a positive, finite number.

@@ -1,4 +1,4 @@
-"""The context of one inference call: its start, time-out, memory reservation and measurements."""
+"""The context of one inference call: its start, timeout, memory reservation and measurements."""
 
 from math import inf
 from time import monotonic
@@ -19,7 +19,7 @@ class RequestContext:
         receive: ASGI receive of the call.
         memory: reservation in the memory budget.
         began: arrival of the first byte, s of time.monotonic.
-        timeout: the client's time-out, s from `began`; inf without one.
+        timeout: the client's timeout, s from `began`; inf without one.
         samples: number of samples; 1 until it is known.
         queued: instant at which the samples were queued, s of time.monotonic.
         waiting: longest waiting time of the samples, s.
@@ -55,7 +55,7 @@ class RequestContext:
         self.device = ""
 
     def read_timeout(self) -> None:
-        """Read the time-out from X-Timeout-Ms.
+        """Read the timeout from X-Timeout-Ms.
 
         Raises:
             BadInputError: the header is not a positive, finite number.
@@ -63,10 +63,10 @@ class RequestContext:
         self.timeout = client_timeout(self.headers)
 
     def left(self) -> float:
-        """Return the rest of the time-out, s.
+        """Return the rest of the timeout, s.
 
         Raises:
-            ExpiredError: the time-out has passed.
+            ExpiredError: the timeout has passed.
         """
         if self.timeout == inf:
             return inf
@@ -76,5 +76,5 @@ class RequestContext:
         return left
 
     def expired(self) -> ExpiredError:
-        """Return the error for a time-out that passes before the call is queued."""
-        return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
+        """Return the error for a timeout that passes before the call is queued."""
+        return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")

@@ -45,7 +45,7 @@ class InferCall:
     Attributes:
         id: The client's id of the call; empty if it sent none.
         parameters: The document's top-level parameters that the model reads.
-        timeout: The client's time-out in s from arrival; None if it sent none.
+        timeout: The client's timeout in s from arrival; None if it sent none.
         tensor: The model's input.
         outputs: The requested outputs, in this order.
         optional_inputs: The optional inputs of the same samples, by name.

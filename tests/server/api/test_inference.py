@@ -97,7 +97,7 @@ def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
 
 
 class Client(NamedTuple):
-    """A client: its connection, its time-out, and the age of its call, s."""
+    """A client: its connection, its timeout, and the age of its call, s."""
 
     receive: Callable[[], Coroutine[Any, Any, Message]] = stay_connected
     timeout: float = float("inf")
@@ -371,7 +371,7 @@ def test_a_call_after_its_time_out_is_expired_and_the_error_has_the_time_out() -
             inference._submit(MODEL, [pixels], context_of(inference, late)),
             decode(inference, [GOOD], late),
         ):
-            with pytest.raises(ExpiredError, match=r"time-out of 300 ms passed"):
+            with pytest.raises(ExpiredError, match=r"timeout of 300 ms passed"):
                 await attempt
         assert not pool.jobs
 
