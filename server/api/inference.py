@@ -19,8 +19,8 @@ from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Answer
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import BodyLimit, ClientGoneError, disconnected, read_body, respond_error
-from server.transport.content_encoding import decompressing
+from server.transport.asgi import BodyLimit, ClientDisconnectedError, read_body, respond_error, wait_for_disconnect
+from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request_context import RequestContext
@@ -84,7 +84,7 @@ class Inference:
             except ServerError as error:
                 self._count_failed(name, error, context)
                 await respond_error(send, error)
-            except ClientGoneError:
+            except ClientDisconnectedError:
                 self._count(name, "cancelled", context)
             except asyncio.CancelledError:
                 self._count(name, "cancelled", context)
@@ -110,9 +110,9 @@ class Inference:
 
         Raises:
             ServerError: the call is rejected, expired or failed.
-            ClientGoneError: the client closed the connection.
+            ClientDisconnectedError: the client closed the connection.
         """
-        self.fleet.check_room(model.name, 1, context.left())
+        self.fleet.check_room(model.name, 1, context.remaining_timeout())
         inputs = await read_inputs()
         context.samples = inputs.count
         if inputs.encoded:
@@ -151,7 +151,7 @@ class Inference:
             TooLargeError: it is over the limit.
             RejectedError: there is no room in the queue for another request, or in the memory budget for the body.
             ExpiredError: the client's timeout has passed.
-            ClientGoneError: the client closed the connection, or took too long.
+            ClientDisconnectedError: the client closed the connection, or took too long.
         """
         body = await read_body(context.headers, context.receive, limit, context.memory.grow_to)
         context.memory.resize(len(body))
@@ -163,7 +163,7 @@ class Inference:
 
     async def _decompressed(self, body: bytes, encoding: str, context: RequestContext, limit: BodyLimit) -> bytes:
         async with self.decoding:
-            pieces = decompressing(body, encoding, limit.max_bytes, limit.remedy)
+            pieces = decompress_in_pieces(body, encoding, limit.max_bytes, limit.remedy)
             plain: list[bytes] = []
             size = 0
             while (piece := await self.off_the_loop(next, pieces, None)) is not None:
@@ -207,8 +207,8 @@ class Inference:
             ExpiredError: the client's timeout has passed.
         """
         context.memory.end_pending()  # of decompression
-        left, budget = context.left(), self.budget
-        reject_if_full(n, self.fleet.waiting + budget.all_pending, self.capacity, self.fleet.backlog)
+        left, budget = context.remaining_timeout(), self.budget
+        reject_if_full(n, self.fleet.waiting + budget.pending.total(), self.capacity, self.fleet.backlog)
         self.fleet.check_room(model, n, left, budget.pending[model])
         context.memory.begin_pending(model, n)
 
@@ -220,7 +220,7 @@ class Inference:
             TooLargeError: decoding all samples takes too long.
             RejectedError: there is no room in the queue, or in the memory budget for the decoded samples.
             ExpiredError: the client's timeout has passed.
-            ClientGoneError: the client closed the connection.
+            ClientDisconnectedError: the client closed the connection.
         """
         self._admit(model.name, inputs.count, context)
         context.memory.grow(inputs.memory)
@@ -234,7 +234,7 @@ class Inference:
             for index, (data, cost) in todo:
                 samples[index] = await self._decode_one(codec, data, cost)
 
-        left, room = context.left(), self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
+        left, room = context.remaining_timeout(), self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
         lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(encoded), _MAX_LANES, room)))]
         try:
             await _await_client(asyncio.gather(*lanes), context, left)
@@ -270,12 +270,12 @@ class Inference:
 
         Raises:
             ServerError: rejected, expired or failed.
-            ClientGoneError: the client closed the connection.
+            ClientDisconnectedError: the client closed the connection.
         """
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        submitted = self.fleet.submit(model.name, samples, context.left(), sizes)
+        submitted = self.fleet.submit(model.name, samples, context.remaining_timeout(), sizes)
         answers = await _await_client(submitted, context)
         context.waiting = max(answer.waiting for answer in answers)
         context.service = max(answer.service for answer in answers)
@@ -343,7 +343,7 @@ async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, l
     """Wait for a call's future, which is cancelled when the client disconnects, or after `left`, s.
 
     Raises:
-        ClientGoneError: the client closed the connection.
+        ClientDisconnectedError: the client closed the connection.
         ExpiredError: the time is over.
     """
     watch = _Watch(context, future, left)
@@ -389,11 +389,11 @@ class _Watch:
         self._listener = asyncio.ensure_future(self._until_gone())
 
     async def _until_gone(self) -> None:
-        await disconnected(self._context.receive)
-        self._cancel(ClientGoneError())
+        await wait_for_disconnect(self._context.receive)
+        self._cancel(ClientDisconnectedError())
 
     def _expire(self) -> None:
-        self._cancel(self._context.expired())
+        self._cancel(self._context.expired_error())
 
     def _cancel(self, reason: Exception) -> None:
         if self._future.cancel():

@@ -11,7 +11,7 @@ from server.api.inference import ANY_BODY, Inference
 from server.api.openapi import BINARY, INFERENCE, MODEL, TIMEOUT, documented, json_content, served_before
 from server.api.schemas import Generation, Prediction, TextCall
 from server.models.model import Inputs, ServedModel
-from server.transport.asgi import BodyLimit, respond
+from server.transport.asgi import BodyLimit, client_timeout, respond
 from server.transport.multipart import field_of, is_form
 from server.transport.request_context import RequestContext
 
@@ -40,7 +40,7 @@ class Predict:
 
     async def _answer(self, name: str | None, context: RequestContext) -> bytes:
         model = self._inference.model(name)
-        context.read_timeout()
+        context.timeout = client_timeout(context.headers)
         answers = await self._inference.infer(model, context, partial(self._inputs, model, context))
         document = {"model": model.name, **model.codec.render(answers[0].output, model.labels)}
         return orjson.dumps(document | self._inference.describe(model.name, answers))

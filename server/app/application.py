@@ -23,7 +23,7 @@ from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
 from server.errors import INTERNAL_ERROR, ServerError
-from server.transport.asgi import ClientGoneError
+from server.transport.asgi import ClientDisconnectedError
 
 
 def create_app(inference: Inference, version: str) -> ASGIApp:
@@ -74,8 +74,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
         return JSONResponse({"error": str(error)}, error.status, headers)
 
-    @app.exception_handler(ClientGoneError)
-    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+    @app.exception_handler(ClientDisconnectedError)
+    async def client_disconnected(_: Request, __: ClientDisconnectedError) -> Response:
         return Response(status_code=499)  # not sent; the status in the access log
 
     @app.exception_handler(SpecError)

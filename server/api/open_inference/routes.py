@@ -45,7 +45,7 @@ from server.api.openapi import (
 )
 from server.errors import BadInputError, NotFoundError, TooLargeError
 from server.models.model import Codec, Inputs, ServedModel
-from server.transport.asgi import BodyLimit, Headers, headers_of, read_body, respond
+from server.transport.asgi import BodyLimit, Headers, client_timeout, headers_of, read_body, respond
 from server.transport.content_encoding import compress
 from server.transport.request_context import RequestContext
 
@@ -92,7 +92,7 @@ class Infer:
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
         """The response to a call: body, content type and further headers."""
-        context.read_timeout()
+        context.timeout = client_timeout(context.headers)
         calls: list[InferCall] = []
 
         async def read_inputs() -> Inputs:

@@ -287,7 +287,7 @@ def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accep
             assert response.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in response
             assert json.loads(response.partition(b"\r\n\r\n")[2]) == {
-                "error": "2 connections are in use, the limit; send the request again later"
+                "error": "the limit of 2 connections is reached; send the request again later"
             }
             silent = [await connect() for _ in range(100)]  # do not use up the connections for health checks
             assert (await request(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")
