@@ -17,8 +17,8 @@ from server.api.admin import add_admin
 from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
-from server.api.open_inference.routes import Documents, Infer, add_open_inference
-from server.api.openapi import PUBLIC, documented, generate
+from server.api.open_inference.routes import DescriptionRoutes, Infer, add_open_inference
+from server.api.openapi import PUBLIC_ERRORS, documented, generate
 from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
@@ -60,7 +60,7 @@ def create_fastapi(inference: Inference, version: str) -> FastAPI:
     app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
     app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
     add_predict(app)
-    add_open_inference(app, Documents(inference, version))
+    add_open_inference(app, DescriptionRoutes(inference, version))
     _add_error_handlers(app)
     _add_health(app, inference)
     add_admin(app, inference)
@@ -100,11 +100,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:
-    live_route = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC)
+    live_route = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC_ERRORS)
     live_route["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
-    ready_route = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
+    ready_route = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC_ERRORS)
     ready_route["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
-    metrics_route = documented("Metrics in the text format of Prometheus", None, PUBLIC)
+    metrics_route = documented("Metrics in the text format of Prometheus", None, PUBLIC_ERRORS)
 
     @app.get("/v2/health/live", **live_route)
     async def live() -> Response:
@@ -122,10 +122,10 @@ def _add_health(app: FastAPI, inference: Inference) -> None:
 
 
 def _add_pages(app: FastAPI, inference: Inference) -> None:
-    @app.get("/", response_class=HTMLResponse, **documented("The dashboard", None, PUBLIC))
+    @app.get("/", response_class=HTMLResponse, **documented("The dashboard", None, PUBLIC_ERRORS))
     async def page(request: Request) -> Response:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
-    @app.get("/docs", response_class=HTMLResponse, **documented("The API reference as a page", None, PUBLIC))
+    @app.get("/docs", response_class=HTMLResponse, **documented("The API reference as a page", None, PUBLIC_ERRORS))
     async def reference() -> Response:
         return HTMLResponse(render_reference(app.openapi()), headers=REFERENCE_HEADERS)

@@ -384,7 +384,7 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
         scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
-        async with inference.answering("m", scope, stay_connected, send) as context:
+        async with inference.call_context("m", scope, stay_connected, send) as context:
             await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
         text = inference.metrics.render().decode()
@@ -592,7 +592,7 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        async with inference.answering(
+        async with inference.call_context(
             "m", {"type": "http", "headers": [], "state": {}}, stay_connected, send
         ) as context:
             context.samples = 3
@@ -640,7 +640,7 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
         reads_before = reads
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:
-            inference._admit("m", 1, context)
+            inference._begin_pending("m", 1, context)
         assert reads == reads_before
         assert inference.fleet.queue_length("m") == 7
         waiting.cancel()
