@@ -176,8 +176,8 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
         if model.name not in profiles:
             profiles[model.name] = profile_source.cached_or_measured(settings, model, executor, meter)
         warmed = torch_device.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
-        profiles[model.name] = profile = model.codec.complete(warmed)
-        served[model.name] = replace(model, size_predictor=model.codec.size_predictor(profile, settings.guess))
+        profiles[model.name] = profile = model.codec.complete_profile(warmed)
+        served[model.name] = replace(model, size_predictor=model.codec.make_size_predictor(profile, settings.guess))
     return _Backend(served, executor, meter, profiles)
 
 

@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 _SEED = 20_260_121
 _MAX_PROMPT_TOKENS = 512
 _MAX_NEW_TOKENS = 256
-_RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # model types with relative, and with absolute positions
+_MARIAN = "marian"
+_ENCODER_DECODERS = ("t5", "mt5", "umt5", _MARIAN)  # T5's positions are relative, Marian's absolute
 _GENERATES = ("ForConditionalGeneration", "WithLMHeadModel", "MTModel")  # suffixes of architectures
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
@@ -130,9 +131,9 @@ def _auto_class(name: str, config: Any) -> str:
     """The transformers class that builds the network."""
     architecture = next(iter(config.architectures or ()), "")
     if config.is_encoder_decoder:
-        if config.model_type not in (*_RELATIVE, _MARIAN):
-            known = ", ".join((*_RELATIVE, _MARIAN))
-            raise SpecError(f"{name} is a {config.model_type}; encoders with a decoder can be {known}")
+        if config.model_type not in _ENCODER_DECODERS:
+            known = ", ".join(_ENCODER_DECODERS)
+            raise SpecError(f"{name} is a {config.model_type}; of the encoder-decoder models give {known}")
         if architecture and not architecture.endswith(_GENERATES):
             raise SpecError(f"{name}: {architecture!r} does not generate; give one that ends in {_GENERATES[0]}")
         return "AutoModelForSeq2SeqLM"
@@ -142,7 +143,7 @@ def _auto_class(name: str, config: Any) -> str:
         return "AutoModelForCausalLM"
     raise SpecError(
         f"{name}: the configuration's architecture is {architecture!r}; give one that ends in "
-        "ForSequenceClassification, ForCausalLM or LMHeadModel, or an encoder with a decoder"
+        "ForSequenceClassification, ForCausalLM or LMHeadModel, or an encoder-decoder model"
     )
 
 
@@ -170,7 +171,7 @@ def _stored_net(name: str, auto_class: str, folder: str) -> Any:
 
 
 def _load_tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
-    """The folder's tokenizer; bytes if there is none and the weights are random."""
+    """The folder's tokenizer; if there is none, a `ByteTokenizer` for random weights, else None."""
     if Path(spec).is_dir() and _has_file(spec, _TOKENIZERS):
         try:
             return _StoredTokenizer(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
@@ -181,7 +182,7 @@ def _load_tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenize
 
 
 class _StoredTokenizer:
-    """A tokenizer of transformers."""
+    """A tokenizer that transformers loaded."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -195,7 +196,7 @@ class _StoredTokenizer:
 
 
 def _make_codec(auto_class: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
-    """The codec, with limits from the configuration; a causal model's positions are halved: prompt and output."""
+    """The codec, with limits from the configuration; prompt and output share the positions of a causal model."""
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 10**9
     longest = positions // 2 if auto_class == "AutoModelForCausalLM" else positions
     return TextCodec(

@@ -34,7 +34,7 @@ _EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
 _SCAN = b"\xff\xda"  # marker of a scan; those of a thumbnail in the metadata are counted too
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
-_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, but for JFIF's and Adobe's, which define the colours
+_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, except JFIF's and Adobe's, which define the colours
 _REMEDY = "send a complete JPEG or PNG"
 
 
@@ -102,10 +102,10 @@ class ImageCodec(Codec):
         return np.frombuffer(data, np.uint8).reshape(self.shape)
 
     def decode_cost(self, data: bytes, /) -> DecodeCost:
-        """Read the cost of decoding a JPEG or PNG from its header, without comparing checksums.
+        """Read the cost of decoding a JPEG or PNG from its header and, if it is progressive, from its scan markers.
 
         Raises:
-            BadInputError: neither JPEG nor PNG, cut off in its header, or over 50 megapixels.
+            BadInputError: the image is neither JPEG nor PNG, is cut off in its header, or is over 50 megapixels.
         """
         if data.startswith(_JPEG):
             width, height, scans, decoded = self._measure_jpeg(data)
