@@ -135,8 +135,8 @@ class Replica:
         return {"backlog_s": fleet.backlog(), "load": load}
 
 
-def _chosen(settings: Settings, model: str, now: Chosen) -> Chosen:
-    return policy_of(settings, model, now.profile)
+def _chosen(settings: Settings, model: str, current: Chosen) -> Chosen:
+    return policy_of(settings, model, current.profile)
 
 
 def merge_metrics(texts: Mapping[str, str]) -> str:

@@ -294,7 +294,7 @@ class Inference:
             return
         if isinstance(error, RejectedError):
             self.metrics.rejected(name, error.reason, context.samples)
-        self.metrics.statistics.failed(name, monotonic() - context.began)
+        self.metrics.statistics.call_failed(name, monotonic() - context.began)
 
     def _count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
         """Count the outcome of a call's samples, and return the name of its model; None for an unknown model."""
@@ -307,9 +307,9 @@ class Inference:
     def _count_answered(self, model: str, context: RequestContext) -> None:
         response = monotonic() - context.began
         self.metrics.outcome(model, "ok", context.samples)
-        self.metrics.responded(model, context.device, response, context.samples)
+        self.metrics.call_completed(model, context.device, response, context.samples)
         preparing = context.queued - context.began
-        self.metrics.statistics.answered(model, preparing, context.waiting, context.service, response)
+        self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""

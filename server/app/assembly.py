@@ -102,7 +102,8 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
     delivery, dispatcher.on_batch_size_reduced = dispatcher.delivery, controller.batch_size_reduced
-    delivery.on_served, delivery.on_disturbed, delivery.tracing = controller.served, controller.disturbed, tracing
+    delivery.on_served, delivery.on_unprofiled_work = controller.served, controller.unprofiled_work
+    delivery.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())

@@ -42,7 +42,7 @@ def _load_model(name: str, spec: str, weights: str, max_batch_size: int, stages:
 
 
 def make_device(models: Sequence[LoadedModel], device: torch.device) -> Device:
-    """Put all models on one device, and set the process up for it."""
+    """Put all models on one device, and set the process's threads and heap for it."""
     images: list[Any] = [(model, net) for model, net in models if isinstance(net, PixelNet)]
     texts = {model.name: net for model, net in models if not isinstance(net, PixelNet)}
     image_device = make_image_device(images, device)

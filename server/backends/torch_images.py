@@ -79,7 +79,7 @@ class ImageDevice:
 def make_image_device(
     models: Iterable[tuple[ServedModel[ImageCodec], PixelNet]], device: torch.device, precision: Precision = "auto"
 ) -> ImageDevice:
-    """Put models on the device and set the process up for it; the precision "auto" is fp32 on the CPU, else bf16."""
+    """Put models on the device, and set the process's threads and heap for it."""
     dtype = _DTYPES[resolve_precision(precision, device)]
     placed = {model.name: _place(model, net, device, dtype) for model, net in models}
     if device.type == "cpu":

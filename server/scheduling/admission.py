@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from server.errors import QueueFullError, TooLateError
 
-_TRAVEL = 0.05  # share of a timeout for the network: the client's clock starts before the server's and ends after it
+_NETWORK_SHARE = 0.05  # share of a timeout for the network, which the client's timeout includes
 _HALF_LIFE = 5.0  # s without an observation after which the margin is half as large
 
 
@@ -62,7 +62,7 @@ class Admission:
         self.lateness = Lateness()
 
     def observe(self, earliest: float, answered: float) -> None:
-        """Learn from a call answered at `answered` that could have been at `earliest`, s; 0 is ignored."""
+        """Learn from a call that was answered at `answered`, at best possible at `earliest`, s; 0 is ignored."""
         if earliest:
             self.lateness.observe(answered - earliest, answered)
 
@@ -70,15 +70,15 @@ class Admission:
         """Check that the answer is expected within the client's timeout.
 
         Args:
-            needed: the least time in which the device can serve this call and all before it, s.
+            needed: the least time in which the device can serve this call and all earlier ones, s.
             timeout: remaining timeout of the client, s.
-            now: the current instant, s; None leaves the learned margin out, which holds only under a backlog.
+            now: the current instant, s; None leaves out the learned margin, which is valid only under a backlog.
 
         Raises:
             TooLateError: the answer is expected after the timeout.
         """
         expected = needed if now is None else needed + self.lateness.margin(now)
-        late = expected - (1.0 - _TRAVEL) * timeout
+        late = expected - (1.0 - _NETWORK_SHARE) * timeout
         if late > 0.0:
             wait = _retry_after(late)
             raise TooLateError(

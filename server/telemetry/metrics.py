@@ -155,11 +155,11 @@ class Metrics:
         """Export the number of steps towards faster policies on a device."""
         self._objective.labels(model, device).set(level)
 
-    def batch(self, batch: BatchRecord) -> None:
+    def batch_completed(self, batch: BatchRecord) -> None:
         """Count a completed batch, or some stages of one; requests are counted with their last stage."""
         labels = batch.model, batch.device
         if batch.whole or batch.finished:
-            self.statistics.batch(
+            self.statistics.batch_completed(
                 batch.model, len(batch.finished), (batch.size, batch.service) if batch.whole else None
             )
             self._batch_size.labels(*labels).observe(batch.size)
@@ -169,14 +169,14 @@ class Metrics:
             self._tokens.labels(batch.model, "padding").inc(computed - needed)
         for length in batch.generated:
             self._generated.labels(batch.model).observe(length)
-        self.history.batch(batch)
+        self.history.batch_completed(batch)
         self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
         self._service.labels(*labels).observe(batch.service)
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
-    def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
-        """Observe the waiting times of completed requests of one model, and count the late ones; `now` in s."""
+    def requests_completed(self, device: str, requests: Sequence[Request], now: float) -> None:
+        """Observe the waiting times of requests of one model that are complete at `now`, s, and count the late ones."""
         if not requests:
             return
         model = requests[0].kind.model
@@ -187,12 +187,12 @@ class Metrics:
         if late:
             self._missed.labels(model).inc(late)
 
-    def responded(self, model: str, device: str, seconds: float, n: int) -> None:
+    def call_completed(self, model: str, device: str, seconds: float, n: int) -> None:
         """Observe the response time of a call of `n` requests, s, once per request."""
         response = self._response(model, device)
         for _ in range(n):
             response.observe(seconds)
-        self.history.answered(model, [seconds] * n)
+        self.history.requests_completed(model, [seconds] * n)
 
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
         """Count `n` requests by outcome: ok, bad_input, rejected, expired, cancelled or failed."""
