@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation(
         "solve again if the profile was refitted meanwhile",
         "server/scheduling/policy_swap.py",
-        "if p not in found or found[p].profile is not p[0].chosen[p[1]].profile]",
-        "if p not in found]",
+        "        or solved[dispatcher, model].profile is not dispatcher.chosen[model].profile  # replaced meanwhile\n",
+        "",
         ("tests/server/scheduling/test_policy_swap.py",),
     ),
     Mutation(
@@ -81,17 +81,10 @@ MUTATIONS = (
         ("tests/server/scheduling/test_calls.py",),
     ),
     Mutation(
-        "a call in the queue does not count as on its way there (protocol)",
-        "server/api/open_inference/routes.py",
-        "        share.arrive()\n",
-        "",
-        ("tests/server/api/test_inference.py",),
-    ),
-    Mutation(
-        "a call in the queue does not count as on its way there (predict)",
-        "server/api/predict.py",
-        "        share.arrive()\n",
-        "",
+        "queued samples do not count as pending",
+        "server/api/inference.py",
+        "        context.memory.end_pending()\n        return await self._submit",
+        "        return await self._submit",
         ("tests/server/api/test_inference.py",),
     ),
     Mutation(

@@ -30,7 +30,7 @@ from profiler.stages import with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
-from server.models.text_model_spec import check_text, identity
+from server.models.text_model_spec import check_text, model_settings
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _PASSES, _QUICK_PASSES = 20, 5  # through all stages, at each batch size of the quick plan
@@ -152,7 +152,7 @@ def _emulated_job(model: str, profile: Profile) -> _ProfilingJob:
 def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
     from server.backends.loading import load_models, make_device
-    from server.backends.torch_images import autotunes, resolve_device, settings
+    from server.backends.torch_device import autotunes, device_settings, resolve_device
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
@@ -162,7 +162,7 @@ def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | No
     check_text(model, spec, weights, stages)
     ((served, net),) = load_models({model: spec}, weights, {model: max_batch_size}, stages or 1)
     executor = ThreadExecutor(make_device([(served, net)], place))
-    setting = ", ".join(filter(None, (settings(place, stages=stages), identity(model, spec))))
+    setting = ", ".join(filter(None, (device_settings(place, stages=stages), model_settings(model, spec))))
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"

@@ -19,7 +19,7 @@ from server.config import Settings
 from server.energy.meters import EnergyMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.text_model_spec import identity
+from server.models.text_model_spec import model_settings
 
 _PASSES = 5  # over all stages and batch sizes
 _log = logging.getLogger("batchwright.profiler")
@@ -65,20 +65,22 @@ def _measure_and_cache(subject: Subject, key: cache.CacheKey, plan: MeasurementP
 class FirstProfiles:
     """The server's interface to the profiler."""
 
-    def kept(self, settings: Settings, model: str, largest: int) -> Profile | None:
+    def cached(self, settings: Settings, model: str, largest: int) -> Profile | None:
         """Return the cached profile of a model on a real device for batches of up to `largest`, or None."""
         return cache.load_cached_profile(_key(settings, model, largest))
 
-    def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter) -> Profile:
+    def cached_or_measured(
+        self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter
+    ) -> Profile:
         """Return the cached profile, else measure one on the executor's device, which nothing else uses meanwhile.
 
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
         """
-        from server.backends import torch_images
+        from server.backends import torch_device
 
-        place, _ = torch_images.resolve_device(settings.device)
-        key, tunes = _key(settings, model.name, model.max_batch_size), torch_images.autotunes(place, model)
+        place, _ = torch_device.resolve_device(settings.device)
+        key, tunes = _key(settings, model.name, model.max_batch_size), torch_device.autotunes(place, model)
         try:
             return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
         except OutOfMemoryError as error:
@@ -89,12 +91,12 @@ class FirstProfiles:
 
 
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
-    from server.backends import torch_images  # torch takes seconds to import, and an emulated device needs none of it
+    from server.backends import torch_device  # torch takes seconds to import, and an emulated device needs none of it
 
-    place, device_name = torch_images.resolve_device(settings.device)
-    about = ", ".join(
-        filter(None, (torch_images.settings(place, stages=settings.stages), identity(model, settings.specs[model])))
-    )
+    place, device_name = torch_device.resolve_device(settings.device)
+    device_about = torch_device.device_settings(place, stages=settings.stages)
+    model_about = model_settings(model, settings.specs[model])
+    about = f"{device_about}, {model_about}" if model_about else device_about
     return cache.CacheKey(model, device_name, largest, about)
 
 

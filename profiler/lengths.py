@@ -44,7 +44,7 @@ async def with_lengths(
     columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in texts]
     return replace(
         profile,
-        note=f"{profile.note}; service_time_s is of texts of {codec.middle_length}",
+        note=f"{profile.note}; service_time_s is of texts of {codec.synthetic_length_note}",
         lengths=tuple(texts),
         length_service_times=tuple(zip(*columns, strict=True)),
         generates=codec.generates,

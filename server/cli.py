@@ -22,10 +22,10 @@ from server.app.assembly import assemble, keys_of
 from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import ServerPlan, make_plan
 from server.config import Settings, read_settings
-from server.telemetry.logs import logging_to
+from server.telemetry.logs import configured_logging
 from server.transport.auth import Keys
 from server.transport.connection import Listener, TimeLimits
-from server.transport.tls import load_tls
+from server.transport.tls import Tls, load_tls
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -68,8 +68,8 @@ def serve_model(
     started = monotonic()
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
-    with logging_to(*result.log_options):
-        code = _run(make_plan(result, FirstProfiles().kept, _CHECKS), started)
+    with configured_logging(*result.log_options):
+        code = _run(make_plan(result, FirstProfiles().cached, _CHECKS), started)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
 
@@ -83,8 +83,10 @@ def _run(plan: ServerPlan, started: float) -> int:
         )
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
-        _log.info("loaded, profiled and solved in %.1f s", monotonic() - started)
-        return serve(server.app, server.fleet, bound, settings.drain_delay_s, _listener(settings, server.keys))
+        _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
+        listener = _listener(settings)
+        reloads = _reloads(server.keys, listener.tls)
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
 
 
 def _is_loopback(host: str) -> bool:
@@ -94,15 +96,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listener(settings: Settings, keys: Keys | None = None) -> Listener:
+def _listener(settings: Settings) -> Listener:
     limits = TimeLimits(
         settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
     )
-    tls = load_tls(settings.tls_cert, settings.tls_key)
-    files: dict[str, Callable[[], None]] = {} if keys is None else {"API key file": keys.reload}
-    if tls is not None:
-        files["TLS certificate"] = tls.reload
-    return Listener(limits, tls, files)
+    return Listener(limits, load_tls(settings.tls_cert, settings.tls_key))
+
+
+def _reloads(keys: Keys | None, tls: Tls | None) -> dict[str, Callable[[], None]]:
+    """The functions that read the server's files again on SIGHUP, by the name of the file."""
+    files = {"API key file": keys, "TLS certificate": tls}
+    return {name: file.reload for name, file in files.items() if file is not None}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _PREFIX = "BATCHWRIGHT_"
 
 
 def _split(value: object) -> object:
-    """A string is a list of words: BATCHWRIGHT_MODELS="googlenet resnet50"."""
+    """Split the string of an environment variable into words, such as BATCHWRIGHT_MODELS="googlenet resnet50"."""
     return value.split() if isinstance(value, str) else value
 
 
@@ -82,7 +82,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="bound on the 95th percentile of the response time, ms, where the policy spec does not set it",
     )
-    queue_capacity: int = Field(1024, ge=1, description="most requests that wait, on all devices together")
+    queue_capacity: int = Field(1024, ge=1, description="maximum number of waiting requests, over all devices")
     queue_bytes: int = Field(
         2**30,
         ge=2**26,
@@ -118,7 +118,7 @@ class Settings(BaseSettings):
         gt=0,
         le=86400,
         allow_inf_nan=False,
-        description="time limit for a client to read some of a response that fills the buffers, s",
+        description="time limit for a client to read any part of a response while the write buffer is full, s",
     )
     answer_timeout_s: float = Field(
         300.0, gt=0, le=86400, allow_inf_nan=False, description="time limit for a client to read a whole response, s"
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
 
     @property
     def specs(self) -> dict[str, str]:
-        """The spec of each model by its name; an entry without a spec is its own."""
+        """The spec of each model by its name; an entry without = is both name and spec."""
         pairs = (model.partition("=") for model in self.models)
         return {name: spec or name for name, _, spec in pairs}
 
@@ -239,7 +239,7 @@ def _message(error: ErrorDetails) -> str:
 
 def _unknown_variables() -> list[str]:
     variables = {_PREFIX + name.upper() for name in Settings.model_fields}
-    allowed = variables | {_PREFIX + "API_KEY"}  # generate-load's
+    allowed = variables | {_PREFIX + "API_KEY"}  # read by generate-load
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in allowed)
     if not unknown:
         return []
@@ -269,5 +269,5 @@ def by_model(entries: list[str], models: Collection[str]) -> dict[str, str]:
 
 
 def _has_model(entry: str) -> bool:
-    """Whether an entry begins with MODEL=. A spec has : or , before its first =; a file's name may have one."""
+    """Whether an entry begins with MODEL=. A spec has : or , before its first =, but the name of a file may have =."""
     return re.match(r"[\w.-]+=", entry, re.ASCII) is not None and not Path(entry).is_file()

@@ -1,36 +1,20 @@
-"""Errors of requests, each with its HTTP status, and errors of devices.
-
-ServerError
-├── BadInputError       400  the client's bytes cannot be used
-├── NotFoundError       404  no such model, route or version
-├── TooLargeError       413  the body is over the limit
-├── UnauthorizedError   401  no key, or one that is not known
-├── ForbiddenError      403  the key, or the page that calls, may not do this
-├── TooManyError        429  the key's rate is used up; Retry-After says when to come again
-├── UnsupportedError    415  an encoding or media type that is not spoken here
-├── QueueFullError      503  no room to wait; Retry-After says when to come again
-├── TooLateError        503  the answer would come after the client's time-out; refused at once
-├── DrainingError       503  the server is stopping
-├── UnavailableError    503  the device is lost, the server is about to end
-├── ExpiredError        504  the client's time-out passed before the answer
-└── ExecutionError      500  the device failed
-
-OutOfMemoryError, NotFiniteError and DeviceLostError are raised by devices.
-"""
+"""Errors of requests, each with the HTTP status of its response, and errors of devices."""
 
 import reprlib
 from typing import Any, ClassVar
 
 import orjson
 
+INTERNAL_ERROR = "internal error; the server's log has the details"
+
 
 class ServerError(Exception):
-    """A request that gets an answer other than 200. The message is one line and is shown to the client.
+    """Error of a request; its message is one line and is sent to the client.
 
     Attributes:
-        status: of the answer.
-        outcome: as the metrics name it.
-        retry_after: s, sent as Retry-After; None sends none.
+        status: HTTP status of the response.
+        outcome: outcome of the request in the metrics.
+        retry_after: Retry-After of the response, s; None without one.
     """
 
     status: ClassVar[int] = 500
@@ -39,7 +23,7 @@ class ServerError(Exception):
 
 
 class BadInputError(ServerError):
-    """The client's bytes cannot be used; the message names the value, the bound and the remedy."""
+    """The request is malformed; the message has the value, the limit and what to send instead."""
 
     status = 400
     outcome = "bad_input"
@@ -52,86 +36,88 @@ class NotFoundError(BadInputError):
 
 
 class TooLargeError(BadInputError):
-    """The body, or what it decompresses to, is over the limit."""
+    """The body, or the decompressed body, is over the limit."""
 
     status = 413
 
 
 class UnsupportedError(BadInputError):
-    """A content encoding or media type that is not spoken here."""
+    """The content encoding or media type is not supported."""
 
     status = 415
 
 
 class UnauthorizedError(ServerError):
-    """No key, or one that is not known."""
+    """The API key is missing or unknown."""
 
     status = 401
 
 
 class ForbiddenError(ServerError):
-    """The key, or the page that calls, may not do this."""
+    """The scope of the API key, or the origin of the request, does not permit this route."""
 
     status = 403
 
 
-class TooManyError(ServerError):
-    """The key's rate is used up."""
-
-    status = 429
+class RetryLaterError(ServerError):
+    """The client may send the request again after `retry_after`, s."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class QueueFullError(ServerError):
-    """Admitting the call would exceed the queue's capacity.
+class TooManyError(RetryLaterError):
+    """The rate limit of the API key is exceeded."""
+
+    status = 429
+
+
+class UnavailableError(RetryLaterError):
+    """The device was lost while it served the request, and no other device takes it over."""
+
+    status = 503
+
+
+class RejectedError(RetryLaterError):
+    """Admission control rejects the request.
 
     Attributes:
-        reason: why, as the metrics name it.
+        reason: reason of the rejection in the metrics.
     """
 
     status = 503
     outcome = "rejected"
-    reason: ClassVar[str] = "queue_full"
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    reason: ClassVar[str]
 
 
-class TooLateError(QueueFullError):
-    """The answer would come after the client's time-out: it is better refused at once than late."""
+class QueueFullError(RejectedError):
+    """The requests of the call would exceed the capacity of the queue."""
+
+    reason = "queue_full"
+
+
+class TooLateError(RejectedError):
+    """The response is expected after the client's timeout."""
 
     reason = "too_late"
 
 
-class DrainingError(QueueFullError):
-    """The server finishes what it accepted and takes nothing new."""
+class DrainingError(RejectedError):
+    """The server is shutting down: it serves the accepted calls and rejects new ones."""
 
     reason = "draining"
 
 
-class UnavailableError(ServerError):
-    """The device is lost: whoever was accepted is told, and the server ends."""
-
-    status = 503
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
 class ExpiredError(ServerError):
-    """The client's time-out passed before its answer; if it still waited, it is never run."""
+    """The client's timeout passed before the response; a request that was still queued is not run."""
 
     status = 504
     outcome = "expired"
 
 
 class ExecutionError(ServerError):
-    """The device failed while running the batch."""
+    """The device failed on the request."""
 
 
 class OutOfMemoryError(Exception):
@@ -147,11 +133,16 @@ class DeviceLostError(Exception):
 
 
 def render_error(message: str) -> bytes:
-    """Return the JSON body of an answer other than 200."""
-    # Part of a message may come from a URL, and JSON cannot hold the lone surrogates of a badly decoded one.
+    """Return the JSON body of an error response."""
+    # a message may quote a badly decoded URL, whose lone surrogates JSON cannot represent
     return orjson.dumps({"error": message.encode(errors="replace").decode()})
 
 
 def quote(value: Any) -> str:
     """Quote a value from a client on one short line."""
     return reprlib.repr(value)[:120]  # reprlib bounds the work, but not the length when lists are nested
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an exception on one short line, or its type if the message is empty."""
+    return " ".join(str(error).split())[:160] or type(error).__name__

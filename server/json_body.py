@@ -7,21 +7,21 @@ import orjson
 from server.errors import BadInputError, quote
 
 
-def parse_object(text: bytes, what: str, wanted: str) -> dict[str, Any]:
+def parse_object(text: bytes, name: str, expected: str) -> dict[str, Any]:
     """Parse a JSON text that has to be an object; `transport.json_limits` has checked its size.
 
     Args:
         text: the whole document.
-        what: its name in errors.
-        wanted: what a client should send.
+        name: the document's name in error messages.
+        expected: the content that a client should send, for error messages.
 
     Raises:
-        BadInputError: it is not valid JSON, or no object.
+        BadInputError: the text is not valid JSON, or not an object.
     """
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadInputError(f"the {what} is not valid JSON ({error}); send {wanted}") from error
+        raise BadInputError(f"the {name} is not valid JSON ({error}); send {expected}") from error
     if type(document) is not dict:
-        raise BadInputError(f"the {what} is {quote(document)}; send {wanted}")
+        raise BadInputError(f"the {name} is {quote(document)}; send {expected}")
     return document

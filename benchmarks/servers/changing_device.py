@@ -75,7 +75,7 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     with bind("127.0.0.1", port) as bound:
-        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listener())
+        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listener(), {})
 
 
 def main() -> None:

@@ -238,7 +238,8 @@ def run_study(study: Study, save: Callable[[str, Any], object]) -> None:
     Raises:
         UnmeasuredError: the sensor failed.
     """
-    from server.backends.torch_images import make_image_device, resolve_device, settings
+    from server.backends.torch_device import device_settings, resolve_device
+    from server.backends.torch_images import make_image_device
     from server.models.torchvision_source import load_image_model
 
     place, device_name = resolve_device(study.device)
@@ -250,7 +251,7 @@ def run_study(study: Study, save: Callable[[str, Any], object]) -> None:
         samples = list(synthetic_images(model.codec, 16, np.random.default_rng(1)))
         subject = Subject(executor, study.model, samples, meter_for(study.device))
         versions = ", ".join(f"{name} {number}" for name, number in cache.package_versions().items())
-        about = f"{settings(place)}, weights random, {versions}; {found.note}"
+        about = f"{device_settings(place)}, weights random, {versions}; {found.note}"
         profile, sweep = measure_profile(subject, study, device_name, about)
         save("profile", profile.to_json())
         if sweep is None:

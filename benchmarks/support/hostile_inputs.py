@@ -16,7 +16,7 @@ import orjson
 from hypothesis import strategies as st
 from PIL import Image
 
-from server.api.open_inference.documents import wants_ready_only
+from server.api.open_inference.documents import parse_index_request
 from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.errors import ServerError, render_error
 from server.models.images import ImageCodec
@@ -334,7 +334,7 @@ def _compress(accepted: str) -> None:
 
 
 def _index(body: bytes) -> None:
-    assert wants_ready_only(body) in (True, False)
+    assert parse_index_request(body) in (True, False)
 
 
 _TARGETS: Mapping[str, Callable[..., None]] = {

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from policies.catalog import Chosen
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
-from server.app.assembly import Assembled, assemble, keys_of
+from server.app.assembly import AssembledServer, assemble, keys_of
 from server.app.plan import make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
-from server.telemetry.logs import logging_to
+from server.telemetry.logs import configured_logging
 from server.transport.asgi import below_root, respond, respond_error
 
 _log = logging.getLogger("batchwright")
@@ -46,7 +46,7 @@ class Replica:
         self._logs = ExitStack()
         self._changing = asyncio.Lock()  # keeps changes in order
         self._serving = False
-        self._server: Assembled
+        self._server: AssembledServer
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the models, profile and solve them if necessary, and return the ASGI application.
@@ -56,9 +56,9 @@ class Replica:
         """
         result = read_settings(self._settings, None)
         with ExitStack() as logs:
-            logs.enter_context(logging_to(*result.log_options))
+            logs.enter_context(configured_logging(*result.log_options))
             disable_created_metrics()  # type: ignore[no-untyped-call]
-            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().kept, (keys_of,))
+            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().cached, (keys_of,))
             plan.bound.close()
             self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
             self._logs = logs.pop_all()
@@ -135,8 +135,8 @@ class Replica:
         return {"backlog_s": fleet.backlog(), "load": load}
 
 
-def _chosen(settings: Settings, model: str, now: Chosen) -> Chosen:
-    return policy_of(settings, model, now.profile)
+def _chosen(settings: Settings, model: str, current: Chosen) -> Chosen:
+    return policy_of(settings, model, current.profile)
 
 
 def merge_metrics(texts: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from policies.catalog import Chosen, choose, names_file
 from server.api.inference import Inference
-from server.api.openapi import KEYED, OF_MODEL, documented, json_content
+from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
 from server.api.schemas import Device, DeviceChange, Policy, PolicyChange
 from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
@@ -33,10 +33,14 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
     fleet = inference.fleet
     swapping = asyncio.Lock()  # swaps run in order of arrival
 
-    async def set_to(model: str, spec: Callable[[Chosen], str]) -> dict[str, Any]:
+    async def swap_policy(model: str, spec_of: Callable[[Chosen], str]) -> dict[str, Any]:
         name = inference.model(model).name
+
+        def choose_policy(current: Chosen) -> Chosen:
+            return choose(spec_of(current), current.profile, current.defaults)
+
         async with swapping:
-            await swap(fleet, inference.metrics, {name: lambda now: choose(spec(now), now.profile, now.defaults)})
+            await swap(fleet, inference.metrics, {name: choose_policy})
         return describe(name)
 
     def describe(name: str) -> dict[str, Any]:
@@ -44,9 +48,9 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         first = policies[fleet.first.device]
         return first if len(policies) == 1 else first | {"devices": policies}
 
-    reading = documented("The current policy, and what it expects", Policy, OF_MODEL)
-    changed = documented("Serve by another policy", Policy, (*OF_MODEL, 413), body=json_content(PolicyChange))
-    solved = documented("Solve again for the current profile", Policy, (*OF_MODEL, 413))
+    reading = documented("The current policy, its expected response time and power", Policy, MODEL_ERRORS)
+    changed = documented("Swap the policy", Policy, (*MODEL_ERRORS, 413), body=json_content(PolicyChange))
+    solved = documented("Solve again for the current profile", Policy, (*MODEL_ERRORS, 413))
 
     @app.get("/admin/models/{model}/policy", response_model_exclude_unset=True, **reading)
     async def read_policy(model: str) -> dict[str, Any]:
@@ -57,21 +61,21 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         change = await _read_change(request, inference.budget, PolicyChange, '{"policy": "SPEC"}')
         if names_file(change.policy):
             raise BadInputError(
-                f"the policy {change.policy[:80]!r} names a file, which a request must not; "
+                f"the policy {change.policy[:80]!r} is a file, and requests cannot name files; "
                 "start the server with it, or send a policy spec"
             )
-        return await set_to(model, lambda _: change.policy)
+        return await swap_policy(model, lambda _: change.policy)
 
     @app.post("/admin/models/{model}/solve", response_model_exclude_unset=True, **solved)
     async def solve(model: str) -> dict[str, Any]:
-        return await set_to(model, lambda now: now.spec)
+        return await swap_policy(model, lambda current: current.spec)
 
 
 def _add_devices(app: FastAPI, inference: Inference) -> None:
     fleet = inference.fleet
 
-    reading = documented("The devices", list[Device], KEYED)
-    errors = (*OF_MODEL, 413, 503)
+    reading = documented("The devices", list[Device], KEYED_ERRORS)
+    errors = (*MODEL_ERRORS, 413, 503)
     changed = documented("Retire or resume a device", Device, errors, body=json_content(DeviceChange))
 
     @app.get("/admin/devices", **reading)
@@ -105,13 +109,13 @@ def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
             "serving": fleet.serves(dispatcher),
             "up": not dispatcher.broken.is_set(),
             "open_calls": dispatcher.open_calls,
-            "models": {model: _on_device(dispatcher, model) for model in dispatcher.chosen},
+            "models": {model: _describe_model(dispatcher, model) for model in dispatcher.chosen},
         }
         for dispatcher in fleet.dispatchers
     ]
 
 
-def _on_device(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
+def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
     chosen = dispatcher.chosen[model]
     return {
         "policy": chosen.spec,

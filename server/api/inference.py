@@ -13,27 +13,27 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from policies.cpus import available_cpus
-from server.errors import BadInputError, NotFoundError, QueueFullError, ServerError, TooLargeError
+from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
 from server.scheduling.calls import Answer
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import BodyLimit, ClientGoneError, disconnected, read_body, respond_error
-from server.transport.content_encoding import decompressing
+from server.transport.asgi import BodyLimit, ClientDisconnectedError, read_body, respond_error, wait_for_disconnect
+from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request_context import RequestContext
 
 _T = TypeVar("_T")
-_log = logging.getLogger("batchwright.gateway")
+_log = logging.getLogger("batchwright.inference")
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CALL_WORK = 250_000_000  # sum of `DecodeCost.work` of a call: a few seconds of decoding
 _HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
 _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
-_MAX_LANES = 8  # images of one call that are decoded concurrently
+_MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
-_THREADS = min(28, available_cpus())  # for decoding, of the pool's 32
+_THREADS = min(28, available_cpus())  # for decoding; the pool has at least four more, for short work
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
 _MEMORY_PER_JSON = 4  # bytes of tensors per byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
@@ -49,19 +49,19 @@ class Inference:
         models: by name.
         fleet: the devices with their dispatchers.
         metrics: counts the outcome of each request.
-        decoders: threads that decode images.
+        pool: threads for work that would block the event loop.
         capacity: maximum number of waiting samples, and so of the samples of one call.
         budget: the memory budget of all calls.
-        decoding: limits concurrent decoding of images and decompression of bodies to the number of processors, so
-            that a waiting image takes no memory, and threads are left for short work.
+        decoding: limits concurrent decoding of images and decompression of bodies to `_THREADS`, so that a waiting
+            image takes no memory, and threads are left for short work.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
-        parsing: limits concurrent parsing of long JSON documents, which holds the interpreter's lock.
+        parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
     """
 
     models: Mapping[str, ServedModel]
     fleet: Fleet
     metrics: Metrics
-    decoders: Pool
+    pool: Pool
     capacity: int
     budget: MemoryBudget
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
@@ -69,12 +69,13 @@ class Inference:
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     @asynccontextmanager
-    async def answering(
+    async def call_context(
         self, name: str | None, scope: Scope, receive: Receive, send: Send
     ) -> AsyncIterator[RequestContext]:
-        """Context of one call for the model of that name: errors raised inside are answered and counted.
+        """Context of one call for the model of that name, within which it is read, served and answered.
 
-        The call's memory reservation ends when its answer has been handed to the connection.
+        The outcome is counted. An error that is raised in the context is sent as the response. The call's memory
+        reservation ends with the context.
         """
         context = RequestContext(scope, receive, self.budget)
         with context.memory:
@@ -84,14 +85,14 @@ class Inference:
             except ServerError as error:
                 self._count_failed(name, error, context)
                 await respond_error(send, error)
-            except ClientGoneError:
+            except ClientDisconnectedError:
                 self._count(name, "cancelled", context)
             except asyncio.CancelledError:
                 self._count(name, "cancelled", context)
                 raise
-            except Exception:  # noqa: BLE001  (the client gets an answer after a bug, too)
+            except Exception:  # noqa: BLE001  (the client gets a response after a bug, too)
                 _log.exception("request %s failed with an exception", context.request_id)
-                bug = ServerError("internal error; the server's log has the details")
+                bug = ServerError(INTERNAL_ERROR)
                 self._count_failed(name, bug, context)
                 await respond_error(send, bug)
 
@@ -110,22 +111,22 @@ class Inference:
 
         Raises:
             ServerError: the call is rejected, expired or failed.
-            ClientGoneError: the client closed the connection.
+            ClientDisconnectedError: the client closed the connection.
         """
-        self.fleet.check_room(model.name, 1, context.left())
+        self.fleet.check_room(model.name, 1, context.remaining_timeout())
         inputs = await read_inputs()
         context.samples = inputs.count
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)
         else:
             context.memory.grow(inputs.memory)
-            samples = await self.off_the_loop(inputs.read) if inputs.slow else inputs.read()
+            samples = await self.run_in_thread(inputs.read) if inputs.slow else inputs.read()
         del inputs  # frees their memory while the samples wait
         context.memory.end_pending()
         return await self._submit(model, samples, context)
 
     def model(self, name: str | None) -> ServedModel:
-        """The model of that name; None stands for the only one.
+        """The model of that name; without a name the only model.
 
         Raises:
             NotFoundError: there is none of that name.
@@ -136,12 +137,12 @@ class Inference:
                 raise BadInputError(f"several models are loaded; name one in the path: {', '.join(self.models)}")
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise NotFoundError(f"no model {name[:80]!r} here; there is {', '.join(self.models)}")
+            raise NotFoundError(f"no model {name[:80]!r}; the server has {', '.join(self.models)}")
         return self.models[name]
 
-    async def off_the_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a pure function in the decoders' threads."""
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
+    async def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a pure function in a thread of the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
 
     async def read(self, model: ServedModel, context: RequestContext, limit: BodyLimit = ANY_BODY) -> bytes:
         """Read the body of a call, and decompress it by its Content-Encoding.
@@ -149,24 +150,24 @@ class Inference:
         Raises:
             BadInputError: it cannot be decompressed.
             TooLargeError: it is over the limit.
-            QueueFullError: there is no room in the queue for another request, or in the memory budget for the body.
-            ExpiredError: the client's time-out has passed.
-            ClientGoneError: the client closed the connection, or took too long.
+            RejectedError: there is no room in the queue for another request, or in the memory budget for the body.
+            ExpiredError: the client's timeout has passed.
+            ClientDisconnectedError: the client closed the connection, or took too long.
         """
         body = await read_body(context.headers, context.receive, limit, context.memory.grow_to)
         context.memory.resize(len(body))
         encoding = context.headers.get(b"content-encoding")
         if encoding is not None:
-            self._admit(model.name, 1, context)
-            body = await self._decompressed(body, encoding.decode("latin-1"), context, limit)
+            self._begin_pending(model.name, 1, context)
+            body = await self._decompress(body, encoding.decode("latin-1"), context, limit)
         return body
 
-    async def _decompressed(self, body: bytes, encoding: str, context: RequestContext, limit: BodyLimit) -> bytes:
+    async def _decompress(self, body: bytes, encoding: str, context: RequestContext, limit: BodyLimit) -> bytes:
         async with self.decoding:
-            pieces = decompressing(body, encoding, limit.max_bytes, limit.remedy)
+            pieces = decompress_in_pieces(body, encoding, limit.max_bytes, limit.remedy)
             plain: list[bytes] = []
             size = 0
-            while (piece := await self.off_the_loop(next, pieces, None)) is not None:
+            while (piece := await self.run_in_thread(next, pieces, None)) is not None:
                 plain.append(piece)
                 size += len(piece)
                 context.memory.grow_to(len(body) + 2 * size)  # the pieces, and then the whole
@@ -176,71 +177,73 @@ class Inference:
         return whole
 
     async def parse(self, parse: Callable[[], _T], document: bytes, context: RequestContext) -> _T:
-        """Parse a call whose JSON part is `document`, with a memory reservation for parsing; raises as `parse`.
+        """Parse a call whose JSON part is `document`; raises as the function `parse`.
 
-        Long documents are parsed off the event loop, one at a time.
+        Long documents are parsed off the event loop, one at a time, with a memory reservation during parsing.
 
         Raises:
             TooLargeError: it is over the limits of JSON documents.
             BadInputError: it is nested too deep.
-            QueueFullError: the memory budget has no room for the parsed values.
+            RejectedError: the memory budget has no room for the parsed values.
         """
         if len(document) <= _LONG_JSON:
             check_json(document, JSON_REMEDY)
             parsed = parse()
         else:
             async with self.parsing:
-                size: JsonSize = await self.off_the_loop(check_json, document, JSON_REMEDY)
+                size: JsonSize = await self.run_in_thread(check_json, document, JSON_REMEDY)
                 with context.memory.temporarily(size.memory):
-                    parsed = await self.off_the_loop(parse)
+                    parsed = await self.run_in_thread(parse)
         context.memory.grow(_MEMORY_PER_JSON * len(document))
         return parsed
 
-    def _admit(self, model: str, n: int, context: RequestContext) -> None:
-        """Check that there is room for `n` samples before they are decoded.
+    def _begin_pending(self, model: str, n: int, context: RequestContext) -> None:
+        """Check that there is room for `n` samples, and count them as pending until they are queued.
 
-        Samples that are being decoded count as queued, so that a burst is rejected before it is decoded. The time of
-        the check does not depend on the queue length.
+        Pending samples count as queued, so that a burst is rejected before it is decoded. The time of the check does
+        not depend on the queue length.
 
         Raises:
-            QueueFullError: there is no room in the queue, or the wait would exceed the client's time-out.
-            ExpiredError: the client's time-out has passed.
+            RejectedError: there is no room in the queue, or the wait would exceed the client's timeout.
+            ExpiredError: the client's timeout has passed.
         """
-        context.memory.end_pending()  # of decompression
-        left, budget = context.left(), self.budget
-        reject_if_full(n, self.fleet.waiting + budget.all_pending, self.capacity, self.fleet.backlog)
-        self.fleet.check_room(model, n, left, budget.pending[model])
+        context.memory.end_pending()  # the sample that was pending during decompression
+        timeout, budget = context.remaining_timeout(), self.budget
+        reject_if_full(n, self.fleet.waiting + budget.pending.total(), self.capacity, self.fleet.backlog)
+        self.fleet.check_room(model, n, timeout, budget.pending[model])
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
-        """Decode encoded samples off the event loop, until the client leaves or its time-out passes.
+        """Decode encoded samples off the event loop, until the client disconnects or its timeout passes.
 
         Raises:
             BadInputError: a sample is malformed.
             TooLargeError: decoding all samples takes too long.
-            QueueFullError: there is no room in the queue, or in the memory budget for the decoded samples.
-            ExpiredError: the client's time-out has passed.
-            ClientGoneError: the client closed the connection.
+            RejectedError: there is no room in the queue, or in the memory budget for the decoded samples.
+            ExpiredError: the client's timeout has passed.
+            ClientDisconnectedError: the client closed the connection.
         """
-        self._admit(model.name, inputs.count, context)
+        self._begin_pending(model.name, inputs.count, context)
         context.memory.grow(inputs.memory)
         codec, encoded = model.codec, inputs.encoded
         short = len(encoded) == 1 and len(encoded[0]) <= _SHORT
-        costs = decode_costs(codec, encoded) if short else await self.off_the_loop(decode_costs, codec, encoded)
+        costs = decode_costs(codec, encoded) if short else await self.run_in_thread(decode_costs, codec, encoded)
         samples: list[Any] = [None] * len(encoded)
-        todo = iter(enumerate(zip(encoded, costs, strict=True)))
+        remaining = iter(enumerate(zip(encoded, costs, strict=True)))
 
-        async def work() -> None:
-            for index, (data, cost) in todo:
+        async def decode_remaining() -> None:
+            for index, (data, cost) in remaining:
                 samples[index] = await self._decode_one(codec, data, cost)
 
-        left, room = context.left(), self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
-        lanes = [asyncio.ensure_future(work()) for _ in range(max(1, min(len(encoded), _MAX_LANES, room)))]
+        timeout = context.remaining_timeout()
+        room = self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
+        concurrency = max(1, min(len(encoded), _MAX_CONCURRENT, room))
+        tasks = [asyncio.ensure_future(decode_remaining()) for _ in range(concurrency)]
         try:
-            await _await_client(asyncio.gather(*lanes), context, left)
+            await _await_client(asyncio.gather(*tasks), context, timeout)
         finally:
-            for lane in lanes:
-                lane.cancel()
+            for task in tasks:
+                task.cancel()
         return samples
 
     async def _decode_one(self, codec: Codec, encoded: bytes, cost: DecodeCost) -> Any:
@@ -258,24 +261,24 @@ class Inference:
                 await slot.acquire()
                 acquired.append(slot)
             memory.grow(cost.memory)
-            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, encoded, cost)
+            running = asyncio.get_running_loop().run_in_executor(self.pool, codec.decode, encoded, cost)
         except BaseException:
             release(None)
             raise
         running.add_done_callback(release)
-        return await asyncio.shield(running)  # the thread goes on, with its memory, after the call is cancelled
+        return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
     async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Answer]:
-        """Queue the samples of one call and wait for all answers; cancelled if the client disconnects.
+        """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call.
 
         Raises:
-            ServerError: rejected, expired or failed.
-            ClientGoneError: the client closed the connection.
+            ServerError: the call is rejected, expired or failed.
+            ClientDisconnectedError: the client closed the connection.
         """
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        submitted = self.fleet.submit(model.name, samples, context.left(), sizes)
+        submitted = self.fleet.submit(model.name, samples, context.remaining_timeout(), sizes)
         answers = await _await_client(submitted, context)
         context.waiting = max(answer.waiting for answer in answers)
         context.service = max(answer.service for answer in answers)
@@ -289,12 +292,12 @@ class Inference:
         name = self._count(model, error.outcome, context)
         if name is None:
             return
-        if isinstance(error, QueueFullError):
+        if isinstance(error, RejectedError):
             self.metrics.rejected(name, error.reason, context.samples)
-        self.metrics.statistics.failed(name, monotonic() - context.began)
+        self.metrics.statistics.call_failed(name, monotonic() - context.began)
 
     def _count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
-        """Count the outcome of a call's samples; the name None stands for the only model. Returns the counted name."""
+        """Count the outcome of a call's samples, and return the name of its model; None for an unknown model."""
         name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
         if name is None or name not in self.models:
             return None
@@ -304,14 +307,14 @@ class Inference:
     def _count_answered(self, model: str, context: RequestContext) -> None:
         response = monotonic() - context.began
         self.metrics.outcome(model, "ok", context.samples)
-        self.metrics.responded(model, context.device, response, context.samples)
+        self.metrics.call_completed(model, context.device, response, context.samples)
         preparing = context.queued - context.began
-        self.metrics.statistics.answered(model, preparing, context.waiting, context.service, response)
+        self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
     def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Facts about a call for its response: largest batch, longest times, and energy of all its samples."""
+        """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
-        profile = self.fleet.on(answers[-1].device).chosen[model].profile
+        profile = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile
         return {
             "batch_size": max(answer.batch_size for answer in answers),
             "waiting_ms": round(1e3 * max(answer.waiting for answer in answers), 3),
@@ -339,14 +342,14 @@ def decode_costs(codec: Codec, encoded: Sequence[bytes]) -> list[DecodeCost]:
     return costs
 
 
-async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, left: float = inf) -> _T:
-    """Wait for a call's future, which is cancelled when the client disconnects, or after `left`, s.
+async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, time_limit: float = inf) -> _T:
+    """Wait for a call's future, which is cancelled when the client disconnects, or after `time_limit`, s.
 
     Raises:
-        ClientGoneError: the client closed the connection.
-        ExpiredError: the time is over.
+        ClientDisconnectedError: the client closed the connection.
+        ExpiredError: the timeout has passed.
     """
-    watch = _Watch(context, future, left)
+    watch = _DisconnectWatch(context, future, time_limit)
     try:
         return await future
     except asyncio.CancelledError:
@@ -354,14 +357,14 @@ async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, l
             raise watch.reason from None
         raise
     finally:
-        watch.end()
+        watch.stop()
 
 
-class _Watch:
-    """Cancels a call when its client closes the connection, or its time is over.
+class _DisconnectWatch:
+    """Cancels a call when its client closes the connection, or when its timeout passes.
 
-    It listens to the connection only after a delay: most calls are answered before, and a task for each of them would
-    take more time than the rest of the call.
+    The task that waits for the disconnect starts only after a delay: most calls are answered before, and a task for
+    each of them would take more time than the rest of the call.
 
     Attributes:
         reason: the exception of a cancelled call.
@@ -369,31 +372,31 @@ class _Watch:
 
     _DELAY = 0.02  # s
 
-    def __init__(self, context: RequestContext, future: "asyncio.Future[Any]", left: float) -> None:
+    def __init__(self, context: RequestContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
         self._context = context
         self._future = future
-        self._listener: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        self._start = loop.call_later(self._DELAY, self._listen)
-        self._end = None if left == inf else loop.call_later(left, self._expire)
+        self._start_timer = loop.call_later(self._DELAY, self._start)
+        self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
         self.reason: Exception | None = None
 
-    def end(self) -> None:
-        self._start.cancel()
-        if self._end is not None:
-            self._end.cancel()
-        if self._listener is not None:
-            self._listener.cancel()
+    def stop(self) -> None:
+        self._start_timer.cancel()
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
-    def _listen(self) -> None:
-        self._listener = asyncio.ensure_future(self._until_gone())
+    def _start(self) -> None:
+        self._task = asyncio.ensure_future(self._wait_for_disconnect())
 
-    async def _until_gone(self) -> None:
-        await disconnected(self._context.receive)
-        self._cancel(ClientGoneError())
+    async def _wait_for_disconnect(self) -> None:
+        await wait_for_disconnect(self._context.receive)
+        self._cancel(ClientDisconnectedError())
 
     def _expire(self) -> None:
-        self._cancel(self._context.expired())
+        self._cancel(self._context.expired_error())
 
     def _cancel(self, reason: Exception) -> None:
         if self._future.cancel():

@@ -1,7 +1,7 @@
-"""What routes declare for the OpenAPI document that FastAPI generates: errors, parameters, bodies.
+"""The OpenAPI document: what routes declare for FastAPI, which generates it, and what is added to its output.
 
-The routes for inference are bare ASGI, which FastAPI does not see, so their bodies are declared here. schemathesis
-compares the document with the running server.
+The inference routes are on bare ASGI, outside FastAPI, so their bodies are declared here. schemathesis compares the
+document with the running server.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ _DESCRIPTIONS = {
     431: "The headers are over the limit",
     500: "The device failed on this sample",
     503: "The queue is full, the answer would be late, or the server is stopping; see Retry-After",
-    504: "The time-out passed before the answer",
+    504: "The timeout passed before the answer",
 }
-PUBLIC = (400, 408, 431)  # errors of routes that need no key
-KEYED = (*PUBLIC, 401, 403, 429)
-OF_MODEL = (*KEYED, 404)
-INFERENCE = (*OF_MODEL, 413, 415, 500, 503, 504)
+PUBLIC_ERRORS = (400, 408, 431)  # statuses of routes that need no key
+KEYED_ERRORS = (*PUBLIC_ERRORS, 401, 403, 429)
+MODEL_ERRORS = (*KEYED_ERRORS, 404)
+INFERENCE_ERRORS = (*MODEL_ERRORS, 413, 415, 500, 503, 504)
 BINARY: _Json = {"schema": {"type": "string", "format": "binary"}}
 MODEL: _Json = {"in": "path", "name": "model", "required": True, "schema": {"type": "string"}}
 VERSION_PARAMETER: _Json = {"in": "path", "name": "version", "required": True, "schema": {"type": "string"}}
@@ -44,11 +44,9 @@ JSON_LENGTH: _Json = {
     "in": "header",
     "name": "Inference-Header-Content-Length",
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**9},
-    "description": "Bytes of JSON before the tensors; 0: the whole body is one sample, a picture or its pixels",
+    "description": "Bytes of JSON before the tensors; 0: the whole body is one sample, an image or its pixels",
 }
-
-
-_REQUESTS = (
+_REQUESTS = (  # bodies of requests, which FastAPI does not parse
     schemas.TextCall,
     schemas.InferRequest,
     schemas.IndexRequest,
@@ -59,7 +57,7 @@ _REQUESTS = (
 
 def documented(
     summary: str,
-    answer: Any,
+    response: Any,
     errors: Sequence[int],
     *,
     parameters: Sequence[_Json] = (),
@@ -70,11 +68,11 @@ def documented(
 
     Args:
         summary: one sentence.
-        answer: pydantic model of the answer; None where `content` says it all.
-        errors: statuses of errors.
-        parameters: OpenAPI objects beside those of the path.
+        response: pydantic model of the JSON response; None if the response is not JSON.
+        errors: statuses of error responses.
+        parameters: OpenAPI objects of parameters that FastAPI does not find.
         body: content of the request by media type.
-        content: content of the answer by media type, beside `answer`.
+        content: further content of the response by media type.
     """
     responses: dict[int | str, _Json] = {
         code: {"model": schemas.Error, "description": _DESCRIPTIONS[code]} for code in errors
@@ -85,26 +83,22 @@ def documented(
         extra["requestBody"] = {"required": True, "content": body}
     if 401 in errors:
         extra["security"] = [{}, {"key": []}]
-    return {"summary": summary, "response_model": answer, "responses": responses, "openapi_extra": extra}
+    return {"summary": summary, "response_model": response, "responses": responses, "openapi_extra": extra}
 
 
-async def served_before() -> None:
-    """Stand in for a route on bare ASGI, which has answered before FastAPI is reached."""
+async def bare_asgi_route() -> None:
+    """Endpoint of a route that is on bare ASGI: declares it to FastAPI, which never receives its requests."""
     raise NotImplementedError
 
 
 def json_content(model: type[BaseModel]) -> _Json:
-    """Content of a JSON body; `complete` adds the model to the document."""
+    """Content of a JSON body; its model has to be one of `_REQUESTS`."""
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
 
 
-def complete(document: _Json, models: Sequence[str]) -> _Json:
-    """Complete the document that FastAPI generated.
-
-    Args:
-        document: is changed.
-        models: names of the models that are served.
-    """
+def generate(app: FastAPI, models: Sequence[str]) -> _Json:
+    """Generate the OpenAPI document of an app that serves these models."""
+    document = FastAPI.openapi(app)
     components = document.setdefault("components", {})
     for model in _REQUESTS:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -126,8 +120,3 @@ def complete(document: _Json, models: Sequence[str]) -> _Json:
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     return document
-
-
-def generate(app: FastAPI, models: Sequence[str]) -> _Json:
-    """The OpenAPI document of an app."""
-    return complete(FastAPI.openapi(app), models)

@@ -8,16 +8,16 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from server.api.inference import ANY_BODY, Inference
-from server.api.openapi import BINARY, INFERENCE, MODEL, TIMEOUT, documented, json_content, served_before
+from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_asgi_route, documented, json_content
 from server.api.schemas import Generation, Prediction, TextCall
 from server.models.model import Inputs, ServedModel
-from server.transport.asgi import BodyLimit, respond
+from server.transport.asgi import BodyLimit, client_timeout, respond
 from server.transport.multipart import field_of, is_form
 from server.transport.request_context import RequestContext
 
 
 class Predict:
-    """The route for one sample that is the body, as curl sends it."""
+    """POST /predict[/{m}], whose body is one sample."""
 
     _PATH = re.compile(r"/predict(?:/([^/]+))?")
 
@@ -30,17 +30,17 @@ class Predict:
         return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, also if it fails."""
+        """Serve one call; an error is answered, not raised."""
         path = self._PATH.fullmatch(scope["path"])
         name = path[1] if path else None
-        async with self._inference.answering(name, scope, receive, send) as context:
+        async with self._inference.call_context(name, scope, receive, send) as context:
             body = await self._answer(name, context)
             context.memory.resize(len(body))  # the inputs have been dropped
             await respond(send, body, b"application/json")
 
     async def _answer(self, name: str | None, context: RequestContext) -> bytes:
         model = self._inference.model(name)
-        context.read_timeout()
+        context.timeout = client_timeout(context.headers)
         answers = await self._inference.infer(model, context, partial(self._inputs, model, context))
         document = {"model": model.name, **model.codec.render(answers[0].output, model.labels)}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
@@ -53,15 +53,15 @@ class Predict:
             return await self._inference.parse(partial(codec.from_body, body), body, context)
         content_type = context.headers.get(b"content-type", b"").decode("latin-1")
         if codec.form_field is not None and is_form(content_type):
-            body = await self._inference.off_the_loop(field_of, body, content_type, codec.form_field)
+            body = await self._inference.run_in_thread(field_of, body, content_type, codec.form_field)
         return codec.from_body(body)
 
 
 def add_predict(app: FastAPI) -> None:
-    """Add the routes to the OpenAPI document, and for other methods."""
+    """Add the routes to the OpenAPI document, and so that FastAPI answers other methods with 405."""
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
     body = {"image/jpeg": BINARY, "image/png": BINARY, "multipart/form-data": form, **json_content(TextCall)}
     for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
-        summary = "The most probable classes of a picture or a text, or the generated text"
-        route = documented(summary, Prediction | Generation, INFERENCE, parameters=parameters, body=body)
-        app.post(path, **route)(served_before)
+        summary = "The most probable classes of an image or a text, or the generated text"
+        route = documented(summary, Prediction | Generation, INFERENCE_ERRORS, parameters=parameters, body=body)
+        app.post(path, **route)(bare_asgi_route)

@@ -17,13 +17,13 @@ from server.api.admin import add_admin
 from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
-from server.api.open_inference.routes import Documents, Infer, add_open_inference
-from server.api.openapi import PUBLIC, documented, generate
+from server.api.open_inference.routes import DescriptionRoutes, Infer, add_open_inference
+from server.api.openapi import PUBLIC_ERRORS, documented, generate
 from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
-from server.errors import ServerError
-from server.transport.asgi import ClientGoneError
+from server.errors import INTERNAL_ERROR, ServerError
+from server.transport.asgi import ClientDisconnectedError
 
 
 def create_app(inference: Inference, version: str) -> ASGIApp:
@@ -60,7 +60,7 @@ def create_fastapi(inference: Inference, version: str) -> FastAPI:
     app.router.routes[:0] = [*dashboard.routes(), *page_routes()]
     app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
     add_predict(app)
-    add_open_inference(app, Documents(inference, version))
+    add_open_inference(app, DescriptionRoutes(inference, version))
     _add_error_handlers(app)
     _add_health(app, inference)
     add_admin(app, inference)
@@ -74,8 +74,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
         return JSONResponse({"error": str(error)}, error.status, headers)
 
-    @app.exception_handler(ClientGoneError)
-    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+    @app.exception_handler(ClientDisconnectedError)
+    async def client_disconnected(_: Request, __: ClientDisconnectedError) -> Response:
         return Response(status_code=499)  # not sent; the status in the access log
 
     @app.exception_handler(SpecError)
@@ -96,37 +96,36 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
+        return JSONResponse({"error": INTERNAL_ERROR}, 500)
 
 
 def _add_health(app: FastAPI, inference: Inference) -> None:
-    alive = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC)
-    alive["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
-    ready_ = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC)
-    ready_["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
+    live_route = documented("Liveness: 200 while the dispatchers run", Live, PUBLIC_ERRORS)
+    live_route["responses"][503] = {"model": Live, "description": "A dispatcher does not run"}
+    ready_route = documented("Readiness: 200 while new calls are admitted", Ready, PUBLIC_ERRORS)
+    ready_route["responses"][503] = {"model": Ready, "description": "No calls are admitted"}
+    metrics_route = documented("Metrics in the text format of Prometheus", None, PUBLIC_ERRORS)
 
-    @app.get("/v2/health/live", **alive)
+    @app.get("/v2/health/live", **live_route)
     async def live() -> Response:
         alive = inference.fleet.alive
         return JSONResponse({"live": alive}, 200 if alive else 503)
 
-    @app.get("/v2/health/ready", **ready_)
+    @app.get("/v2/health/ready", **ready_route)
     async def ready() -> Response:
         return JSONResponse({"ready": inference.fleet.ready}, 200 if inference.fleet.ready else 503)
 
-    metrics_ = documented("Metrics in the text format of Prometheus", None, PUBLIC)
-
-    @app.get("/metrics", response_class=PlainTextResponse, **metrics_)
+    @app.get("/metrics", response_class=PlainTextResponse, **metrics_route)
     async def metrics() -> Response:
         await inference.metrics.read_meters()
         return Response(inference.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_pages(app: FastAPI, inference: Inference) -> None:
-    @app.get("/", response_class=HTMLResponse, **documented("The dashboard", None, PUBLIC))
+    @app.get("/", response_class=HTMLResponse, **documented("The dashboard", None, PUBLIC_ERRORS))
     async def page(request: Request) -> Response:
         return HTMLResponse(render_page(inference, str(request.base_url)), headers=PAGE_HEADERS)
 
-    @app.get("/docs", response_class=HTMLResponse, **documented("This document as a page", None, PUBLIC))
+    @app.get("/docs", response_class=HTMLResponse, **documented("The API reference as a page", None, PUBLIC_ERRORS))
     async def reference() -> Response:
         return HTMLResponse(render_reference(app.openapi()), headers=REFERENCE_HEADERS)

@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright")
 
 
-class Profiling(Protocol):
+class ProfileSource(Protocol):
     """Source of the profiles of real devices."""
 
-    def kept(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
+    def cached(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
         """The cached profile of a model for batches up to `largest`; None without one."""
         ...
 
-    def first(self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter, /) -> Profile:
+    def cached_or_measured(
+        self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter, /
+    ) -> Profile:
         """The cached profile, else one measured now on the executor's device, which must be idle.
 
         Raises:
@@ -56,7 +58,7 @@ class Profiling(Protocol):
 
 
 @dataclass(frozen=True)
-class Assembled:
+class AssembledServer:
     """A server that is ready to run.
 
     Attributes:
@@ -72,10 +74,10 @@ class Assembled:
     keys: Keys | None = None
 
 
-def assemble(plan: ServerPlan, profiling: Profiling, tracing: "Tracing | None" = None) -> Assembled:
+def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing | None" = None) -> AssembledServer:
     """Load the models, measure missing profiles, solve the policies, and build the application."""
     settings, metrics = plan.settings, Metrics()
-    backends = _backends(plan, profiling)
+    backends = _backends(plan, profile_source)
     dispatchers = [
         _dispatcher(device, backend, metrics, tracing) for device, backend in zip(plan.devices, backends, strict=True)
     ]
@@ -87,8 +89,10 @@ def assemble(plan: ServerPlan, profiling: Profiling, tracing: "Tracing | None" =
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
         metrics.watch(model, *(partial(read, model) for read in readings))
     metrics.watch_backlog(fleet.backlog)
-    gateway, keys = create_app(inference, version("batchwright")), keys_of(settings)
-    return Assembled(RequestMiddleware(gateway, keys, tracing, settings.host, metrics.refused), fleet, metrics, keys)
+    app, keys = create_app(inference, version("batchwright")), keys_of(settings)
+    return AssembledServer(
+        RequestMiddleware(app, keys, tracing, settings.host, metrics.access_denied), fleet, metrics, keys
+    )
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
@@ -98,7 +102,8 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
     delivery, dispatcher.on_batch_size_reduced = dispatcher.delivery, controller.batch_size_reduced
-    delivery.on_served, delivery.on_disturbed, delivery.tracing = controller.served, controller.disturbed, tracing
+    delivery.on_served, delivery.on_unprofiled_work = controller.served, controller.unprofiled_work
+    delivery.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
@@ -132,12 +137,15 @@ class _Backend:
     profiles: Mapping[str, Profile]
 
 
-def _backends(plan: ServerPlan, profiling: Profiling) -> list[_Backend]:
+def _backends(plan: ServerPlan, profile_source: ProfileSource) -> list[_Backend]:
     """The backend of each device; equal device names get a number."""
     backends: list[_Backend] = []
     names = Counter[str]()
     for device in plan.devices:
-        backend = _real(device, profiling) if device.emulated is None else _emulated(device, device.emulated)
+        if device.emulated is None:
+            backend = _real_backend(device, profile_source)
+        else:
+            backend = _emulated_backend(device, device.emulated)
         executor = backend.executor
         names[executor.name] += 1
         if names[executor.name] > 1:
@@ -146,31 +154,31 @@ def _backends(plan: ServerPlan, profiling: Profiling) -> list[_Backend]:
     return backends
 
 
-def _emulated(plan: DevicePlan, profile: Profile) -> _Backend:
+def _emulated_backend(plan: DevicePlan, profile: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
     device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter)
     served = {model: emulated_model(model, profile.max_batch_size) for model in settings.specs}
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
-def _real(plan: DevicePlan, profiling: Profiling) -> _Backend:
+def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     # imported late, since torch takes seconds to import and an emulated device does not need it
-    from server.backends import loading, torch_images
+    from server.backends import loading, torch_device
 
     settings = plan.settings
-    place, device_name = torch_images.resolve_device(settings.device)
+    device, device_name = torch_device.resolve_device(settings.device)
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
     loaded = loading.load_models(settings.specs, settings.weights, largest, settings.stages or 1)
-    executor = ThreadExecutor(loading.make_device(loaded, place), device_name)
-    meter, profiles = meter_for(str(place)), dict(plan.profiles)
+    executor = ThreadExecutor(loading.make_device(loaded, device), device_name)
+    meter, profiles = meter_for(str(device)), dict(plan.profiles)
     served: dict[str, ServedModel] = {}
     for model, _ in loaded:
-        autotunes = torch_images.autotunes(place, model)
+        autotunes = torch_device.autotunes(device, model)
         if model.name not in profiles:
-            profiles[model.name] = profiling.first(settings, model, executor, meter)
-        warmed = torch_images.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
-        profiles[model.name] = profile = model.codec.complete(warmed)
-        served[model.name] = replace(model, size_predictor=model.codec.size_predictor(profile, settings.guess))
+            profiles[model.name] = profile_source.cached_or_measured(settings, model, executor, meter)
+        warmed = torch_device.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
+        profiles[model.name] = profile = model.codec.complete_profile(warmed)
+        served[model.name] = replace(model, size_predictor=model.codec.make_size_predictor(profile, settings.guess))
     return _Backend(served, executor, meter, profiles)
 
 

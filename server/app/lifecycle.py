@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from policies.types import SpecError
 from server.backends.glibc_heap import heap
 from server.scheduling.fleet import Fleet
-from server.transport.connection import Listener, accept
+from server.transport.connection import Listener, protocol_factory
 
 _log = logging.getLogger("batchwright")
 EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server
@@ -28,7 +28,7 @@ _KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a c
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which re-raises signals, and without its periodic tick when idle."""
+    """uvicorn without its signal handling, which re-raises signals, and without its tick every 0.1 s."""
 
     def __init__(self, config: uvicorn.Config, scheme: str) -> None:
         super().__init__(config)
@@ -72,12 +72,14 @@ def serve(
     fleet: Fleet,
     bound: socket.socket,
     drain_delay: float,
-    listening: Listener,
+    listener: Listener,
+    reloads: Mapping[str, Callable[[], None]],
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain: reject new calls, answer the accepted ones, and return.
 
-    After SIGTERM readiness is 503 at once, while calls are admitted for another `drain_delay`, s, until load balancers
-    have noticed. From the signal on every response closes its connection. A second signal stops without a drain.
+    After SIGTERM readiness is 503 at once. Calls are admitted for another `drain_delay`, s, in which load balancers
+    remove the server. From the signal on every response closes its connection. A second signal stops without a drain.
+    SIGHUP calls `reloads`, the functions that read the server's files again, by the name of the file.
 
     Returns:
         The exit code: 0, or EXIT_DEVICE_LOST when no device works any more.
@@ -86,9 +88,9 @@ def serve(
     gc.collect()
     gc.freeze()  # later collections skip the objects of the loaded models
     application = _closing_connections(app, fleet)
-    server = _Server(_config(application, listening), "http" if listening.tls is None else "https")
+    server = _Server(_config(application, listener), "http" if listener.tls is None else "https")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(server, fleet, bound, drain_delay, listening.reload))
+        return runner.run(_serve(server, fleet, bound, drain_delay, reloads))
 
 
 def _closing_connections(app: ASGIApp, fleet: Fleet) -> ASGIApp:
@@ -96,7 +98,7 @@ def _closing_connections(app: ASGIApp, fleet: Fleet) -> ASGIApp:
 
     async def closing(scope: Scope, receive: Receive, send: Send) -> None:
         def send_closing(message: Message) -> Awaitable[None]:
-            if fleet.leaving and message["type"] == "http.response.start":
+            if fleet.shutting_down and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             return send(message)
 
@@ -112,9 +114,9 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _reload(files: Mapping[str, Callable[[], None]]) -> None:
+def _reload(reloads: Mapping[str, Callable[[], None]]) -> None:
     """Reload each file; one with errors is logged and its last content stays in use."""
-    for name, reload in files.items():
+    for name, reload in reloads.items():
         try:
             reload()
         except SpecError as error:
@@ -128,7 +130,7 @@ async def _serve(
     fleet: Fleet,
     bound: socket.socket,
     drain_delay: float,
-    files: Mapping[str, Callable[[], None]],
+    reloads: Mapping[str, Callable[[], None]],
 ) -> int:
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
@@ -140,16 +142,14 @@ async def _serve(
             server.stop.set()
             loop.call_later(_FORCED_SHUTDOWN_TIMEOUT, setattr, server, "force_exit", True)
             return
-        fleet.leaving = True
-        delay = (
-            drain_delay if name == "SIGTERM" else 0.0
-        )  # Ctrl-C comes from a terminal, not from behind a load balancer
+        fleet.shutting_down = True
+        delay = drain_delay if name == "SIGTERM" else 0.0  # a server that is stopped by Ctrl-C has no load balancer
         drains.append(asyncio.create_task(_drain(server, fleet, name, delay)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
-    if files:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
-        loop.add_signal_handler(signal.SIGHUP, _reload, files)
+    if reloads:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
+        loop.add_signal_handler(signal.SIGHUP, _reload, reloads)
     stopping = asyncio.create_task(_stop_when_broken(server, fleet))
     trimming = asyncio.create_task(heap.trim_periodically(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])
@@ -160,7 +160,7 @@ async def _serve(
 
 async def _stop_when_broken(server: _Server, fleet: Fleet) -> None:
     await fleet.broken.wait()
-    fleet.leaving = True
+    fleet.shutting_down = True
     server.stop.set()
     await asyncio.sleep(_FORCED_SHUTDOWN_TIMEOUT)
     server.force_exit = True
@@ -178,10 +178,10 @@ async def _drain(server: _Server, fleet: Fleet, name: str, delay: float) -> None
     server.stop.set()  # uvicorn then finishes open responses, closes connections and returns
 
 
-def _config(app: ASGIApp, listening: Listener) -> uvicorn.Config:
+def _config(app: ASGIApp, listener: Listener) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=accept(listening),  # type: ignore[arg-type]  # a factory
+        http=protocol_factory(listener),  # type: ignore[arg-type]  # a factory
         ws="none",
         proxy_headers=False,
         lifespan="on",

@@ -18,7 +18,7 @@ DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"
 _T = TypeVar("_T")
 
-CachedProfile = Callable[[Settings, str, int], Profile | None]  # of a model, up to a batch size
+CachedProfile = Callable[[Settings, str, int], Profile | None]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class DevicePlan:
 
     Attributes:
         settings: the server's settings with this device alone.
-        emulated: the profile that an emulated device serves by; None for a real device.
+        emulated: the profile whose service times an emulated device takes; None for a real device.
         profiles: by model, the profiles known without a measurement.
         chosen: by model, the policy for each of these profiles.
     """
@@ -38,7 +38,7 @@ class DevicePlan:
     chosen: Mapping[str, Chosen]
 
     def choose(self, model: str, profile: Profile) -> Chosen:
-        """The policy of a model for its final profile, which may have been measured or truncated since.
+        """The policy of a model for its final profile, which may have been measured or truncated after planning.
 
         Raises:
             SpecError: the policy is not possible with that profile.
@@ -55,7 +55,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """Plan of a server, without errors.
+    """Plan of a server whose checks have all passed.
 
     Attributes:
         settings: as given.
@@ -104,8 +104,8 @@ def make_plan(
 
     Args:
         result: the settings, and the errors found in their sources.
-        cached_profile: returns the cached profile of a model on a real device, for batches up to a size; None without
-            one.
+        cached_profile: returns the cached profile of a model, by its name, on a real device for batches up to a size;
+            None without one.
         checks: further checks of the settings; each raises SpecError.
 
     Raises:
@@ -149,7 +149,7 @@ def _check_devices(settings: Settings) -> None:
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(
-            f"device {settings.device!r} mixes emulated and real ones, whose answers would differ; give one kind"
+            f"device {settings.device!r} mixes emulated and real ones, whose outputs would differ; give one kind"
         )
     errors = _Errors()
     for one in devices:
@@ -160,9 +160,9 @@ def _check_devices(settings: Settings) -> None:
 
 
 def _check_distinct(devices: Sequence[Settings]) -> None:
-    from server.backends import torch_images
+    from server.backends import torch_device
 
-    resolved = [torch_images.resolve_device(one.device)[0] for one in devices]
+    resolved = [torch_device.resolve_device(one.device)[0] for one in devices]
     if len(set(resolved)) < len(resolved):
         raise SpecError(f"a device is named twice: {','.join(map(str, resolved))}; name each once")
 
@@ -177,11 +177,11 @@ def _check_device(settings: Settings) -> None:
             )
         return
     # imported late, since torch takes seconds to import and an emulated device does not need it
-    from server.backends import torch_images
+    from server.backends import torch_device
     from server.models import torchvision_source
 
     errors = _Errors()
-    errors.check(partial(torch_images.resolve_device, settings.device))
+    errors.check(partial(torch_device.resolve_device, settings.device))
     for name, spec in settings.specs.items():
         errors.check(partial(check_text, name, spec, settings.weights, settings.stages))
         if name not in texts:
@@ -242,9 +242,9 @@ def _max_batch_size(settings: Settings, profile: Profile | None) -> int:
 def _profiles(
     settings: Settings, emulated: Profile | None, cached_profile: CachedProfile, errors: _Errors
 ) -> dict[str, Profile]:
-    """By model, the profile of --profile, else the emulated device's, else the cached one, up to the device's largest.
+    """By model, the profile of --profile, else the emulated device's, else the cached one.
 
-    A model whose profile has to be measured is left out.
+    Profiles are truncated to the largest batch of the device. A model whose profile has to be measured is left out.
     """
     names = errors.check(partial(by_model, settings.profile, settings.specs)) or {}
     loaded = {

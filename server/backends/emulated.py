@@ -10,8 +10,8 @@ import numpy as np
 from policies.profile import Profile
 from server.backends.executor import Batch, Logits
 from server.energy.meters import CountingMeter
+from server.models.images import EMULATED_CLASSES as CLASSES
 
-CLASSES = 1000
 _WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up
 
 

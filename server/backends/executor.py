@@ -1,4 +1,4 @@
-"""The device runner: one batch at a time, in a thread of its own, so that the event loop is never blocked."""
+"""The executor: runs one batch at a time on a device, in a separate thread, so that the event loop is never blocked."""
 
 import asyncio
 import queue
@@ -18,15 +18,15 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the device is given.
+    """A batch, or some stages of one, for the device.
 
     Attributes:
         model: name of the model.
-        inputs: one decoded sample each, as the model's codec made it: uint8 [H, W, 3]; after the first stage, what the
-            stage before gave for each.
-        first_stage: the stage at which all of them stand.
-        stages: how many stages to run; None runs to the end.
-        standby: standby launches of its further stages; None where it runs to the end.
+        inputs: for each sample the decoded sample as the model's codec made it, such as uint8 [H, W, 3]; after the
+            first stage the output of the previous stage.
+        first_stage: the first stage to run, counted from 0.
+        stages: number of stages to run; None runs to the end.
+        standby: standby launches of its further stages; None if it runs to the end.
     """
 
     model: str
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def last_stage(self) -> int | None:
-        """The stage before which it ends; None: it runs to the end."""
+        """The stage before which the batch ends; None if it runs to the end."""
         return None if self.stages is None else self.first_stage + self.stages
 
 
@@ -69,7 +69,7 @@ class StandbyLaunches:
         self._offered.clear()
 
     def take(self, inputs: Sequence[Any]) -> "_Work | None":
-        """Take the next launch and give it its inputs; None if there is none."""
+        """Take the next launch, with `inputs` as its inputs; None if there is none."""
         try:
             batch, done = self._offered.popleft()
         except IndexError:
@@ -80,12 +80,12 @@ class StandbyLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a batch.
+    """Result of a batch that did not fail.
 
     Attributes:
         outputs: one for each input, in order: float32 [classes] after the last stage, else inputs of the next stage.
-        started: the instant at which the device took the batch, s on time.monotonic's clock.
-        finished: the instant at which the outputs were there, s.
+        started: start of service on the device, s of time.monotonic.
+        finished: completion, s of time.monotonic.
     """
 
     outputs: Sequence[Any]
@@ -97,16 +97,16 @@ _Work = tuple[Batch, asyncio.Future[Completion]]
 
 
 class Executor(Protocol):
-    """Runs batches; awaited by the dispatcher, one at a time.
+    """Runs batches for the dispatcher, one at a time.
 
     Attributes:
-        name: the device's, for metrics.
+        name: the device's name in metrics and logs.
     """
 
     name: str
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Start at once; the future holds the outputs, or the device's exception.
+        """Start the batch and return the future of its completion, or of the device's exception.
 
         Launches of `batch.standby` may be taken and run before the future is done.
         """
@@ -114,18 +114,18 @@ class Executor(Protocol):
 
 
 class Device(Protocol):
-    """The blocking side of an executor."""
+    """A device that runs batches on the calling thread."""
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Run the batch to its end on the calling thread and return one output for each input."""
+        """Run the batch, block until it is complete, and return one output for each input."""
         ...
 
 
 class ThreadExecutor:
-    """An Executor whose device works in one daemon thread, started here and ended by `close`."""
+    """An Executor that calls its device in one daemon thread, which `close` ends."""
 
     def __init__(self, device: Device, name: str = "") -> None:
-        """`device` is touched by the thread alone from now on; `name` is for people."""
+        """Start the thread; from now on only it may call `device`."""
         self.name = name
         self._device = device
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -133,13 +133,13 @@ class ThreadExecutor:
         self._thread.start()
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Hand the batch to the thread."""
+        """Queue the batch for the thread."""
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._work.put((batch, done))
         return done
 
     def close(self) -> None:
-        """End the thread after the batch in hand."""
+        """End the thread after the batch that is running."""
         self._work.put(None)
         self._thread.join()
 
@@ -152,23 +152,23 @@ class ThreadExecutor:
         work = self._work.get()
         if work is None:
             return False
-        then: _Work | None = work
-        standby, results = work[0].standby, []
-        while then is not None:
-            result = self._result(then[0])
-            results.append((then[1], result))
-            then = None
+        standby, loop, results = work[0].standby, work[1].get_loop(), []
+        while work is not None:
+            batch, done = work
+            result = self._result(batch)
+            results.append((done, result))
+            work = None
             if standby is not None and isinstance(result, Completion):
-                then = standby.take(result.outputs)
+                work = standby.take(result.outputs)
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            work[1].get_loop().call_soon_threadsafe(_resolve, results)
+            loop.call_soon_threadsafe(_resolve, results)
         return True
 
     def _result(self, batch: Batch) -> Completion | Exception:
         started = time.monotonic()
         try:
             outputs = self._device.serve(batch)
-        except Exception as error:  # noqa: BLE001  (whatever the device raises is the answer to this batch)
+        except Exception as error:  # noqa: BLE001  (any exception of the device is the result of this batch)
             return error
         return Completion(outputs, started, time.monotonic())
 

@@ -12,7 +12,7 @@ _TRIM_INTERVAL = 10.0  # s
 
 
 class Heap:
-    """The process's heap, of which `heap` is the only instance."""
+    """The heap of the process; `heap` is the only instance."""
 
     def __init__(self) -> None:
         self._kept = False

@@ -41,16 +41,16 @@ def _load_model(name: str, spec: str, weights: str, max_batch_size: int, stages:
     return replace(model, name=name), net
 
 
-def make_device(models: Sequence[LoadedModel], place: torch.device) -> Device:
-    """Put all models on one device, and set the process up for it."""
+def make_device(models: Sequence[LoadedModel], device: torch.device) -> Device:
+    """Put all models on one device, and set the process's threads and heap for it."""
     images: list[Any] = [(model, net) for model, net in models if isinstance(net, PixelNet)]
     texts = {model.name: net for model, net in models if not isinstance(net, PixelNet)}
-    image_device = make_image_device(images, place)
+    image_device = make_image_device(images, device)
     if not texts:
         return image_device
     from server.backends.torch_texts import TextDevice
 
-    return _MixedDevice(image_device, TextDevice(texts, place), frozenset(texts))
+    return _MixedDevice(image_device, TextDevice(texts, device), frozenset(texts))
 
 
 class _MixedDevice:

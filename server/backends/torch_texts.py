@@ -1,4 +1,4 @@
-"""The torch device of text models, which runs one batch at a time."""
+"""Text models on a torch device, which runs one batch at a time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from server.backends.executor import Batch
-from server.backends.torch_images import translated_errors
+from server.backends.torch_device import translated_errors
 from server.models.text_networks import GenerativeNet, TextNet, classify, generate
 
 

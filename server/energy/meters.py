@@ -44,7 +44,7 @@ class CountingMeter:
     about = "the profile's energy of each batch"
 
     def __init__(self) -> None:
-        """Starts at 0 J."""
+        """Start at 0 J."""
         self._joules = 0.0
 
     def add(self, joules: float) -> None:
@@ -68,12 +68,12 @@ class NoMeter:
         self.about = about
 
     def read(self) -> float | None:
-        """None."""
+        """Return None."""
         return None
 
 
 class LastReading:
-    """The last reading of a meter, for the event loop, which must not block on a sensor: a lost GPU may never answer.
+    """The last reading of a meter, for the event loop, which a sensor must not block: reading a lost GPU may hang.
 
     Each reading runs on a daemon thread of its own, one at a time. A reading that hangs blocks neither other meters nor
     the exit of the process.
@@ -83,7 +83,7 @@ class LastReading:
     """
 
     def __init__(self, meter: EnergyMeter) -> None:
-        """Does not read the meter yet."""
+        """Start without a reading."""
         self.joules: float | None = None
         self._meter = meter
         self._complete = asyncio.Event()

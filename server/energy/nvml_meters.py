@@ -15,7 +15,7 @@ _log = logging.getLogger("batchwright.energy")
 
 _SAMPLE_PERIOD = 0.05  # s between two power samples; most sensors update every 0.1 s
 _POLL_PERIOD = 0.001  # s between two reads of the counter while its update period is measured
-_STEPS = 3
+_UPDATE_PERIODS = 3  # measured to find the counter's update period
 _COUNTER_TIMEOUT = 2.0  # s; an idle GPU consumes watts, so a counter that is constant for this long is broken
 
 Clock = Callable[[], float]
@@ -55,7 +55,7 @@ class CounterMeter:
 
 
 class PowerMeter:
-    """Meter that integrates power samples by the trapezoidal rule; call `sample` often, or `follow` on a thread."""
+    """Meter that integrates power samples by the trapezoidal rule; `sample_periodically` has to run on a thread."""
 
     source = "nvml"
     scope = "board"
@@ -72,11 +72,7 @@ class PowerMeter:
         self._lock = Lock()
 
     def read(self) -> float | None:
-        """Energy since the meter was created, J; None while it cannot be read."""
-        return self.sample()
-
-    def sample(self) -> float | None:
-        """Add the energy since the last sample and return the sum, J; None if the power cannot be read.
+        """Take a sample, and return the energy since the meter was created, J; None if the power cannot be read.
 
         The time between the samples before and after a failed one is not counted.
         """
@@ -94,22 +90,22 @@ class PowerMeter:
             self._last = now, power
             return self._joules
 
-    def follow(self, wait: Wait) -> None:
-        """Sample at 20 Hz until `wait` returns True."""
+    def sample_periodically(self, wait: Wait) -> None:
+        """Take samples at 20 Hz until `wait` returns True."""
         while not wait(_SAMPLE_PERIOD):
-            self.sample()
+            self.read()
 
 
-def follow_on_thread(meter: PowerMeter) -> None:
+def sample_on_thread(meter: PowerMeter) -> None:
     """Sample the power on a daemon thread until the process exits."""
-    Thread(target=meter.follow, args=(Event().wait,), name="power", daemon=True).start()
+    Thread(target=meter.sample_periodically, args=(Event().wait,), name="power", daemon=True).start()
 
 
 def nvml_meter(
     board: Board,
     clock: Clock = time.monotonic,
     sleep: Sleep = time.sleep,
-    follow: Callable[[PowerMeter], object] = follow_on_thread,
+    start_sampling: Callable[[PowerMeter], object] = sample_on_thread,
 ) -> CounterMeter | PowerMeter:
     """A meter that reads the counter if it works, else the power. Takes four updates of the counter, 0.4 s.
 
@@ -117,7 +113,7 @@ def nvml_meter(
         board: the GPU.
         clock: returns the time, s.
         sleep: sleeps for a time, s.
-        follow: starts the sampling of a power meter.
+        start_sampling: starts the sampling of a power meter.
 
     Raises:
         OSError: the GPU is divided into MIG instances, or has neither a counter nor a power reading; with the reason.
@@ -127,7 +123,7 @@ def nvml_meter(
             "MIG is on: NVML has the energy of the whole GPU only, not of an instance; turn MIG off to measure"
         )
     try:
-        resolution = step_period(board, clock, sleep)
+        resolution = update_period(board, clock, sleep)
         if resolution is not None:
             return CounterMeter(board, board.energy(), resolution)
         reason = f"it was constant for {_COUNTER_TIMEOUT:g} s"
@@ -140,27 +136,27 @@ def nvml_meter(
     meter = PowerMeter(
         board, clock, f"NVML's power, integrated at {1 / _SAMPLE_PERIOD:g} Hz (the total-energy counter: {reason})"
     )
-    follow(meter)
+    start_sampling(meter)
     return meter
 
 
-def step_period(board: Board, clock: Clock, sleep: Sleep) -> float | None:
+def update_period(board: Board, clock: Clock, sleep: Sleep) -> float | None:
     """The mean update period of the counter, s; None if it is constant for 2 s.
 
     Raises:
         NvmlError: the counter cannot be read.
     """
-    steps: list[float] = []
+    updates: list[float] = []  # instants, s
     last, start = board.energy(), clock()
-    while len(steps) <= _STEPS:
+    while len(updates) <= _UPDATE_PERIODS:
         sleep(_POLL_PERIOD)
         energy, now = board.energy(), clock()
         if energy != last:
-            steps.append(now)
+            updates.append(now)
             last = energy
-        elif now - (steps[-1] if steps else start) > _COUNTER_TIMEOUT:
+        elif now - (updates[-1] if updates else start) > _COUNTER_TIMEOUT:
             return None
-    return (steps[-1] - steps[0]) / _STEPS
+    return (updates[-1] - updates[0]) / _UPDATE_PERIODS
 
 
 class _Faults:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from policies.types import SpecError
+from server.errors import one_line
 from server.models.huggingface_batch_check import check_batching
 from server.models.model import ServedModel
 from server.models.text_codec import ByteTokenizer, TextCodec, Tokenizer
@@ -28,7 +29,8 @@ _log = logging.getLogger(__name__)
 _SEED = 20_260_121
 _MAX_PROMPT_TOKENS = 512
 _MAX_NEW_TOKENS = 256
-_RELATIVE, _MARIAN = ("t5", "mt5", "umt5"), "marian"  # model types with relative, and with absolute positions
+_MARIAN = "marian"
+_ENCODER_DECODERS = ("t5", "mt5", "umt5", _MARIAN)  # T5's positions are relative, Marian's absolute
 _GENERATES = ("ForConditionalGeneration", "WithLMHeadModel", "MTModel")  # suffixes of architectures
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
@@ -106,7 +108,7 @@ def load_text_model(name: str, spec: str, weights: str, max_batch_size: int) -> 
         raise
     except Exception as error:  # building an unknown network, or running it on any length, may raise anything
         raise SpecError(
-            f"{name}: a {config.model_type} cannot be served from {spec!r} ({_one_line(error)}); "
+            f"{name}: a {config.model_type} cannot be served from {spec!r} ({one_line(error)}); "
             "docs/texts.md lists the networks that can be served, or correct the configuration"
         ) from error
     origin = "random" if random else Path(spec).resolve().name
@@ -122,18 +124,16 @@ def _load_config(name: str, spec: str) -> Any:
     try:
         return AutoConfig.from_pretrained(config_file(spec), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers may raise anything on a damaged configuration
-        raise SpecError(
-            f"{name}: {str(config_file(spec))!r} cannot be read ({_one_line(error)}); correct it"
-        ) from error
+        raise SpecError(f"{name}: {str(config_file(spec))!r} cannot be read ({one_line(error)}); correct it") from error
 
 
 def _auto_class(name: str, config: Any) -> str:
     """The transformers class that builds the network."""
     architecture = next(iter(config.architectures or ()), "")
     if config.is_encoder_decoder:
-        if config.model_type not in (*_RELATIVE, _MARIAN):
-            known = ", ".join((*_RELATIVE, _MARIAN))
-            raise SpecError(f"{name} is a {config.model_type}; encoders with a decoder can be {known}")
+        if config.model_type not in _ENCODER_DECODERS:
+            known = ", ".join(_ENCODER_DECODERS)
+            raise SpecError(f"{name} is a {config.model_type}; of the encoder-decoder models give {known}")
         if architecture and not architecture.endswith(_GENERATES):
             raise SpecError(f"{name}: {architecture!r} does not generate; give one that ends in {_GENERATES[0]}")
         return "AutoModelForSeq2SeqLM"
@@ -143,7 +143,7 @@ def _auto_class(name: str, config: Any) -> str:
         return "AutoModelForCausalLM"
     raise SpecError(
         f"{name}: the configuration's architecture is {architecture!r}; give one that ends in "
-        "ForSequenceClassification, ForCausalLM or LMHeadModel, or an encoder with a decoder"
+        "ForSequenceClassification, ForCausalLM or LMHeadModel, or an encoder-decoder model"
     )
 
 
@@ -162,7 +162,7 @@ def _stored_net(name: str, auto_class: str, folder: str) -> Any:
             folder, **local, weights_only=True, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # transformers may raise anything on damaged weights
-        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({_one_line(error)})") from error
+        raise SpecError(f"{name}: the weights of {folder!r} cannot be loaded ({one_line(error)})") from error
     missing = sorted(found["missing_keys"])
     if missing:
         lack = f"lack {missing[0]!r} ({len(missing)} of {len(net.state_dict())})"
@@ -171,18 +171,18 @@ def _stored_net(name: str, auto_class: str, folder: str) -> Any:
 
 
 def _load_tokenizer(name: str, spec: str, config: Any, random: bool) -> Tokenizer | None:
-    """The folder's tokenizer; bytes if there is none and the weights are random."""
+    """The folder's tokenizer; if there is none, a `ByteTokenizer` for random weights, else None."""
     if Path(spec).is_dir() and _has_file(spec, _TOKENIZERS):
         try:
             return _StoredTokenizer(AutoTokenizer.from_pretrained(spec, local_files_only=True, trust_remote_code=False))
         except Exception as error:  # a missing package too: some tokenizers need sentencepiece
-            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({_one_line(error)})") from error
+            raise SpecError(f"{name}: the tokenizer of {spec!r} cannot be loaded ({one_line(error)})") from error
     fits = config.vocab_size >= ByteTokenizer.vocab_size
     return ByteTokenizer() if random and fits else None
 
 
 class _StoredTokenizer:
-    """A tokenizer of transformers."""
+    """A tokenizer that transformers loaded."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -196,7 +196,7 @@ class _StoredTokenizer:
 
 
 def _make_codec(auto_class: str, config: Any, tokenizer: Tokenizer | None) -> TextCodec:
-    """The codec, with limits from the configuration; a causal model's positions are halved: prompt and output."""
+    """The codec, with limits from the configuration; prompt and output share the positions of a causal model."""
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 10**9
     longest = positions // 2 if auto_class == "AutoModelForCausalLM" else positions
     return TextCodec(
@@ -228,7 +228,3 @@ def _make_text_net(name: str, net: Any, codec: TextCodec) -> TextNet:
 
 def _has_file(folder: str, patterns: tuple[str, ...]) -> bool:
     return any(next(Path(folder).glob(pattern), None) for pattern in patterns)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__

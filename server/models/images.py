@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-from server.errors import BadInputError
+from server.errors import BadInputError, one_line
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.models.signature import RAW, Tensor, TensorSpec
 
@@ -34,7 +34,7 @@ _EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
 _SCAN = b"\xff\xda"  # marker of a scan; those of a thumbnail in the metadata are counted too
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
-_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, but for JFIF's and Adobe's, which define the colours
+_ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, except JFIF's and Adobe's, which define the colours
 _REMEDY = "send a complete JPEG or PNG"
 
 
@@ -102,10 +102,10 @@ class ImageCodec(Codec):
         return np.frombuffer(data, np.uint8).reshape(self.shape)
 
     def decode_cost(self, data: bytes, /) -> DecodeCost:
-        """Read the cost of decoding a JPEG or PNG from its header, without comparing checksums.
+        """Read the cost of decoding a JPEG or PNG from its header and, if it is progressive, from its scan markers.
 
         Raises:
-            BadInputError: neither JPEG nor PNG, cut off in its header, or over 50 megapixels.
+            BadInputError: the image is neither JPEG nor PNG, is cut off in its header, or is over 50 megapixels.
         """
         if data.startswith(_JPEG):
             width, height, scans, decoded = self._measure_jpeg(data)
@@ -129,7 +129,7 @@ class ImageCodec(Codec):
         except (BadInputError, MemoryError):
             raise
         except Exception as error:  # Pillow may raise anything on damaged bytes
-            raise BadInputError(f"the image cannot be decoded ({_one_line(error)}); {_REMEDY}") from error
+            raise BadInputError(f"the image cannot be decoded ({one_line(error)}); {_REMEDY}") from error
 
     def _open(self, data: bytes, pixels: int) -> Image.Image:
         """The image as RGB; a large JPEG is decoded at the smallest scale that is at least twice `resize`."""
@@ -273,7 +273,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow's conversion clips at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__

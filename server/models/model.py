@@ -88,12 +88,12 @@ class Codec(ABC):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Sample lengths at which a profile measures service times, ascending; empty if they do not depend on it."""
+        """Sample lengths at which a profile measures service times, ascending; empty if length does not matter."""
         return ()
 
     @property
-    def middle_length(self) -> str:
-        """The default length of `synthetic_samples`, as a profile's note states it."""
+    def synthetic_length_note(self) -> str:
+        """The default length of `synthetic_samples`, in words, for a profile's note."""
         return ""
 
     @property
@@ -135,7 +135,7 @@ class Codec(ABC):
         raise NotImplementedError
 
     def decode(self, encoded: bytes, cost: DecodeCost, /) -> Any:
-        """Decode a sample whose `decode_cost` this is, so that its header is measured only once.
+        """Decode a sample; `cost` is its `decode_cost`, so that its header is read only once.
 
         Raises:
             BadInputError: the sample is malformed.
@@ -144,7 +144,7 @@ class Codec(ABC):
 
     @abstractmethod
     def synthetic_samples(self, count: int, rng: np.random.Generator, length: int | None = None) -> list[Any]:
-        """Make random samples for measurements, of one of `lengths` or, without it, of `middle_length`."""
+        """Make random samples for measurements, of this length, one of `lengths`, or of a middle one by default."""
 
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
         """Render an output for the response of POST /predict."""
@@ -154,12 +154,12 @@ class Codec(ABC):
         """The outputs of all samples as one tensor: float32 [samples, classes]."""
         return np.stack(outputs) if len(outputs) > 1 else outputs[0][None]
 
-    def size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
+    def make_size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
         """Make a predictor of service times from a profile; None if they do not differ between samples."""
         return None
 
-    def complete(self, profile: Profile) -> Profile:
-        """The profile with `generates` as of this model, since a handwritten profile may leave it out."""
+    def complete_profile(self, profile: Profile) -> Profile:
+        """The profile with the field `generates` set for this model, since a handwritten profile may leave it out."""
         return replace(profile, generates=self.generates) if self.lengths else profile
 
 
@@ -185,7 +185,7 @@ class ServedModel(Generic[Codec_co]):
         codec: reads inputs and renders outputs.
         labels: one for each class, in the order of the logits; empty for a model that generates tokens.
         weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
-        max_batch_size: the largest batch that its device can run.
+        max_batch_size: the largest batch.
         size_predictor: predicts service times of requests; None if they do not differ.
     """
 

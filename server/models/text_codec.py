@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A tokenizer for models without one: an id is a byte of UTF-8 plus 3; 0 is padding, 1 the end, 2 unused.
+    """A tokenizer for models without one: an id is a byte of UTF-8 plus 3. 0 is padding, 1 the end token, 2 unused.
 
     Attributes:
         vocab_size: number of ids.
@@ -167,7 +167,7 @@ class TextCodec(Codec):
         """Generated tokens, int64 [samples, longest], or logits, float32 [samples, classes]."""
         return self.pad_rows([output.tokens for output in outputs]) if self.generates else super().stack(outputs)
 
-    def size_predictor(self, profile: Profile, guess: str) -> TextSizePredictor:
+    def make_size_predictor(self, profile: Profile, guess: str) -> TextSizePredictor:
         """Make a predictor of service times from lengths."""
         return make_size_predictor(profile, self.generates, guess)
 
@@ -177,8 +177,8 @@ class TextCodec(Codec):
         return min(_SYNTHETIC_PROMPT, self.max_prompt_tokens)
 
     @property
-    def middle_length(self) -> str:
-        """The default length of `synthetic_samples`."""
+    def synthetic_length_note(self) -> str:
+        """The default length of `synthetic_samples`, in words."""
         if self.generates:
             return f"{self._middle_length} generated tokens after a prompt of {self._synthetic_prompt}"
         return f"{self._middle_length} tokens"

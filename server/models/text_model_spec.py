@@ -46,8 +46,8 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
         raise SpecError(f"{name} takes its weights from its folder, not from {weights!r}; give auto or random")
 
 
-def identity(name: str, spec: str) -> str:
-    """Properties other than the name that determine service times, for a profile's note and key in the cache."""
+def model_settings(name: str, spec: str) -> str:
+    """Settings of a model that change service times, for a profile's note and its key in the cache."""
     if not is_text(spec):
         return "" if spec == name else spec
     try:

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from server.errors import NotFiniteError
 from server.models.text import DecodeState, GeneratedTokens, TextSample
 
-_Part = tuple["DecodeBatch", list[int]]  # consecutive rows of a new batch that come from one batch: it, and their rows
+_Part = tuple["DecodeBatch", list[int]]  # rows of a merged batch: the batch they come from, and their indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class GenerativeNet:
     """A network that generates tokens.
 
     Attributes:
-        net: a causal language model, or an encoder with a decoder.
+        net: a causal language model, or an encoder-decoder model.
         eos_token_ids: tokens that end an output.
         decoder_start_token_id: first token of a decoder; None without an encoder.
         positions: the decoder's position embeddings, if `net` takes no positions.
@@ -46,14 +46,14 @@ TextNet = GenerativeNet | Any  # any other network is a classifier
 
 
 class RowPositions(nn.Module):
-    """Position embeddings by row; a decoder's own derive one position for all rows from the cache's length.
+    """Position embeddings by row; those of the decoder derive one position for all rows from the cache's length.
 
     Attributes:
         position_ids: the positions to embed next, int64 [n, new].
     """
 
     def __init__(self, table: nn.Embedding) -> None:
-        """`table` holds the embedding of each position."""
+        """`table` has the embedding of each position."""
         super().__init__()
         self.table = table
         self.position_ids = torch.zeros(1, 1, dtype=torch.int64)
@@ -230,7 +230,7 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
 
 
 def _merge_rows(rows: Sequence[DecodeRow]) -> DecodeBatch:
-    """The rows in order as one batch; their own batches stay as they are, so that a failed batch can be retried."""
+    """Merge rows, in order, into one batch; their batches are unchanged, so that a failed batch can be retried."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: id(row.batch))]
     parts = [(group[0].batch, [row.index for row in group]) for group in groups]
     batch, indices = parts[0]
@@ -284,7 +284,7 @@ def _merge_caches(caches: Sequence[tuple[Any, list[int]]], length: int, *, left:
 
 
 def _concatenate(parts: Sequence[Tensor], length: int, *, left: bool) -> Tensor:
-    """The parts, [n, ..., own length, width] each, cut or zero-padded on the left or right to `length`, as one."""
+    """Concatenate parts, [n, ..., any length, width], each cut or zero-padded on the left or right to `length`."""
     fitted = []
     for part in parts:
         missing = max(length - part.shape[-2], 0)

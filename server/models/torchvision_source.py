@@ -35,9 +35,8 @@ _LOGIT_STD = 2.0  # standard deviation of random weights' logits: predictions ar
 _INCEPTION = {"init_weights": False, "aux_logits": False, "transform_input": False}
 _OPTIONS: dict[str, dict[str, Any]] = {"googlenet": _INCEPTION, "inception_v3": _INCEPTION}
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-_DENSENET_KEY = re.compile(
-    r"(denselayer\d+\.(?:norm|conv))\.(\d)"
-)  # its published weights have names of an older version
+# DenseNet's published weights have the names of an older version
+_DENSENET_KEY = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d)")
 
 
 class PixelNet(nn.Module):
@@ -129,7 +128,7 @@ def load_image_model(
         if state is None:
             _randomise(model, metadata.codec)
     if state is not None:
-        _fill(net, state, f"weights {weights!r} do not fit {name}")
+        _load_weights(net, state, f"weights {weights!r} do not fit {name}")
     # split before folding, which loses the blocks
     parts = [fold_batch_norm(part) for part in split_into_stages(name, net, stages, metadata.codec.shape)]
     model.net = parts[0] if stages == 1 else Stages(*parts)
@@ -146,7 +145,7 @@ def import_torchvision_models() -> ModuleType:
 
 
 def _define_missing_operators() -> None:
-    """Let `import torchvision` succeed where its extension cannot load, such as a CUDA build on a CPU-only torch.
+    """Make `import torchvision` succeed where its extension cannot load, such as a CUDA build on a CPU-only torch.
 
     The import registers shapes for two detection operators, which then have to exist; no classifier uses them.
     """
@@ -238,7 +237,7 @@ def _labels(metadata: _Metadata, state: Mapping[str, Tensor]) -> tuple[str, ...]
     return metadata.labels if classes == len(metadata.labels) else tuple(f"class {index}" for index in range(classes))
 
 
-def _fill(net: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
+def _load_weights(net: nn.Module, state: Mapping[str, Tensor], problem: str) -> None:
     try:
         net.load_state_dict(state)
     except RuntimeError as error:

@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from server.errors import QueueFullError, TooLateError
 
-_TRAVEL = 0.05  # share of a time-out for the network: the client's clock starts before the server's and ends after it
+_NETWORK_SHARE = 0.05  # share of a timeout for the network, which the client's timeout includes
 _HALF_LIFE = 5.0  # s without an observation after which the margin is half as large
 
 
@@ -40,7 +40,7 @@ class Lateness:
         self._observed_at = -inf
 
     def observe(self, excess: float, now: float) -> None:
-        """Record that an answer was complete, or a time-out passed, `excess` s after the least possible time."""
+        """Record that an answer was complete, or a timeout passed, `excess` s after the least possible time."""
         self._deviation += 0.25 * (abs(excess - self._mean) - self._deviation)
         self._mean += 0.125 * (excess - self._mean)
         self._observed_at = now
@@ -52,7 +52,7 @@ class Lateness:
 
 
 class Admission:
-    """Rejects calls whose time-out would pass before their answer.
+    """Rejects calls whose timeout would pass before their answer.
 
     Attributes:
         lateness: margin learned from answers.
@@ -62,28 +62,28 @@ class Admission:
         self.lateness = Lateness()
 
     def observe(self, earliest: float, answered: float) -> None:
-        """Learn from a call answered at `answered` that could have been at `earliest`, s; 0 is ignored."""
+        """Learn from a call that was answered at `answered`, at best possible at `earliest`, s; 0 is ignored."""
         if earliest:
             self.lateness.observe(answered - earliest, answered)
 
     def reject_if_late(self, needed: float, timeout: float, now: float | None) -> None:
-        """Check that the answer is expected within the client's time-out.
+        """Check that the answer is expected within the client's timeout.
 
         Args:
-            needed: the least time in which the device can serve this call and all before it, s.
-            timeout: remaining time-out of the client, s.
-            now: the current instant, s; None leaves the learned margin out, which holds only under a backlog.
+            needed: the least time in which the device can serve this call and all earlier ones, s.
+            timeout: remaining timeout of the client, s.
+            now: the current instant, s; None leaves out the learned margin, which is valid only under a backlog.
 
         Raises:
-            TooLateError: the answer is expected after the time-out.
+            TooLateError: the answer is expected after the timeout.
         """
         expected = needed if now is None else needed + self.lateness.margin(now)
-        late = expected - (1.0 - _TRAVEL) * timeout
+        late = expected - (1.0 - _NETWORK_SHARE) * timeout
         if late > 0.0:
             wait = _retry_after(late)
             raise TooLateError(
                 f"the answer would take about {1e3 * expected:.0f} ms, but {1e3 * timeout:.0f} ms are left of the "
-                f"time-out; retry in {wait} s",
+                f"timeout; retry in {wait} s",
                 wait,
             )
 

@@ -18,7 +18,7 @@ class Answer:
     """Result of one request.
 
     Attributes:
-        output: float32 [classes], or `GeneratedTokens`.
+        output: logits, float32 [classes], or `GeneratedTokens`.
         batch_size: size of the batch that completed it.
         waiting: waiting time from arrival to launch, s.
         service: service time of its batch, s; with stages, from its launch to the end of its last stage.
@@ -40,10 +40,10 @@ class Call:
     Attributes:
         future: the answers, in the order of the inputs.
         model: name of the model.
-        inputs: decoded samples, as the model's `samples` made them.
+        inputs: decoded samples, as the model's codec made them.
         sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
         arrival: instant of arrival, s.
-        expires: instant at which the client's time-out passes, s.
+        expires: instant at which the client's timeout passes, s.
         earliest: the earliest possible instant of its answers, estimated at arrival, s; 0 where unknown.
         span: its tracing span; None where it is not traced.
         requests: its requests that are queued or in service.
@@ -102,7 +102,7 @@ class Call:
     def lose_device(self) -> None:
         """Count the loss of its device if that was serving it, since the call may have caused the loss."""
         self.losses += any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)
-        self.earliest = 0.0  # its response time now says nothing about the lateness of other devices
+        self.earliest = 0.0  # its response time is no measure of the lateness of another device
 
     def answer(self, index: int, answer: Answer) -> None:
         """Record the answer of a sample; the last one completes the call."""

@@ -36,7 +36,7 @@ class _Monitored:
     Attributes:
         configured: the policy as configured, before any adaptation.
         current: the policy that was set last; if the dispatcher has another one, it was swapped by an operator.
-        evidence: measurements since the profile was fitted.
+        drift: detector of drift from the profile.
         objective: the response-time objective; None where the spec has none.
         served: answers since the objective was last evaluated.
         solving: the running task that solves another policy.
@@ -44,7 +44,7 @@ class _Monitored:
 
     configured: Chosen
     current: Chosen
-    evidence: DriftDetector
+    drift: DriftDetector
     objective: Objective | None
     served: ResponseCounts = field(default_factory=lambda: ResponseCounts(0, 0, 0))
     solving: "asyncio.Task[None] | None" = None
@@ -69,7 +69,7 @@ class Controller:
     """Adapts the policies of one dispatcher. All but solving and reading the meter runs on the event loop."""
 
     def __init__(self, dispatcher: Dispatcher, metrics: Metrics, meter: EnergyMeter, pool: Executor) -> None:
-        """`meter` measures the device; `pool` runs its readings, and solves policies."""
+        """`meter` measures the device; readings of it, and solutions of policies, run in threads of `pool`."""
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._meter = meter
@@ -85,22 +85,22 @@ class Controller:
         """Evaluate a served batch by its service time and the response times of its requests, s."""
         monitored = self._state(model)
         if monitored.current.profile.varies_by_length:  # so that a service time is no evidence of drift
-            monitored.evidence.discard_window()
+            monitored.drift.discard_window()
         else:
-            monitored.evidence.observe_batch(batch_size, service_time)
+            monitored.drift.observe_batch(batch_size, service_time)
         self._read_meter(monitored)
         if monitored.solving is not None:
             return
-        refit = monitored.evidence.refit()
+        refit = monitored.drift.refit()
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
         elif monitored.objective is not None:
             self._evaluate_objective(model, monitored, monitored.objective, responses)
 
-    def disturbed(self, model: str) -> None:
+    def unprofiled_work(self, model: str) -> None:
         """Record that the device ran single stages or failed attempts, whose energy the profile does not predict."""
-        self._monitored[model].evidence.discard_window()
+        self._monitored[model].drift.discard_window()
 
     def batch_size_reduced(self, model: str, before: Chosen) -> None:
         """Solve the policy `before` again for a reduced maximum batch size; the dispatcher serves greedily meanwhile.
@@ -146,15 +146,15 @@ class Controller:
         return monitored
 
     def _monitor(self, model: str, chosen: Chosen, before: _Monitored | None = None) -> _Monitored:
-        if before is not None and before.evidence.profile is chosen.profile:
-            evidence = before.evidence
+        if before is not None and before.drift.profile is chosen.profile:
+            drift = before.drift
         else:
-            evidence = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
+            drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
         weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
         objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
             self._metrics.objective(model, self._dispatcher.device, 0)
-        return _Monitored(chosen, chosen, evidence, objective)
+        return _Monitored(chosen, chosen, drift, objective)
 
     def _evaluate_objective(
         self, model: str, monitored: _Monitored, objective: Objective, responses: Sequence[float]
@@ -183,7 +183,7 @@ class Controller:
     async def _swap(self, model: str, monitored: _Monitored, profile: Profile, kind: str, reason: str) -> None:
         factor = 1.0 if monitored.objective is None else monitored.objective.factor
         try:
-            chosen = await self._off_the_loop(lambda: solved_again(monitored.configured, profile, factor))
+            chosen = await self._run_in_thread(lambda: solved_again(monitored.configured, profile, factor))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return
@@ -201,30 +201,30 @@ class Controller:
         _log.info("%s: %s; policy %s is set", model, reason, chosen.spec)
 
     def _read_meter(self, monitored: _Monitored) -> None:
-        """Read the energy counter from time to time, where it measures the energy of this model alone.
+        """Start a reading of the energy counter, at most one per interval, where it can be compared with the profile.
 
-        This requires that no other model is served, and that the idle power that the counter includes is known: a
-        measured profile's energies are above idle.
+        This requires that no other model is served, that the profile has energies, and that the idle power is known if
+        the counter includes it, since a measured profile's energies are above idle.
         """
-        now, profile = self._dispatcher.now(), monitored.evidence.profile
-        alone = len(self._monitored) == 1 and profile.energies is not None
-        known = profile.idle_power is not None or not self._counts_idle
+        now, drift = self._dispatcher.now(), monitored.drift
+        single_model = len(self._monitored) == 1 and drift.profile.energies is not None
+        idle_known = drift.profile.idle_power is not None or not self._counts_idle
         busy = self._reading is not None and not self._reading.done()
-        if busy or now < self._read_at + self._interval or not (alone and known):
+        if busy or now < self._read_at + self._interval or not (single_model and idle_known):
             return
         self._read_at = now
-        evidence = monitored.evidence
-        self._reading = asyncio.get_running_loop().create_task(self._add_reading(evidence, evidence.discarded_windows))
+        self._reading = asyncio.get_running_loop().create_task(self._add_reading(drift, drift.discarded_windows))
 
-    async def _add_reading(self, evidence: DriftDetector, disturbances: int) -> None:
+    async def _add_reading(self, drift: DriftDetector, discarded: int) -> None:
+        """Add a reading, unless a window was discarded since it was started."""
         try:
-            joules = await self._off_the_loop(self._meter.read)
+            joules = await self._run_in_thread(self._meter.read)
         except Exception:  # noqa: BLE001  (a broken sensor must not end the monitoring)
             _log.exception("the energy counter cannot be read; it is not read again")
             self._interval = inf
             return
-        if joules is not None and evidence.discarded_windows == disturbances:
-            evidence.observe_energy(self._dispatcher.now(), joules)
+        if joules is not None and drift.discarded_windows == discarded:
+            drift.observe_energy(self._dispatcher.now(), joules)
 
-    def _off_the_loop(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
+    def _run_in_thread(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -21,12 +21,13 @@ class Delivery:
     Attributes:
         tracing: links the spans of calls and batches; None: nothing is traced.
         on_served: called after each whole batch, with model, size, service time and response times, s.
-        on_disturbed: called with a model that used the device otherwise, for single stages or failed attempts.
+        on_unprofiled_work: called with a model that ran single stages or a failed attempt, whose energy the profile
+            does not predict.
     """
 
     tracing: "Tracing | None" = None
     on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
-    on_disturbed: Callable[[str], None] | None = None
+    on_unprofiled_work: Callable[[str], None] | None = None
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -46,19 +47,9 @@ class Delivery:
         Returns:
             The calls that this completes.
         """
-        self._metrics.batch(batch)
-        self._metrics.answered(batch.device, batch.finished, now)
-        log_batch(
-            model=batch.model,
-            device=batch.device,
-            policy=batch.policy,
-            reason=batch.launch.reason,
-            batch_size=batch.size,
-            service=batch.service,
-            waited=batch.waited,
-            queue_length=queue_length,
-            energy=batch.energy,
-        )
+        self._metrics.batch_completed(batch)
+        self._metrics.requests_completed(batch.device, batch.finished, now)
+        log_batch(batch, queue_length)
         if self.tracing is not None:
             self.tracing.batch(batch)
         complete = []
@@ -75,19 +66,19 @@ class Delivery:
     def report(self, batch: BatchRecord, now: float) -> None:
         """Report an answered batch to the controller at `now`, s."""
         if not batch.whole:
-            self.report_disturbance(batch.model)
+            self.report_unprofiled_work(batch.model)
         elif (on_served := self.on_served) is not None:
             responses = [now - request.arrival for request in batch.finished]
             self._report(lambda: on_served(batch.model, batch.size, batch.service, responses))
 
-    def report_disturbance(self, model: str) -> None:
-        """Report to the controller that `model` used the device for single stages or a failed attempt."""
-        if (on_disturbed := self.on_disturbed) is not None:
-            self._report(lambda: on_disturbed(model))
+    def report_unprofiled_work(self, model: str) -> None:
+        """Report to the controller that the device ran single stages or a failed attempt of `model`."""
+        if (on_unprofiled_work := self.on_unprofiled_work) is not None:
+            self._report(lambda: on_unprofiled_work(model))
 
     def _report(self, report: Callable[[], None]) -> None:
         try:
             report()
         except Exception:  # noqa: BLE001  (a bug in the controller must not end the dispatcher)
             _log.exception("the controller failed; the policy stays as it is from now on")
-            self.on_served = self.on_disturbed = None
+            self.on_served = self.on_unprofiled_work = None

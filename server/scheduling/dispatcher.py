@@ -38,8 +38,8 @@ from server.telemetry.batch_record import BatchRecord
 from server.telemetry.metrics import Metrics
 
 _log = logging.getLogger("batchwright.dispatcher")
-_TIMEOUT_FACTOR = 20.0  # the batch timeout is at least so many times the greatest expected service time
-_GRACE = 5.0  # s that the loop may be late before it counts as stuck
+_TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
+_GRACE = 5.0  # s by which the loop may be late; it then is not alive
 
 
 class Dispatcher:
@@ -49,8 +49,8 @@ class Dispatcher:
         chosen: by model, the current policy, its profile, and its spec.
         delivery: fans out the results.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
-        on_broken: called when nothing can be served any more, with the calls that have no answer, and the error for
-            those that no other device takes.
+        on_broken: called when nothing can be served any more, with the calls that have no answer, which another device
+            may take over, and the error for the others.
         broken: set when nothing can be served any more: the device is lost, or the loop failed.
     """
 
@@ -87,7 +87,7 @@ class Dispatcher:
         self._draining = False
         self._lookahead = Lookahead(self._batcher, self._forecast, clock)
         self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
-        self._last_finish: float | None = None  # of the previous batch, unless the policy has waited since
+        self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer = EarliestTimer(clock, self._on_expiry)  # fires also while the device is busy
 
     def submit(
@@ -98,12 +98,12 @@ class Dispatcher:
         Args:
             model: one of `chosen`.
             inputs: decoded samples, uint8 [H, W, 3] or `TextSample` each; at least one.
-            timeout: remaining time-out of the client, s.
+            timeout: remaining timeout of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
-            TooLateError: the answer is expected after the time-out.
+            TooLateError: the answer is expected after the timeout.
             DrainingError: the server is stopping.
         """
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
@@ -141,7 +141,7 @@ class Dispatcher:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
 
         Returns:
-            The least instant at which they could be answered, s. 0 without a time-out, or without a backlog: then the
+            The least instant at which they could be answered, s. 0 without a timeout, or without a backlog: then the
             policy may wait for more requests, and the response time says nothing about the device's lateness.
 
         Raises:
@@ -186,7 +186,7 @@ class Dispatcher:
 
     @property
     def device(self) -> str:
-        """The device's name, for metrics."""
+        """The device's name in the metrics."""
         return self._executor.name
 
     def now(self) -> float:
@@ -214,7 +214,7 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether it admits calls."""
+        """Whether new calls are admitted."""
         return not (self._draining or self.broken.is_set())
 
     @property
@@ -344,11 +344,12 @@ class Dispatcher:
         for part in recovery.parts:
             own = replace(launch, requests=part.of(launch.requests))
             if isinstance(part.result, Completion):
-                retried, here = replace(batch, inputs=part.of(batch.inputs)), [r for r in own.requests if r in finished]
-                self._answer(self._record(replace(run, launch=own, batch=retried), part.result, here))
+                retried = replace(batch, inputs=part.of(batch.inputs))
+                completed = [request for request in own.requests if request in finished]
+                self._answer(self._record(replace(run, launch=own, batch=retried), part.result, completed))
             else:
                 self._fail(own.requests, part)
-        self.delivery.report_disturbance(batch.model)  # failed attempts took energy, too
+        self.delivery.report_unprofiled_work(batch.model)  # failed attempts took energy, too
         if recovery.max_batch_size is not None:
             self._reduce_batch_size(batch.model, recovery.max_batch_size)
 
@@ -433,12 +434,12 @@ class Dispatcher:
         self._expiry_timer.set(self._batcher.next_expiry())
 
     def _expire(self, now: float) -> None:
-        """Drop the requests whose time-out has passed."""
+        """Drop the requests whose timeout has passed."""
         for request in self._batcher.expire(now):
             self._fail_expired(request, now, now)
 
     def _drop_late(self, now: float) -> None:
-        """Drop the requests of the next launch whose time-out passes before it can complete."""
+        """Drop the requests of the next launch whose timeout passes before it can complete."""
         while self._batcher.next_expiry() < now + self._forecast.next_launch_bound():
             action = self._batcher.policy.decide(self._batcher.state(now))
             if not isinstance(action, Launch):
@@ -455,4 +456,4 @@ class Dispatcher:
         call, waited = request.payload.call, 1e3 * (now - request.arrival)
         self._admission.observe(call.earliest, answered)
         passes = "passed" if request.expires <= now else "would pass"
-        call.fail(ExpiredError(f"after {waited:.0f} ms the time-out {passes} before an answer"))
+        call.fail(ExpiredError(f"after {waited:.0f} ms the timeout {passes} before an answer"))

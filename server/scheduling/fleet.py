@@ -17,7 +17,7 @@ from server.scheduling.calls import Answer, Call, fail_all
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright.fleet")
-_MAX_LOSSES = 2  # of devices while they serve a call, which then fails, since it may be the cause
+_MAX_LOSSES = 2  # devices lost while they served a call; the call then fails, since it may be the cause
 
 
 class Fleet:
@@ -29,11 +29,11 @@ class Fleet:
 
     Attributes:
         dispatchers: the dispatchers, in the order in which the devices were named.
-        leaving: whether the server will stop soon: it is not ready, but still admits calls.
+        shutting_down: whether the shutdown has begun: the server is not ready, and admits calls only until `drain`.
         broken: set when all devices are lost.
     """
 
-    leaving = False
+    shutting_down = False
     _draining = False
 
     def __init__(self, dispatchers: Sequence[Dispatcher], capacity: int = DEFAULT_LIMITS.capacity) -> None:
@@ -52,12 +52,12 @@ class Fleet:
         """Call `Dispatcher.submit` for the device with the least expected response time."""
         return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes)
 
-    def check_room(self, model: str, n: int, timeout: float = inf, coming: int = 0) -> None:
+    def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.
 
-        `coming` is the number of samples that are being decoded; they count evenly on all devices.
+        `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
-        n += coming // len(self._serving)
+        n += pending // len(self._serving)
         self._route(model, n).check_room(model, n, timeout)
 
     def backlog(self) -> float:
@@ -81,13 +81,13 @@ class Fleet:
         """Return the largest service rate of the serving devices together, by their profiles, 1/s."""
         return sum(dispatcher.chosen[model].profile.capacity for dispatcher in self._serving)
 
-    def on(self, device: str) -> Dispatcher:
+    def dispatcher_of(self, device: str) -> Dispatcher:
         """Return the dispatcher of a device by its name."""
         return self._by_device[device]
 
     @property
     def first(self) -> Dispatcher:
-        """The first serving device, where one represents all."""
+        """The first serving device, for callers that need any one of them."""
         return self._serving[0]
 
     @property
@@ -97,8 +97,8 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        """Whether new calls should be sent to this server; while it is `leaving` it still admits them."""
-        return not self.leaving and any(dispatcher.ready for dispatcher in self._serving)
+        """Whether new calls should be sent to this server."""
+        return not self.shutting_down and any(dispatcher.ready for dispatcher in self._serving)
 
     @property
     def alive(self) -> bool:
@@ -120,7 +120,7 @@ class Fleet:
         if not 0 <= index < len(self.dispatchers):
             raise NotFoundError(f"there is no device {index}; there are {len(self.dispatchers)}, counted from 0")
         changed = self.dispatchers[index]
-        if self.leaving:
+        if self.shutting_down:
             raise DrainingError("the server is stopping; devices cannot be retired or resumed", 1)
         if changed.broken.is_set():
             raise BadInputError(f"{changed.device} is lost; restart the server to use it again")
@@ -141,7 +141,7 @@ class Fleet:
 
     async def drain(self) -> None:
         """Reject new calls, serve the accepted ones without waiting for more, and return when all are answered."""
-        self.leaving = self._draining = True
+        self.shutting_down = self._draining = True
         while True:
             await asyncio.gather(*(dispatcher.drain() for dispatcher in self.dispatchers))
             if not self.open_calls:  # the calls of a device that was lost meanwhile have moved to another
@@ -172,20 +172,20 @@ class Fleet:
 
         If no other device is serving, the retired ones are resumed.
         """
-        left = tuple(dispatcher for dispatcher in self._serving if not dispatcher.broken.is_set())
-        if not left:
-            left = tuple(dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set())
-            for dispatcher in left:
+        remaining = tuple(dispatcher for dispatcher in self._serving if not dispatcher.broken.is_set())
+        if not remaining:
+            remaining = tuple(dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set())
+            for dispatcher in remaining:
                 _log.critical("%s is resumed: all serving devices are lost", dispatcher.device)
                 if not self._draining:
                     dispatcher.resume()
-        if not left:
+        if not remaining:
             _log.critical("all devices are lost; the server exits, to be restarted by its supervisor")
             self.broken.set()
             fail_all(calls, error)
             return
-        self._serving = left
-        _log.critical("%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in left))
+        self._serving = remaining
+        _log.critical("%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in remaining))
         for call in calls:
             if call.losses < _MAX_LOSSES:
                 self._least_delay(call.model, call.missing).enqueue(call)

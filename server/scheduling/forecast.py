@@ -1,8 +1,9 @@
 """Expected service times and energies of the device, from the current profiles.
 
-For images the least, expected and greatest service time of a batch are equal. The length of a generated text is known
-only when it ends. Its least service time, one decode step, decides what is rejected or dropped. Its greatest service
-time, that of its maximum length, bounds the batch timeout.
+The service time of images depends only on the batch size and the stages, so that the least, expected and greatest times
+differ only for texts. The length of a generated text is known only when it ends. Its least service time, one decode
+step, decides what is rejected or dropped. Its greatest service time, that of its maximum length, bounds the batch
+timeout.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ class Forecast:
     """
 
     def __init__(self, chosen: Mapping[str, Chosen], batcher: Batcher, clock: Callable[[], float]) -> None:
-        """`chosen` (by model) and the queue are read anew at each call."""
+        """Forecast by `chosen`, by model, and the queue of `batcher`, both as they are at the time of each call."""
         self._chosen = chosen
         self._batcher = batcher
         self._clock = clock
@@ -40,7 +41,7 @@ class Forecast:
         return self._chosen[batch.model].profile.min_service_time(len(batch.inputs), batch.first_stage)
 
     def least_time_of(self, launch: Launch) -> float:
-        """Return the same for a launch."""
+        """Return the least service time of a launch from its first stage to the end of its requests' last stage."""
         first = launch.requests[0]
         return self._chosen[first.kind.model].profile.min_service_time(len(launch.requests), first.stage)
 

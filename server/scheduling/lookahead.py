@@ -15,10 +15,11 @@ _MAX_LAUNCHES = 8  # more would seldom be used: the next arrival withdraws them
 
 
 class Lookahead:
-    """Offers the device standby launches: further stages of the batch in service, as long as the policy launches it.
+    """Offers the device standby launches: further stages of the batch in service.
 
-    A standby launch is the policy's decision for the end of a stage if the queue does not change until then. When it
-    changes, the offers are withdrawn, and the policy decides at the end of the current stage.
+    A standby launch is the policy's decision for the end of a stage if the queue does not change until then. Offers end
+    where the policy would launch other requests or wait. When the queue changes, the offers are withdrawn, and the
+    policy decides at the end of the current stage.
     """
 
     def __init__(self, batcher: Batcher, forecast: Forecast, clock: Callable[[], float]) -> None:
@@ -44,7 +45,7 @@ class Lookahead:
                 following, batch = decided, next_batch(batch, decided)
                 own = replace(following, requests=launch.requests)
                 offered.append(BatchRun(policy, own, batch, standby.offer(batch)))
-        except Exception:  # noqa: BLE001  (at the end of the stage it fails again, and greedy service takes over)
+        except Exception:  # noqa: BLE001  (it fails again at the end of the stage, and is then replaced by greedy)
             _log.warning("the policy failed in the lookahead; it decides again at the end of the stage", exc_info=True)
         return offered
 

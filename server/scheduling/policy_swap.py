@@ -17,20 +17,25 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     Args:
         fleet: the devices.
         metrics: record the new policies.
-        choosers: by model, a function from the current policy, with the current profile, to the new one. It runs in a
-            thread, and again if the profile has changed meanwhile.
+        choosers: by model, a function that returns the new policy, given the current one with the current profile. It
+            runs in a thread, and runs again if the profile has changed meanwhile.
 
     Raises:
         SpecError: one of the policies cannot be used; no policy has been changed.
     """
     before = {(d, model): d.chosen[model] for d in fleet.dispatchers for model in choosers}
-    found: dict[tuple[Dispatcher, str], Chosen] = {}
-    while left := [p for p in before if p not in found or found[p].profile is not p[0].chosen[p[1]].profile]:
-        for dispatcher, model in left:  # not solved yet, or solved for a profile that was replaced meanwhile
+    solved: dict[tuple[Dispatcher, str], Chosen] = {}
+    while unsolved := [
+        (dispatcher, model)
+        for dispatcher, model in before
+        if (dispatcher, model) not in solved
+        or solved[dispatcher, model].profile is not dispatcher.chosen[model].profile  # replaced meanwhile
+    ]:
+        for dispatcher, model in unsolved:
             current = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
-            found[dispatcher, model] = chosen = await asyncio.to_thread(choosers[model], current)
+            solved[dispatcher, model] = chosen = await asyncio.to_thread(choosers[model], current)
             if by_stages(chosen.spec) and not current.profile.has_stages:
                 raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
-    for (dispatcher, model), chosen in found.items():
+    for (dispatcher, model), chosen in solved.items():
         dispatcher.set_policy(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)

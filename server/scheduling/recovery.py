@@ -1,7 +1,7 @@
-"""Batch timeout, and recovery of failed batches: retry parts of the batch, so that only poisoned samples fail.
+"""Batch timeout, and recovery of failed batches: retry parts of the batch, so that only the failing samples fail.
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
-finite, is bisected until the poisoned samples are alone. If the device is lost, recovery ends with DeviceLostError.
+finite, is bisected down to the failing samples. If the device is lost, recovery ends with DeviceLostError.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ class Recovery:
 
     Attributes:
         parts: all requests of the batch, in order.
-        unfit: the least size that did not fit the memory; None if all fitted.
+        smallest_unfit: the smallest batch size that did not fit the memory; None if all fitted.
     """
 
     parts: Sequence[Part]
-    unfit: int | None
+    smallest_unfit: int | None
 
     @property
     def max_batch_size(self) -> int | None:
-        """The maximum batch size from now on: half of the least size that did not fit; None if all fitted."""
-        return None if self.unfit is None else max(1, (self.unfit + 1) // 2)
+        """The maximum batch size from now on: half of the smallest size that did not fit; None if all fitted."""
+        return None if self.smallest_unfit is None else max(1, (self.smallest_unfit + 1) // 2)
 
 
 def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
@@ -86,10 +86,10 @@ def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: fl
 
 
 def check_outputs(batch: Batch, completion: Completion) -> Completion:
-    """Return the completion if it has one output for each input.
+    """Check that the completion has one output for each input, and return it.
 
     Raises:
-        RuntimeError: it has not.
+        RuntimeError: the numbers differ.
     """
     if len(completion.outputs) != len(batch.inputs):
         raise RuntimeError(f"{len(completion.outputs)} outputs for {len(batch.inputs)} inputs")
@@ -112,7 +112,8 @@ async def recover(run: Run, batch: Batch, error: Exception) -> Recovery:
     left = await _retry(run, _slice(batch, 0, half))
     right = await _retry(run, _slice(batch, half, size))
     parts = [*left.parts, *(replace(part, first=part.first + half) for part in right.parts)]
-    return Recovery(parts, min((n for n in (unfit, left.unfit, right.unfit) if n is not None), default=None))
+    sizes = (unfit, left.smallest_unfit, right.smallest_unfit)
+    return Recovery(parts, min((size for size in sizes if size is not None), default=None))
 
 
 async def _retry(run: Run, batch: Batch) -> Recovery:

@@ -56,7 +56,7 @@ class History:
         """Count `n` admitted requests."""
         self._of(model).now.arrivals += n
 
-    def batch(self, batch: BatchRecord) -> None:
+    def batch_completed(self, batch: BatchRecord) -> None:
         """Add a completed batch."""
         series, service, energy = self._of(batch.model), batch.service, batch.energy
         tally = series.now.sizes.get(batch.size)
@@ -71,7 +71,7 @@ class History:
             (time.time() - service, batch.size, batch.launch.reason, batch.policy, batch.waited, service, energy)
         )
 
-    def answered(self, model: str, responses: Sequence[float]) -> None:
+    def requests_completed(self, model: str, responses: Sequence[float]) -> None:
         """Add the response times of completed requests, s."""
         now = self._of(model).now
         now.answered += len(responses)

@@ -14,12 +14,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 import orjson
 import structlog
 from structlog.stdlib import ExtraAdder, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
+
+from server.telemetry.batch_record import BatchRecord
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
@@ -27,54 +29,27 @@ LogFormat = Literal["auto", "console", "json"]
 _STDERR = 2
 _CAPACITY = 8192  # lines in the queue: seconds of work for a terminal, 10 MB of memory
 _FLUSH_TIMEOUT = 2.0  # s at exit, after which the lines left are dropped
-_OWN_LOGGERS = ("batchwright", "policies", "profiler", "server")  # debug lines of Pillow are one per chunk of a picture
+_OWN_LOGGERS = ("batchwright", "policies", "profiler", "server")  # Pillow logs a debug line for each chunk of an image
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 _log = logging.getLogger("batchwright.logs")
 _batches = logging.getLogger("batchwright.batch")
 
 
-class BatchFacts(TypedDict):
-    """Fields of a batch's log line.
-
-    Attributes:
-        model: name of the model.
-        device: name of the device.
-        policy: name of the policy.
-        reason: why the policy launched it: full, policy, max_wait, slo or drain.
-        batch_size: requests in the batch.
-        service: service time, s.
-        waited: waiting time of its oldest request, s.
-        queue_length: requests that wait when the batch is done.
-        energy: energy of the batch by the profile, J; None where unknown.
-    """
-
-    model: str
-    device: str
-    policy: str
-    reason: str
-    batch_size: int
-    service: float
-    waited: float
-    queue_length: int
-    energy: float | None
-
-
-def log_batch(**facts: Unpack[BatchFacts]) -> None:
-    """Write one line for a batch, at level debug."""
+def log_batch(batch: BatchRecord, queue_length: int) -> None:
+    """Log a completed batch at level debug; `queue_length` is the number of requests that wait then."""
     if not _batches.isEnabledFor(logging.DEBUG):
         return
-    energy = facts["energy"]
     fields = {
-        "model": facts["model"],
-        "device": facts["device"],
-        "policy": facts["policy"],
-        "reason": facts["reason"],
-        "batch_size": facts["batch_size"],
-        "service_ms": round(1e3 * facts["service"], 3),
-        "waited_ms": round(1e3 * facts["waited"], 3),
-        "queue_length": facts["queue_length"],
-        "energy_mj": None if energy is None else round(1e3 * energy, 3),
+        "model": batch.model,
+        "device": batch.device,
+        "policy": batch.policy,
+        "reason": batch.launch.reason,
+        "batch_size": batch.size,
+        "service_ms": round(1e3 * batch.service, 3),
+        "waited_ms": round(1e3 * batch.waited, 3),
+        "queue_length": queue_length,
+        "energy_mj": None if batch.energy is None else round(1e3 * batch.energy, 3),
     }
     # _batches.debug would also look up the calling line of code, which takes a third of its time
     record = _batches.makeRecord(_batches.name, logging.DEBUG, "", 0, "batch", (), None, None, fields)
@@ -82,7 +57,7 @@ def log_batch(**facts: Unpack[BatchFacts]) -> None:
 
 
 @contextmanager
-def logging_to(
+def configured_logging(
     level: LogLevel = "info", log_format: LogFormat = "auto", descriptor: int = _STDERR, capacity: int = _CAPACITY
 ) -> Iterator[None]:
     """Write all log records of the context to a file descriptor, in order; queued records are flushed at the end.
@@ -91,7 +66,7 @@ def logging_to(
         level: lowest level that is logged; of third-party packages at least info.
         log_format: auto means console on a terminal, else json.
         descriptor: file descriptor to write to.
-        capacity: lines that the queue holds.
+        capacity: maximum number of lines in the queue.
     """
     console = os.isatty(descriptor) if log_format == "auto" else log_format == "console"
     writer = _DescriptorHandler(descriptor)
@@ -179,7 +154,7 @@ class _Listener(QueueListener):
 
 
 class _DescriptorHandler(logging.Handler):
-    """Writes lines to a file descriptor without Python's buffers, whose lock a blocked write would hold at exit."""
+    """Writes lines to a file descriptor without Python's buffers: a blocked write would keep their lock at exit."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

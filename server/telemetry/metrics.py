@@ -16,9 +16,9 @@ from server.telemetry.statistics import Statistics
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
-_REFUSALS = ("queue_full", "too_late", "bytes", "draining")
+_REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining")
 _POLICY_CHANGES = ("drift", "objective", "memory")
-_REFUSAL_STATUSES = (401, 403, 429)
+_DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
 _SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -98,7 +98,7 @@ class Metrics:
         )
         self._arrival_rate = gauge("arrival_rate_hertz", "Measured arrival rate, 1/s", "model")
         self._adapted = counter("policy_changes", "Policy swaps by the controller, by reason", "model", "reason")
-        self._refusals = counter(
+        self._denied = counter(
             "refusals", "Calls rejected by API key, rate limit or browser protection, by status", "status"
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
@@ -115,11 +115,11 @@ class Metrics:
         self._capacity.labels(model).set_function(capacity)
         for outcome in _OUTCOMES:
             self.outcome(model, outcome, 0)
-        for counter, reasons in ((self._rejected, _REFUSALS), (self._adapted, _POLICY_CHANGES)):
+        for counter, reasons in ((self._rejected, _REJECTION_REASONS), (self._adapted, _POLICY_CHANGES)):
             for reason in reasons:
                 counter.labels(model, reason)
-        for status in _REFUSAL_STATUSES:
-            self._refusals.labels(status)
+        for status in _DENIED_STATUSES:
+            self._denied.labels(status)
 
     def watch_backlog(self, backlog: _Read) -> None:
         """Export the backlog by callback, s."""
@@ -155,11 +155,11 @@ class Metrics:
         """Export the number of steps towards faster policies on a device."""
         self._objective.labels(model, device).set(level)
 
-    def batch(self, batch: BatchRecord) -> None:
+    def batch_completed(self, batch: BatchRecord) -> None:
         """Count a completed batch, or some stages of one; requests are counted with their last stage."""
         labels = batch.model, batch.device
         if batch.whole or batch.finished:
-            self.statistics.batch(
+            self.statistics.batch_completed(
                 batch.model, len(batch.finished), (batch.size, batch.service) if batch.whole else None
             )
             self._batch_size.labels(*labels).observe(batch.size)
@@ -169,14 +169,14 @@ class Metrics:
             self._tokens.labels(batch.model, "padding").inc(computed - needed)
         for length in batch.generated:
             self._generated.labels(batch.model).observe(length)
-        self.history.batch(batch)
+        self.history.batch_completed(batch)
         self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
         self._service.labels(*labels).observe(batch.service)
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
-    def answered(self, device: str, requests: Sequence[Request], now: float) -> None:
-        """Observe the waiting times of completed requests of one model, and count the late ones; `now` in s."""
+    def requests_completed(self, device: str, requests: Sequence[Request], now: float) -> None:
+        """Observe the waiting times of requests of one model that are complete at `now`, s, and count the late ones."""
         if not requests:
             return
         model = requests[0].kind.model
@@ -187,12 +187,12 @@ class Metrics:
         if late:
             self._missed.labels(model).inc(late)
 
-    def responded(self, model: str, device: str, seconds: float, n: int) -> None:
+    def call_completed(self, model: str, device: str, seconds: float, n: int) -> None:
         """Observe the response time of a call of `n` requests, s, once per request."""
         response = self._response(model, device)
         for _ in range(n):
             response.observe(seconds)
-        self.history.answered(model, [seconds] * n)
+        self.history.requests_completed(model, [seconds] * n)
 
     def outcome(self, model: str, outcome: str, n: int = 1) -> None:
         """Count `n` requests by outcome: ok, bad_input, rejected, expired, cancelled or failed."""
@@ -202,9 +202,9 @@ class Metrics:
         """Count `n` requests that admission control rejected."""
         self._rejected.labels(model, reason).inc(n)
 
-    def refused(self, status: int) -> None:
+    def access_denied(self, status: int) -> None:
         """Count a call rejected by its API key, its rate limit or the browser protections."""
-        self._refusals.labels(status).inc()
+        self._denied.labels(status).inc()
 
     def device_fault(self, model: str, error: str) -> None:
         """Count a batch that failed on the device; `error` is the exception's type."""

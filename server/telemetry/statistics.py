@@ -85,7 +85,7 @@ class Statistics:
         """Start without counts."""
         self._models: dict[str, _Model] = {}
 
-    def batch(self, model: str, finished: int, whole: tuple[int, float] | None) -> None:
+    def batch_completed(self, model: str, finished: int, whole: tuple[int, float] | None) -> None:
         """Add a batch that completed `finished` samples.
 
         Args:
@@ -100,7 +100,7 @@ class Statistics:
             size, service = whole
             tally.batches.setdefault(size, _Tally()).add(service)
 
-    def answered(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
+    def call_completed(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
         """Add a successful call; times in s."""
         tally = self._of(model)
         tally.success.add(total)
@@ -108,7 +108,7 @@ class Statistics:
         tally.decode.add(decode)
         tally.infer.add(service)
 
-    def failed(self, model: str, total: float) -> None:
+    def call_failed(self, model: str, total: float) -> None:
         """Add a failed call and its response time, s."""
         self._of(model).fail.add(total)
 

@@ -96,7 +96,7 @@ class Tracing:
         batch_span.end(epoch + round(1e9 * batch.ended))
 
     def close(self) -> None:
-        """Export the remaining spans, within the export time-out."""
+        """Export the remaining spans, within the export timeout."""
         self._provider.shutdown()
 
 

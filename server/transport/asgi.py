@@ -1,4 +1,4 @@
-"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and time-outs."""
+"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and timeouts."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 from server.errors import BadInputError, ServerError, TooLargeError, render_error
 
 Headers = list[tuple[bytes, bytes]]
-_READ_AHEAD = 2**19  # bytes of a body that the connection may buffer before the app receives any
+_READ_AHEAD = 2**19  # bytes of a body that the connection may buffer: `_BODY_BUFFER` and one read of the socket
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection; no response can be sent."""
 
 
@@ -50,23 +50,23 @@ async def read_body(
         headers: the request's headers.
         receive: ASGI receive of the request.
         limit: limit on the body.
-        reserve: reserves memory for a total number of bytes, first for those that the connection buffers. An exception
-            that it raises is passed on.
+        reserve: called with the total number of bytes to reserve memory for: before reading with those that the
+            connection may buffer, then with those read. An exception that it raises is passed on.
 
     Raises:
         TooLargeError: the body is over the limit; raised before reading if Content-Length exceeds it.
-        ClientGoneError: the client disconnected before the end of the body.
+        ClientDisconnectedError: the client disconnected before the end of the body.
     """
-    announced = headers.get(b"content-length", b"")
-    if announced.isdigit() and int(announced) > limit.max_bytes:
-        raise TooLargeError(f"the body has {int(announced)} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
-    reserve(min(int(announced), _READ_AHEAD) if announced.isdigit() else _READ_AHEAD)
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit.max_bytes:
+        raise TooLargeError(f"the body has {int(length)} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
+    reserve(min(int(length), _READ_AHEAD) if length.isdigit() else _READ_AHEAD)
     chunks: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         reserve(size)
@@ -76,8 +76,8 @@ async def read_body(
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client has closed the connection; only valid after the whole body was read."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has closed the connection; call it only after the whole body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -102,7 +102,7 @@ async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:
-    """Return the client's time-out from X-Timeout-Ms, s; inf if there is none.
+    """Return the client's timeout from X-Timeout-Ms, s; inf if there is none.
 
     Raises:
         BadInputError: it is not a positive, finite number.

@@ -17,7 +17,7 @@ from server.errors import ForbiddenError, TooManyError, UnauthorizedError
 Scope = Literal["predict", "admin"]
 _MAX_KEY = 512  # bytes; a longer key is rejected before it is hashed
 _FORMAT = "a line is: name scope sha256-of-key [calls-per-second]"
-_EXPECTED = {  # by field; the value is not part of a message, since it may be a key in plain text
+_EXPECTED = {  # by field; messages do not quote the rejected value, which may be a key in plain text
     "name": "up to 64 letters, digits or any of _ . @ -",
     "scope": "predict or admin",
     "sha256": "64 hexadecimal digits; make them by: printf %s KEY | sha256sum",
@@ -70,7 +70,7 @@ class Keys:
         self._buckets = {key: _bucket(key) for key in keys}
 
     def reload(self) -> None:
-        """Read the file again. Keys that are gone are revoked; an unchanged entry keeps its token bucket.
+        """Read the file again. Removed keys are revoked; an unchanged entry keeps its token bucket.
 
         Raises:
             SpecError: the file cannot be read or has errors; the keys stay as they are.
@@ -103,7 +103,9 @@ class Keys:
             raise UnauthorizedError("the key is unknown; check it, or have the server's operator add it")
         key = next((key for key in known if key.scope == scope), None)
         if key is None:
-            raise ForbiddenError(f"key {known[0].name} is for {known[0].scope}, this needs {scope}; use another key")
+            raise ForbiddenError(
+                f"key {known[0].name} has the scope {known[0].scope}, the route needs {scope}; use another key"
+            )
         bucket = self._buckets[key]
         wait = 0.0 if bucket is None else bucket.take(now)
         if wait > 0.0:
@@ -118,7 +120,7 @@ def _bucket(key: Key) -> _TokenBucket | None:
 
 def _bearer_key(authorization: bytes | None) -> bytes:
     if authorization is None:
-        raise UnauthorizedError("this needs a key; send it as Authorization: Bearer KEY")
+        raise UnauthorizedError("the route needs an API key; send it as Authorization: Bearer KEY")
     kind, _, key = authorization.strip().partition(b" ")
     key = key.strip()
     if kind.lower() != b"bearer" or not key or len(key) > _MAX_KEY:
@@ -137,11 +139,11 @@ def load_keys(path: Path) -> Keys:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}; give a text file: {_FORMAT}") from error
-    return Keys([*parse_keys(text, str(path))._buckets], path)
+    return Keys(parse_keys(text, str(path)), path)
 
 
-def parse_keys(text: str, origin: str) -> Keys:
-    """Parse the content of the key file `origin`: a YAML list of keys, or a line of words for each key.
+def parse_keys(text: str, origin: str) -> list[Key]:
+    """Parse the content of the key file `origin`: a YAML list of keys, or one line of words per key.
 
     Raises:
         SpecError: there are errors; all of them in one line, each with its place in the file.
@@ -164,18 +166,18 @@ def parse_keys(text: str, origin: str) -> Keys:
         errors.append(f"no key, so that every call would be rejected; {_FORMAT}")
     if errors:
         raise SpecError(f"key file {origin!r}: {'; '.join(errors)}")
-    return Keys([*keys.values()])
+    return [*keys.values()]
 
 
 def _entries(text: str) -> Iterator[tuple[str, object]]:
     """The place and the fields of each key.
 
     Raises:
-        ValueError: the text has a colon, as only YAML has, and is not a YAML list.
+        ValueError: the text has a colon, which only the YAML format has, and is not a YAML list.
     """
     lines = [line.partition("#")[0] for line in text.splitlines()]
     if not any(":" in line for line in lines):
-        names = [*Key.model_fields, "more"]  # the last is unknown, as a fifth word is
+        names = [*Key.model_fields, "unknown"]  # a fifth word becomes an unknown field, which `Key` rejects
         numbered = ((number, line.split()) for number, line in enumerate(lines, 1))
         yield from ((f"line {number}", dict(zip(names, words, strict=False))) for number, words in numbered if words)
         return
@@ -194,7 +196,7 @@ def _entries(text: str) -> Iterator[tuple[str, object]]:
 def _message(error: ErrorDetails) -> str:
     field = str(error["loc"][0]) if error["loc"] else ""
     if field not in _EXPECTED:
-        return f"fields other than {', '.join(_EXPECTED)}; {_FORMAT}"
+        return f"there are fields other than {', '.join(_EXPECTED)}; {_FORMAT}"
     if error["type"] == "missing":
         return f"the {field} is missing; {_FORMAT}"
     return f"the {field} is not {_EXPECTED[field]}"

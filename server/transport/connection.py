@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -126,7 +126,7 @@ class ConnectionLimit:
     def _warn(self, limit: int) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning("%d connections are open, the limit; idle ones are closed when new ones come", limit)
+            _log.warning("the limit of %d connections is reached; idle ones are closed for new ones", limit)
 
 
 @dataclass(frozen=True)
@@ -136,20 +136,18 @@ class Listener:
     Attributes:
         limits: time limits of each connection.
         tls: the server's certificate; None for plain HTTP.
-        reload: by name of a file, the function that reads it again on SIGHUP.
         connections: the limit on the number of connections.
     """
 
     limits: TimeLimits = field(default_factory=TimeLimits)
     tls: Tls | None = None
-    reload: Mapping[str, Callable[[], None]] = field(default_factory=dict)
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
 
 
 class _PipelineFlowControl(FlowControl):
     """uvicorn's flow control that does not resume reading while pipelined requests wait.
 
-    The request that runs resumes reading to detect a disconnect. More pipelined requests would accumulate meanwhile.
+    The app of the running request resumes reading to detect a disconnect. Pipelined requests would then accumulate.
     """
 
     pipelining = False
@@ -264,7 +262,7 @@ class Connection(HttpToolsProtocol):
                 self._check_incomplete_request()
 
     def _check_incomplete_request(self) -> None:
-        """Limit the bytes that the parser buffers, endless lines, trailers and chunk sizes, and set the deadline."""
+        """Limit the bytes that are not part of a body, such as headers, trailers and chunk sizes; set the deadline."""
         if self._request_bytes > _MAX_HEADER_BYTES + 2 * self._body_bytes or (
             self._read_state == "headers" and self._headers_too_large()
         ):
@@ -349,7 +347,7 @@ class Connection(HttpToolsProtocol):
             self._raise_parse_error(400, f"over {_MAX_PIPELINED_REQUESTS} pipelined requests; wait for responses")
         if self._health_only and not self.url.startswith(_HEALTH_PREFIX):
             limit = max_connections()
-            self._raise_parse_error(503, f"{limit} connections are in use, the limit; send the request again later")
+            self._raise_parse_error(503, f"the limit of {limit} connections is reached; send the request again later")
         if self.parser.should_upgrade() and self.parser.get_method() not in (b"GET", b"HEAD"):
             # The parser would treat the body as bytes of the other protocol.
             self._raise_parse_error(400, "protocol upgrades are not supported; send the request without Upgrade")
@@ -380,7 +378,7 @@ class Connection(HttpToolsProtocol):
         limit = self._connections
         if limit.pipelined_bytes + count > _MAX_PIPELINED_BYTES:
             self._body_chunks = []
-            self._raise_parse_error(503, "pipelined requests hold too much memory; wait for each response")
+            self._raise_parse_error(503, "pipelined requests take too much memory; wait for each response")
         limit.pipelined_bytes += count
         self._pipelined_bytes += count
 
@@ -403,7 +401,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running_cycle = cycle
         super()._start_asgi_task(cycle, app)
-        if self._response_timer is not None:  # it belongs to the response before
+        if self._response_timer is not None:  # of the previous response
             self._stop_response_timer()
             self._start_write_timers()
 
@@ -473,7 +471,7 @@ class Connection(HttpToolsProtocol):
     # Rejecting
 
     def _raise_parse_error(self, status: int, message: str) -> NoReturn:
-        """Leave a parser callback; the error is stored because the parser replaces exceptions by its own."""
+        """Leave a parser callback; the error is stored because the parser replaces it by an exception of its own."""
         self._parse_error = (status, message)
         raise ValueError(message)
 
@@ -586,7 +584,7 @@ class TlsAcceptor(asyncio.Protocol):
             accepted.close()
 
 
-def accept(listener: Listener) -> Callable[..., asyncio.Protocol]:
+def protocol_factory(listener: Listener) -> Callable[..., asyncio.Protocol]:
     """Return the factory that uvicorn calls for each accepted connection."""
     return partial(Connection if listener.tls is None else TlsAcceptor, listener)
 

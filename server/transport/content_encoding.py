@@ -19,10 +19,10 @@ def decompress(body: bytes, content_encoding: str | None, max_bytes: int) -> byt
         TooLargeError: the decompressed body is over `max_bytes`.
         BadInputError: the compressed body is corrupt, truncated or followed by other bytes.
     """
-    return b"".join(decompressing(body, content_encoding, max_bytes))
+    return b"".join(decompress_in_pieces(body, content_encoding, max_bytes))
 
 
-def decompressing(
+def decompress_in_pieces(
     body: bytes, content_encoding: str | None, max_bytes: int, remedy: str = "send fewer samples per call"
 ) -> Iterator[bytes]:
     """Decompress in pieces of at most 1 MiB, so that memory can be reserved for each; raises as `decompress`.

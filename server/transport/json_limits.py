@@ -14,9 +14,12 @@ from server.errors import BadInputError, TooLargeError
 MAX_JSON_BYTES = 2**20
 MAX_BRACKETS = 2**16  # an image of 224 x 224 pixels as nested lists has 50,625 opening ones
 MAX_NESTING = 32
-# Upper bounds on memory, bytes: of a list with its reference, an object with one key, any other value, all other values
-# for each byte of text, and of the parser itself for each byte of text
-_LIST, _OBJECT, _VALUE, _VALUES_PER_BYTE, _PARSER_PER_BYTE = 80, 256, 90, 20, 17
+# Upper bounds on memory, bytes
+_LIST = 80  # with the reference to it
+_OBJECT = 256  # with one key
+_VALUE = 90  # neither list nor object
+_VALUES_PER_BYTE = 20  # all such values, per byte of text
+_PARSER_PER_BYTE = 17  # the parser itself, per byte of text
 
 
 class JsonSize(NamedTuple):
@@ -24,7 +27,8 @@ class JsonSize(NamedTuple):
 
     Attributes:
         length: bytes of the text.
-        lists: upper bound on the number of lists; of at most `MAX_NESTING` brackets, those in strings are counted too.
+        lists: upper bound on the number of lists. A text with at most `MAX_NESTING` brackets is not searched for
+            strings, so that brackets within strings are counted too.
         objects: upper bound on the number of objects, likewise.
         values: upper bound on the number of other values.
         nesting: upper bound on the depth of lists and objects.
@@ -44,12 +48,12 @@ class JsonSize(NamedTuple):
 
 
 def measure_json(text: bytes) -> JsonSize:
-    """Count the lists, objects and values of a JSON text without parsing it; those within strings are left out.
+    """Count the lists, objects and values of a JSON text without parsing it.
 
-    The result for text that is not valid JSON is meaningless; parsing it fails later.
+    The result for a text that is not valid JSON is meaningless; parsing it fails later.
     """
     length, lists, objects, values = len(text), text.count(b"["), text.count(b"{"), text.count(b",") + 1
-    if lists + objects <= MAX_NESTING:  # cannot exceed the limit on nesting, even if all are outside strings
+    if lists + objects <= MAX_NESTING:  # within the limit on nesting even if all brackets are outside strings
         return JsonSize(length, lists, objects, values, lists + objects)
     if b"\\" in text:  # remove escaped backslashes first, then escaped quotation marks, which do not end a string
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")

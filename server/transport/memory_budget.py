@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from server.errors import QueueFullError, TooLargeError
+from server.errors import RejectedError, TooLargeError
 
 _LARGE_DIVISOR = 256  # a call that reserves more than 1/256 of the budget is large
-_MAX_LARGE_DIVISOR = 2  # large calls together may reserve half of the budget
+_MAX_LARGE_DIVISOR = 2  # one call, and all large calls together, may reserve half of the budget
 
 
-class MemoryBudgetError(QueueFullError):
+class MemoryBudgetError(RejectedError):
     """The memory budget cannot reserve the bytes of this call."""
 
     reason = "bytes"
@@ -23,19 +23,17 @@ class MemoryBudget:
 
     Attributes:
         pending: number of samples by model that have been read and are being decoded; they are not queued yet.
-        all_pending: number of pending samples of all models.
         limit: bytes that all calls may reserve.
-        held: bytes that all calls have reserved.
-        held_by_large: bytes that large calls have reserved.
+        reserved: bytes that all calls have reserved.
+        reserved_by_large: bytes that large calls have reserved.
     """
 
     def __init__(self, limit: int, retry_after: Callable[[], int] = lambda: 1) -> None:
         """Create an unused budget; `retry_after` returns the Retry-After of rejected calls, s."""
         self.pending: Counter[str] = Counter()
-        self.all_pending = 0
         self.limit = limit
-        self.held = 0
-        self.held_by_large = 0
+        self.reserved = 0
+        self.reserved_by_large = 0
         self._retry_after = retry_after
 
     def reservation(self) -> "Reservation":
@@ -51,33 +49,33 @@ class MemoryBudget:
         """
         least = self.limit // _LARGE_DIVISOR
         large = (new if new > least else 0) - (old if old > least else 0)
-        held = self.held + new - old
-        if held > self.limit or large > 0:
+        reserved = self.reserved + new - old
+        if reserved > self.limit or large > 0:
             self._check(old, new, large)
-        self.held = held
-        self.held_by_large += large
+        self.reserved = reserved
+        self.reserved_by_large += large
 
     def _check(self, old: int, new: int, large: int) -> None:
         most = self.limit // _MAX_LARGE_DIVISOR
         if new > most:
             raise TooLargeError(f"the call takes {new} bytes, over the limit of {most} for one call; send less at once")
-        if self.held + new - old > self.limit or self.held_by_large + large > most:
+        if self.reserved + new - old > self.limit or self.reserved_by_large + large > most:
             wait = self._retry_after()
             raise MemoryBudgetError(
-                f"the memory budget has no room for {new - old} bytes: calls hold {self.held} of {self.limit}, large "
-                f"ones {self.held_by_large} of {most}; send the call again in {wait} s",
+                f"the memory budget has no room for {new - old} bytes: calls reserve {self.reserved} of {self.limit}, "
+                f"large ones {self.reserved_by_large} of {most}; send the call again in {wait} s",
                 wait,
             )
 
 
 class Reservation:
-    """The bytes that one call holds in the memory budget."""
+    """The bytes that one call has reserved in the memory budget, and its pending samples."""
 
-    __slots__ = ("_budget", "_held", "_pending")
+    __slots__ = ("_budget", "_pending", "_reserved")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
-        self._held = 0
+        self._reserved = 0
         self._pending = ("", 0)
 
     def __enter__(self) -> "Reservation":
@@ -91,14 +89,12 @@ class Reservation:
         """Count `n` samples of the call as pending, before they are decoded."""
         self._pending = (model, n)
         self._budget.pending[model] += n
-        self._budget.all_pending += n
 
     def end_pending(self) -> None:
         """Stop counting the samples as pending, once they are queued or dropped."""
         model, n = self._pending
         if n:
             self._budget.pending[model] -= n
-            self._budget.all_pending -= n
             self._pending = ("", 0)
 
     def grow(self, count: int) -> None:
@@ -108,13 +104,13 @@ class Reservation:
             TooLargeError: the reservation would be over the limit for one call.
             MemoryBudgetError: the budget cannot reserve them now; the reservation is unchanged.
         """
-        self._budget.change(self._held, self._held + count)
-        self._held += count
+        self._budget.change(self._reserved, self._reserved + count)
+        self._reserved += count
 
     def grow_to(self, count: int) -> None:
         """Reserve at least `count` bytes in total; raises as `grow`."""
-        if count > self._held:
-            self.grow(count - self._held)
+        if count > self._reserved:
+            self.grow(count - self._reserved)
 
     @contextmanager
     def temporarily(self, count: int) -> Iterator[None]:
@@ -127,4 +123,4 @@ class Reservation:
 
     def resize(self, count: int) -> None:
         """Reserve exactly `count` bytes in total; raises as `grow`."""
-        self.grow(count - self._held)
+        self.grow(count - self._reserved)

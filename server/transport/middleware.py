@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ForbiddenError, ServerError, UnauthorizedError
+from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
 from server.transport.asgi import Headers, below_root, headers_of, respond_error
 from server.transport.auth import Keys
 
@@ -24,19 +24,19 @@ _log = logging.getLogger("batchwright.request")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # W3C Trace Context: version, trace id, parent id, flags; later versions may add fields
 _TRACEPARENT = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
-# Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, so its routes are open
+# Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, so its routes are public
 _ASSETS = ("app.js", "charts.js", "style.css", "plotly.js", "plotly.css")
-_OPEN = frozenset(
+_PUBLIC = frozenset(
     {"/", "/live", "/live/policy", "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)}
 )
-_OPEN_PREFIX = "/v2/health/"
+_PUBLIC_PREFIX = "/v2/health/"
 _CHUNK = 2**14  # bytes of a body that are sent at once
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 
 
 class RequestMiddleware:
-    """Middleware that authorises, identifies, traces and logs each request before the app handles it.
+    """Middleware for each request: its id, authorisation before the app handles it, its span and its log line.
 
     Authorisation uses the decoded path below the ASGI `root_path`, and precedes reading the body. The app receives the
     same path without the prefix, so that routing and authorisation cannot differ.
@@ -78,14 +78,12 @@ class RequestMiddleware:
             return
         scope = below_root(scope)
         headers = headers_of(scope)
-        request = _Request(headers.get(b"x-request-id"), headers.get(b"traceparent"), send)
-        if request.id is None:
-            request.id = f"{self._id_prefix}-{next(self._ids):x}"
+        request = _Request(self._request_id(headers.get(b"x-request-id")), headers.get(b"traceparent"), send)
         scope["state"]["request_id"] = request.id
-        if self._tracing is not None and not _is_open(scope["path"]):
+        if self._tracing is not None and not _is_public(scope["path"]):
             request.span = self._tracing.request(scope, headers, request.id)
         try:
-            request.key = self._admit(scope["path"], headers, request.began)
+            request.key = self._authorise(scope["path"], headers, request.began)
             await self._app(scope, receive, request.send)
         except ServerError as error:
             self._on_rejected(error.status)
@@ -93,18 +91,24 @@ class RequestMiddleware:
         except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
             _log.exception("request %s failed with an exception", request.id, extra={"request_id": request.id})
             if not request.status:
-                await respond_error(request.send, ServerError("internal error; the server's log has the details"))
+                await respond_error(request.send, ServerError(INTERNAL_ERROR))
         finally:
             if request.span is not None:
                 request.span.end(request.status)
             request.log(scope)
 
-    def _admit(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
+    def _request_id(self, sent: bytes | None) -> str:
+        """Return the client's X-Request-Id if it is valid, else a new id."""
+        if sent is not None and _ID.fullmatch(sent):
+            return sent.decode()
+        return f"{self._id_prefix}-{next(self._ids):x}"
+
+    def _authorise(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
         """Authorise a request; return the name of its key, None on routes that need none."""
         admin = path == "/admin" or path.startswith("/admin/")
         if admin:
             self._check_browser_request(headers.get(b"origin"), headers.get(b"host", b""))
-        if self._keys is None or _is_open(path):
+        if self._keys is None or _is_public(path):
             return None
         return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
 
@@ -122,7 +126,7 @@ class RequestMiddleware:
         if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
             raise ForbiddenError(
                 f"the Origin header {origin[:80].decode('latin-1')!r} is of another server; cross-site requests to "
-                "admin routes are rejected, send them from this server's own pages"
+                "admin routes are rejected; send them from this server's own pages"
             )
 
 
@@ -140,17 +144,17 @@ def _is_trusted_host(host: str, bound: str | None) -> bool:
     return True
 
 
-def _is_open(path: str) -> bool:
+def _is_public(path: str) -> bool:
     """Return whether the route needs no key; such routes are polled, and not traced either."""
-    return path in _OPEN or path.startswith(_OPEN_PREFIX)
+    return path in _PUBLIC or path.startswith(_PUBLIC_PREFIX)
 
 
 class _Request:
     """State of one request.
 
     Attributes:
-        id: the client's X-Request-Id, if it is valid.
-        key: name of its API key.
+        id: id of the request, also sent as X-Request-Id.
+        key: name of its API key; None without one.
         span: its span; None without tracing.
         status: status of the response; 0 before it starts.
         began: start, s of time.monotonic.
@@ -158,10 +162,8 @@ class _Request:
 
     __slots__ = ("_send", "_traceparent", "began", "id", "key", "span", "status")
 
-    def __init__(self, request_id: bytes | None, traceparent: bytes | None, send: Send) -> None:
-        self.id: str | None = None
-        if request_id is not None and _ID.fullmatch(request_id):
-            self.id = request_id.decode()
+    def __init__(self, request_id: str, traceparent: bytes | None, send: Send) -> None:
+        self.id = request_id
         self.key: str | None = None
         self.span: RequestSpan | None = None
         self.status = 0
@@ -175,7 +177,7 @@ class _Request:
         """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            request_id = (b"x-request-id", (self.id or "").encode())
+            request_id = (b"x-request-id", self.id.encode())
             message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._trace_headers()]
         elif len(message.get("body", b"")) > _CHUNK:
             return self._send_in_chunks(message)

@@ -8,7 +8,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from server.errors import BadInputError, TooLargeError
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would log each form that is malformed
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for each malformed form
 _MAX_PARTS = 8
 _MAX_CONTENT_TYPE = 8192  # characters
 _MAX_BOUNDARY = 70  # bytes, by RFC 2046
@@ -47,7 +47,7 @@ def field_of(body: bytes, content_type: str, name: str) -> bytes:
     except MultipartParseError as error:
         raise BadInputError(f"the form is malformed ({error}); send it as curl -F does") from error
     if field.ended:
-        raise BadInputError(f"the form has no file `{name}`; send the picture as -F {name}=@photo.jpg, or as the body")
+        raise BadInputError(f"the form has no file `{name}`; send the image as -F {name}=@photo.jpg, or as the body")
     raise BadInputError("the form ends within a part; send all of it, with its last boundary")
 
 
@@ -69,7 +69,7 @@ class _Field:
         self._wanted = False
 
     def callbacks(self) -> Any:
-        """For `MultipartParser`."""
+        """Return the callbacks for `MultipartParser`."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._on_header,

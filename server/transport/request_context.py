@@ -1,4 +1,4 @@
-"""The context of one inference call: its start, time-out, memory reservation and measurements."""
+"""The context of one inference call: its start, timeout, memory reservation and measurements."""
 
 from math import inf
 from time import monotonic
@@ -6,7 +6,7 @@ from time import monotonic
 from starlette.types import Receive, Scope
 
 from server.errors import ExpiredError
-from server.transport.asgi import client_timeout, headers_of
+from server.transport.asgi import headers_of
 from server.transport.memory_budget import MemoryBudget
 
 
@@ -19,9 +19,9 @@ class RequestContext:
         receive: ASGI receive of the call.
         memory: reservation in the memory budget.
         began: arrival of the first byte, s of time.monotonic.
-        timeout: the client's time-out, s from `began`; inf without one.
+        timeout: the client's timeout, s from `began`; inf without one.
         samples: number of samples; 1 until it is known.
-        queued: instant at which the samples were queued, s of time.monotonic.
+        queued: instant at which the samples were queued, s of time.monotonic; inf before.
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
         device: name of the device that served the call.
@@ -54,27 +54,19 @@ class RequestContext:
         self.waiting = self.service = 0.0
         self.device = ""
 
-    def read_timeout(self) -> None:
-        """Read the time-out from X-Timeout-Ms.
+    def remaining_timeout(self) -> float:
+        """Return the rest of the timeout, s; inf without one.
 
         Raises:
-            BadInputError: the header is not a positive, finite number.
-        """
-        self.timeout = client_timeout(self.headers)
-
-    def left(self) -> float:
-        """Return the rest of the time-out, s.
-
-        Raises:
-            ExpiredError: the time-out has passed.
+            ExpiredError: the timeout has passed.
         """
         if self.timeout == inf:
             return inf
-        left = self.began + self.timeout - monotonic()
-        if left <= 0.0:
-            raise self.expired()
-        return left
+        remaining = self.began + self.timeout - monotonic()
+        if remaining <= 0.0:
+            raise self.expired_error()
+        return remaining
 
-    def expired(self) -> ExpiredError:
-        """Return the error for a time-out that passes before the call is queued."""
-        return ExpiredError(f"the time-out of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
+    def expired_error(self) -> ExpiredError:
+        """Return the error for a timeout that passes before the call is queued."""
+        return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from server.backends.executor import Batch
-from server.backends.torch_images import make_image_device, resolve_device
+from server.backends.torch_device import resolve_device
+from server.backends.torch_images import make_image_device
 from server.models.images import synthetic_images
 from server.models.torchvision_source import load_image_model
 

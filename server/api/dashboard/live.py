@@ -20,7 +20,7 @@ from server.api.inference import Inference
 from server.errors import BadInputError
 from server.telemetry.statistics import Duration
 
-_RATE_STEP = 1.1  # ratio of two mean rates with different charts
+_RATE_STEP = 1.1  # a chart is rendered again when the mean rate has changed by about this factor
 _TICK_OFFSET = 0.02  # s after the full second; a timer that fires early would otherwise record an empty second
 _HEADERS = {"cache-control": "no-store"}
 

@@ -18,12 +18,12 @@ from starlette.routing import Route
 from policies.catalog import CATALOG
 from server.api.inference import Inference
 
-_RULES = (
+_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'",
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 )
 PAGE_HEADERS: Mapping[str, str] = {
-    "content-security-policy": "; ".join(_RULES),
+    "content-security-policy": "; ".join(_CSP),
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -41,7 +41,7 @@ _STYLE_ID = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 _STYLE_PLACEHOLDERS = (
     b"for (const id of %s) document.head.append(Object.assign(document.createElement('meta'), { id }));\n"
 )
-_PLACEHOLDERS_VERSION = 1
+_PLACEHOLDERS_VERSION = 1  # part of the script's version; increase it when `_STYLE_PLACEHOLDERS` changes
 _SUGGESTED_POLICIES = (
     *("greedy", "serial", "static:8", "timeout:5", "rate-matching", "max-under-deadline:slo_ms=50"),
     *("smdp:w2=1", "smdp:w2=16", "smdp:slo_p95_ms=100", "smdp:slo_mean_ms=50", "smdp:power_cap_w=20"),

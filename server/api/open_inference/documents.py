@@ -27,8 +27,8 @@ EXTENSIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model as the documents describe it.
+class ModelDescription:
+    """The properties of a model that the documents contain.
 
     Attributes:
         name: The model's name.
@@ -46,12 +46,12 @@ class ModelFacts:
 
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:
-    """Answer GET /v2."""
+    """The response to GET /v2."""
     return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(model: ModelFacts) -> dict[str, Any]:
-    """Answer GET /v2/models/{m}; shapes begin with -1, the number of samples."""
+def model_metadata(model: ModelDescription) -> dict[str, Any]:
+    """The response to GET /v2/models/{m}; shapes begin with -1, the number of samples."""
     return {
         "name": model.name,
         "versions": [VERSION],
@@ -65,8 +65,8 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.sample_shape]}
 
 
-def model_config(model: ModelFacts) -> dict[str, Any]:
-    """Answer GET /v2/models/{m}/config.
+def model_config(model: ModelDescription) -> dict[str, Any]:
+    """The response to GET /v2/models/{m}/config.
 
     perf_analyzer recognises dynamic batching by `dynamic_batching`; `sequence_batching` must be absent.
     """
@@ -91,11 +91,11 @@ def _tensor_config(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.sample_shape)}
 
 
-def wants_ready_only(body: bytes) -> bool:
-    """Read the body of POST /v2/repository/index: empty, or an object with `ready`.
+def parse_index_request(body: bytes) -> bool:
+    """Return `ready` of the body of POST /v2/repository/index, which is empty or an object.
 
     Raises:
-        BadInputError: It is neither.
+        BadInputError: The body is neither, or `ready` is not a boolean.
     """
     if not body.strip():
         return False
@@ -106,7 +106,7 @@ def wants_ready_only(body: bytes) -> bool:
 
 
 def repository_index(models: Iterable[tuple[str, str]], ready_only: bool) -> list[dict[str, Any]]:
-    """Answer POST /v2/repository/index: a bare array.
+    """The response to POST /v2/repository/index: a bare array.
 
     Args:
         models: Name and state of each, READY or UNAVAILABLE.
@@ -120,7 +120,7 @@ def repository_index(models: Iterable[tuple[str, str]], ready_only: bool) -> lis
 
 
 def statistics(models: Iterable[ModelStatistics]) -> dict[str, Any]:
-    """Answer GET /v2/models/stats and /v2/models/{m}/stats."""
+    """The response to GET /v2/models/stats and /v2/models/{m}/stats."""
     return {"model_stats": [_model_statistics(model) for model in models]}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from server.api.open_inference.documents import VERSION
 from server.api.open_inference.tensors import from_binary, from_json, join_elements
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
@@ -21,14 +22,20 @@ from server.models.signature import RAW, Tensor, TensorSpec
 
 T = TypeVar("T")
 
-MAX_ID = 256  # characters of a call's `id`, which its answer repeats
-_FORMS = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind
+MAX_ID = 256  # characters of a call's `id`, which its response repeats
+_OUTPUT_TYPES = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind: datatype, and numpy's dtype
 _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """Form of one output: binary or JSON; the `classification` most probable classes, or the tensor (0)."""
+    """One output that the client requests.
+
+    Attributes:
+        name: The output's name.
+        binary: Whether it is sent as binary data, else as JSON.
+        classification: Number of most probable classes to send in place of the tensor; 0: the tensor.
+    """
 
     name: str
     binary: bool
@@ -45,7 +52,7 @@ class InferCall:
     Attributes:
         id: The client's id of the call; empty if it sent none.
         parameters: The document's top-level parameters that the model reads.
-        timeout: The client's time-out in s from arrival; None if it sent none.
+        timeout: The client's timeout in s from arrival; None if it sent none.
         tensor: The model's input.
         outputs: The requested outputs, in this order.
         optional_inputs: The optional inputs of the same samples, by name.
@@ -105,7 +112,7 @@ def parse_infer(
     return InferCall(
         id=_read_id(document),
         parameters={key: parameters[key] for key in spec.parameters if key in parameters},
-        timeout=_count(parameters, "timeout") / 1e6 or None,
+        timeout=_non_negative(parameters, "timeout") / 1e6 or None,
         tensor=tensors.pop(spec.name),
         outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
         optional_inputs=tensors,
@@ -157,7 +164,7 @@ def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOut
     parameters = _optional(entry, "parameters", dict, {})
     if parameters.get("shared_memory_region") is not None:
         raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
-    classification = _count(parameters, "classification")
+    classification = _non_negative(parameters, "classification")
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
 
 
@@ -166,12 +173,12 @@ def _read_inputs(
 ) -> dict[str, Tensor]:
     """The tensors by name; the bytes of binary tensors follow the JSON in the order of the entries."""
     entries = _input_entries(document.get("inputs"), spec)
-    forms = {name: _read_form(entry, of) for name, (entry, of) in entries.items()}
-    _check_samples(forms, spec.name, max_samples)
+    types = {name: _read_type(entry, of) for name, (entry, of) in entries.items()}
+    _check_samples(types, spec.name, max_samples)
     sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
-    _check_follow(sizes, len(body) - start)
+    _check_binary_sizes(sizes, len(body) - start)
     tensors = {}
-    for name, (datatype, shape) in forms.items():
+    for name, (datatype, shape) in types.items():
         size = sizes[name]
         if size is None:
             data = from_json(entries[name][0]["data"], datatype, shape)
@@ -204,17 +211,18 @@ def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, 
     return found
 
 
-def _check_samples(forms: Mapping[str, tuple[str, tuple[int, ...]]], name: str, most: int) -> None:
-    samples = forms[name][1][0]
-    if samples > most:
-        raise TooLargeError(f"the call has {samples} samples, more than {most}; send them in several calls")
-    other = next((key for key, (_, shape) in forms.items() if shape[0] != samples), None)
-    if other is not None:
-        raise BadInputError(f"input {other} is for {forms[other][1][0]} samples, {name} for {samples}; send as many")
+def _check_samples(types: Mapping[str, tuple[str, tuple[int, ...]]], name: str, max_samples: int) -> None:
+    """Check the number of samples of the input `name`, and that the optional inputs have the same number."""
+    samples = types[name][1][0]
+    if samples > max_samples:
+        raise TooLargeError(f"the call has {samples} samples, more than {max_samples}; send them in several calls")
+    other, count = next(((key, shape[0]) for key, (_, shape) in types.items() if shape[0] != samples), ("", samples))
+    if count != samples:
+        raise BadInputError(f"input {other} has {count} samples, {name} has {samples}; send the same number")
 
 
-def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
-    """Check that exactly the bytes of the binary tensors follow the JSON."""
+def _check_binary_sizes(sizes: Mapping[str, int | None], follow: int) -> None:
+    """Check that the binary tensors take exactly the `follow` bytes after the JSON."""
     binary = {name: size for name, size in sizes.items() if size is not None}
     if not binary and follow:
         raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
@@ -225,8 +233,8 @@ def _check_follow(sizes: Mapping[str, int | None], follow: int) -> None:
         )
 
 
-def _read_form(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
-    """Check datatype and shape against the specification, but not the number of samples."""
+def _read_type(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
+    """Datatype and shape, checked against the specification but for the number of samples."""
     name, datatype, shape = spec.name, entry.get("datatype"), entry.get("shape")
     if type(datatype) is not str or datatype not in spec.sample_shapes:
         raise BadInputError(f"input {name}: the datatype is {quote(datatype)}; the model takes {spec}")
@@ -243,8 +251,9 @@ def _binary_size(entry: dict[str, Any], name: str) -> int | None:
         raise BadInputError(f"input {name}: shared memory is not supported; send the data in the body")
     binary = parameters.get("binary_data_size") is not None
     if binary == (entry.get("data") is not None):
-        raise BadInputError(f"input {name} has {'both' if binary else 'none'} of `data` and binary_data_size; send one")
-    return _count(parameters, "binary_data_size") if binary else None
+        has = "both `data` and" if binary else "neither `data` nor"
+        raise BadInputError(f"input {name} has {has} binary_data_size; send one of them")
+    return _non_negative(parameters, "binary_data_size") if binary else None
 
 
 def render_infer(
@@ -267,7 +276,7 @@ def render_infer(
         The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
     """
     document: dict[str, Any] = {"id": call.id} if call.id else {}
-    document |= {"model_name": model, "model_version": "1"}
+    document |= {"model_name": model, "model_version": VERSION}
     if parameters:
         document["parameters"] = dict(parameters)
     blobs: list[bytes] = []
@@ -287,8 +296,8 @@ def _render_output(
         entry |= {"datatype": "BYTES", "shape": (len(array), len(data) // len(array))}
         encode = join_elements
     else:
-        datatype, form = _FORMS[array.dtype.kind]
-        data = np.ascontiguousarray(array, form).reshape(-1)  # flat, since the C++ client reads element by element
+        datatype, dtype = _OUTPUT_TYPES[array.dtype.kind]
+        data = np.ascontiguousarray(array, dtype).reshape(-1)  # flat, since the C++ client reads element by element
         entry |= {"datatype": datatype, "shape": array.shape}
         encode = np.ndarray.tobytes
     if not output.binary:
@@ -323,7 +332,7 @@ def _optional(fields: dict[str, Any], key: str, kind: type[T], default: T) -> T:
     return value
 
 
-def _count(fields: dict[str, Any], key: str) -> int:
+def _non_negative(fields: dict[str, Any], key: str) -> int:
     value = _optional(fields, key, int, 0)
     if value < 0:
         raise BadInputError(f"`{key}` is {value}; send 0 or more")

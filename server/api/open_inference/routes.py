@@ -1,6 +1,5 @@
 """The routes of the Open Inference Protocol v2."""
 
-import logging
 import re
 from functools import partial
 from math import inf
@@ -15,13 +14,13 @@ from server.api import schemas
 from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import (
     VERSION,
-    ModelFacts,
+    ModelDescription,
     model_config,
     model_metadata,
+    parse_index_request,
     repository_index,
     server_metadata,
     statistics,
-    wants_ready_only,
 )
 from server.api.open_inference.protocol import (
     InferCall,
@@ -32,32 +31,31 @@ from server.api.open_inference.protocol import (
 )
 from server.api.openapi import (
     BINARY,
-    INFERENCE,
+    INFERENCE_ERRORS,
     JSON_LENGTH,
-    KEYED,
+    KEYED_ERRORS,
     MODEL,
-    OF_MODEL,
+    MODEL_ERRORS,
     TIMEOUT,
     VERSION_PARAMETER,
+    bare_asgi_route,
     documented,
     json_content,
-    served_before,
 )
 from server.errors import BadInputError, NotFoundError, TooLargeError
 from server.models.model import Codec, Inputs, ServedModel
-from server.transport.asgi import BodyLimit, Headers, headers_of, read_body, respond
+from server.transport.asgi import BodyLimit, Headers, client_timeout, headers_of, read_body, respond
 from server.transport.content_encoding import compress
 from server.transport.request_context import RequestContext
 
-_log = logging.getLogger("batchwright.gateway")
-_SMALL = 1024  # bytes; compressing less costs more than it saves
+_MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
 _INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
 
-def model_facts(model: ServedModel) -> ModelFacts:
+def model_description(model: ServedModel) -> ModelDescription:
     """The model as the protocol's documents describe it."""
-    return ModelFacts(
+    return ModelDescription(
         name=model.name,
         platform="emulated" if model.weights == "emulated" else "pytorch",
         input=model.codec.input,
@@ -74,17 +72,17 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
-        self._facts = {name: model_facts(model) for name, model in inference.models.items()}
+        self._descriptions = {name: model_description(model) for name, model in inference.models.items()}
 
     def matches(self, scope: Scope) -> bool:
         """Whether the request is for this route."""
         return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, also if it fails."""
+        """Serve one call; an error is answered, not raised."""
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        async with self._inference.answering(name, scope, receive, send) as context:
+        async with self._inference.call_context(name, scope, receive, send) as context:
             _check_version(version)
             body, content_type, headers = await self._answer(self._inference.model(name), context)
             context.memory.resize(len(body))  # the inputs have been dropped
@@ -92,7 +90,7 @@ class Infer:
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
         """The response to a call: body, content type and further headers."""
-        context.read_timeout()
+        context.timeout = client_timeout(context.headers)
         calls: list[InferCall] = []
 
         async def read_inputs() -> Inputs:
@@ -105,28 +103,28 @@ class Infer:
 
         answers = await self._inference.infer(model, context, read_inputs)
         (call,) = calls
-        (given,) = self._facts[model.name].outputs
+        (spec,) = self._descriptions[model.name].outputs
         output = model.codec.stack([answer.output for answer in answers])
         parameters = self._inference.describe(model.name, answers)
-        render = partial(render_infer, call, model.name, {given.name: output}, model.labels, parameters)
-        body, length = await self._inference.off_the_loop(render) if output.size > _MANY_NUMBERS else render()
-        more: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
+        render = partial(render_infer, call, model.name, {spec.name: output}, model.labels, parameters)
+        body, length = await self._inference.run_in_thread(render) if output.size > _MANY_NUMBERS else render()
+        headers: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
         accepted = context.headers.get(b"accept-encoding")
-        if accepted is not None and len(body) > _SMALL:
-            body, encoding = await self._inference.off_the_loop(compress, body, accepted.decode("latin-1"))
+        if accepted is not None and len(body) > _MIN_COMPRESSED:
+            body, encoding = await self._inference.run_in_thread(compress, body, accepted.decode("latin-1"))
             if encoding is not None:
-                more.append((b"content-encoding", encoding.encode()))
-        return body, b"application/json" if length is None else b"application/octet-stream", more
+                headers.append((b"content-encoding", encoding.encode()))
+        return body, b"application/json" if length is None else b"application/octet-stream", headers
 
     async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
-        announced = context.headers.get(b"inference-header-content-length")
-        length = parse_header_length(None if announced is None else announced.decode("latin-1"))
+        header = context.headers.get(b"inference-header-content-length")
+        length = parse_header_length(None if header is None else header.decode("latin-1"))
         if length is not None and length > JSON_BODY.max_bytes:
             raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
         body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
-        facts = self._facts[model.name]
-        names = [output.name for output in facts.outputs]
-        parse = partial(parse_infer, body, length, facts.input, names, self._inference.capacity)
+        description = self._descriptions[model.name]
+        names = [output.name for output in description.outputs]
+        parse = partial(parse_infer, body, length, description.input, names, self._inference.capacity)
         call = await self._inference.parse(parse, document_of(body, length), context)
         check_outputs(call, model.codec)
         return call
@@ -147,11 +145,11 @@ def _check_version(version: str | None) -> None:
         raise NotFoundError(f"no version {version[:20]!r} of the model; there is {VERSION}")
 
 
-class Documents:
-    """The routes that describe the server and its models."""
+class DescriptionRoutes:
+    """The endpoints that describe the server and its models."""
 
     def __init__(self, inference: Inference, version: str) -> None:
-        """`version` is the server's."""
+        """`version` is that of the server."""
         self._inference = inference
         self._version = version
 
@@ -164,14 +162,14 @@ class Documents:
         return JSONResponse(server_metadata("batchwright", self._version))
 
     async def metadata(self, request: Request) -> Response:
-        """GET /v2/models/{m}, with the origin of the weights and the limits of texts."""
+        """GET /v2/models/{m}; the parameters are the origin of the weights and the limits of texts."""
         model = self._model(request)
         parameters = {"weights": model.weights, **model.codec.metadata_parameters()}
-        return JSONResponse(model_metadata(model_facts(model)) | {"parameters": parameters})
+        return JSONResponse(model_metadata(model_description(model)) | {"parameters": parameters})
 
     async def config(self, request: Request) -> Response:
         """GET /v2/models/{m}/config."""
-        return JSONResponse(model_config(model_facts(self._model(request))))
+        return JSONResponse(model_config(model_description(self._model(request))))
 
     async def ready(self, request: Request) -> Response:
         """GET /v2/models/{m}/ready."""
@@ -192,45 +190,45 @@ class Documents:
         """POST /v2/repository/index: a bare array."""
         with self._inference.budget.reservation() as memory:
             body = await read_body(headers_of(request.scope), request.receive, _INDEX_BODY, memory.grow_to)
-        ready_only = wants_ready_only(body)
+        ready_only = parse_index_request(body)
         state = "READY" if self._inference.fleet.ready else "UNAVAILABLE"
         entries = repository_index([(name, state) for name in self._inference.models], ready_only)
         return Response(orjson.dumps(entries), media_type="application/json")
 
 
-def add_open_inference(app: FastAPI, documents: Documents) -> None:
+def add_open_inference(app: FastAPI, routes: DescriptionRoutes) -> None:
     """Add the routes of the protocol."""
-    schemas_by_path = {
-        "": (documents.metadata, "The model's inputs and outputs", schemas.ModelMetadata),
-        "/ready": (documents.ready, "Whether the model is served", schemas.ModelReady),
-        "/config": (documents.config, "The model's configuration", schemas.ModelConfig),
-        "/stats": (documents.model_statistics, "The model's statistics", schemas.Statistics),
+    model_routes = {
+        "": (routes.metadata, "The model's inputs and outputs", schemas.ModelMetadata),
+        "/ready": (routes.ready, "Whether the model is ready", schemas.ModelReady),
+        "/config": (routes.config, "The model's configuration", schemas.ModelConfig),
+        "/stats": (routes.model_statistics, "The model's statistics", schemas.Statistics),
     }
-    app.get("/v2", **documented("The server and its extensions", schemas.ServerMetadata, KEYED))(documents.server)
-    app.get("/v2/models/stats", **documented("Statistics of all models", schemas.Statistics, KEYED))(
-        documents.all_statistics
-    )
+    server_route = documented("The server and its extensions", schemas.ServerMetadata, KEYED_ERRORS)
+    app.get("/v2", **server_route)(routes.server)
+    statistics_route = documented("Statistics of all models", schemas.Statistics, KEYED_ERRORS)
+    app.get("/v2/models/stats", **statistics_route)(routes.all_statistics)
     body = json_content(schemas.IndexRequest)
-    index = documented("The models of the server", list[schemas.IndexEntry], (*KEYED, 413), body=body)
+    index = documented("The models of the server", list[schemas.IndexEntry], (*KEYED_ERRORS, 413), body=body)
     index["openapi_extra"]["requestBody"]["required"] = False
-    app.post("/v2/repository/index", **index)(documents.index)
+    app.post("/v2/repository/index", **index)(routes.index)
     for base, parameters in (
         ("/v2/models/{model}", [MODEL]),
         ("/v2/models/{model}/versions/{version}", [MODEL, VERSION_PARAMETER]),
     ):
-        for path, (endpoint, summary, answer) in schemas_by_path.items():
-            route = documented(summary, answer, OF_MODEL, parameters=parameters)
+        for path, (endpoint, summary, response) in model_routes.items():
+            route = documented(summary, response, MODEL_ERRORS, parameters=parameters)
             if path == "/ready":
-                route["responses"][503] = {"model": answer, "description": "It is not"}
+                route["responses"][503] = {"model": response, "description": "The model is not ready"}
             app.get(f"{base}{path}", **route)(endpoint)
         app.post(
             f"{base}/infer",
             **documented(
                 "Infer",
                 schemas.InferResponse,
-                INFERENCE,
+                INFERENCE_ERRORS,
                 parameters=[*parameters, JSON_LENGTH, TIMEOUT],
                 body=json_content(schemas.InferRequest) | {"application/octet-stream": BINARY},
                 content={"application/octet-stream": BINARY},
             ),
-        )(served_before)
+        )(bare_asgi_route)

@@ -33,7 +33,7 @@ from server.scheduling.calls import Answer
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import ClientGoneError
+from server.transport.asgi import ClientDisconnectedError
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 from server.transport.request_context import RequestContext
 from tests.support.fakes import chosen, run_scenario
@@ -97,7 +97,7 @@ def sends(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
 
 
 class Client(NamedTuple):
-    """A client: its connection, its time-out, and the age of its call, s."""
+    """A client: its connection, its timeout, and the age of its call, s."""
 
     receive: Callable[[], Coroutine[Any, Any, Message]] = stay_connected
     timeout: float = float("inf")
@@ -172,11 +172,11 @@ def test_memory_is_reserved_for_images_that_are_decoded_and_not_for_waiting_ones
         await settle()
         await pool.run()  # the headers
         assert len(pool.jobs) == 4
-        assert inference.budget.held == 20 * SAMPLE + 4 * COST
+        assert inference.budget.reserved == 20 * SAMPLE + 4 * COST
         while pool.jobs:
             await pool.run()
         assert len(await call) == 20
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
         assert inference.decoding._value == 4
 
     with_inference(scenario)
@@ -213,16 +213,16 @@ def test_a_damaged_image_fails_its_call_and_images_still_decoded_keep_their_memo
             await call
         await settle()
         assert len(pool.jobs) == 4, "three that had started, and the next one"
-        assert inference.budget.held == 4 * COST
+        assert inference.budget.reserved == 4 * COST
         await pool.run(4)
         assert not pool.jobs
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario)
 
 
 @pytest.mark.parametrize(
-    ("client", "reason"), [(Client(timeout=0.5), ExpiredError), (Client(disconnect), ClientGoneError)]
+    ("client", "reason"), [(Client(timeout=0.5), ExpiredError), (Client(disconnect), ClientDisconnectedError)]
 )
 def test_decoding_ends_when_the_client_disconnects_or_its_time_out_passes(
     client: Client, reason: type[Exception]
@@ -235,7 +235,7 @@ def test_decoding_ends_when_the_client_disconnects_or_its_time_out_passes(
             await call
         await pool.run(20)
         assert pool.started == 1 + 4
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
         assert inference.budget.pending.total() == 0
 
     with_inference(scenario)
@@ -268,12 +268,12 @@ def test_large_images_of_one_call_are_decoded_one_by_one() -> None:
 def test_an_image_over_the_free_memory_is_rejected_and_one_over_the_budget_is_too_large() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         for held, limit, reason in ((2 * COST, 3 * COST - 1, MemoryBudgetError), (0, 2 * COST - 1, TooLargeError)):
-            inference.budget.held, inference.budget.limit = held, limit
+            inference.budget.reserved, inference.budget.limit = held, limit
             call = asyncio.ensure_future(inference._decode_one(MODEL.codec, GOOD, MODEL.codec.decode_cost(GOOD)))
             await settle()
             with pytest.raises(reason):
                 await call
-            assert inference.budget.held == held
+            assert inference.budget.reserved == held
             assert inference.decoding._value == 4
 
     with_inference(scenario)
@@ -298,7 +298,7 @@ def test_unfinished_uploads_reserve_memory_but_no_place_in_the_queue() -> None:
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         uploads = [asyncio.ensure_future(read(inference, HEAD, Client())) for _ in range(40)]
         await settle()
-        assert inference.budget.held == 40 * 500_000
+        assert inference.budget.reserved == 40 * 500_000
         call = asyncio.ensure_future(decode(inference, [GOOD], Client()))
         await settle()
         await pool.run()
@@ -306,7 +306,7 @@ def test_unfinished_uploads_reserve_memory_but_no_place_in_the_queue() -> None:
         for upload in uploads:
             upload.cancel()
         await settle()
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario, capacity=4)
 
@@ -323,16 +323,16 @@ def test_memory_is_reserved_for_a_body_before_it_is_received(headers: dict[bytes
     async def scenario(inference: Inference, _: HeldPool) -> None:
         gone = asyncio.ensure_future(read(inference, headers, Client()))
         await settle()
-        assert inference.budget.held == held
+        assert inference.budget.reserved == held
         gone.cancel()
         await settle()
         context = context_of(inference, Client(sends(b"abc")), headers)
         with context.memory:
             assert await inference.read(MODEL, context) == b"abc"
-            assert inference.budget.held == 3
-        with pytest.raises(ClientGoneError):
+            assert inference.budget.reserved == 3
+        with pytest.raises(ClientDisconnectedError):
             await read(inference, headers, Client(disconnect))
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario)
 
@@ -353,11 +353,11 @@ def test_memory_is_reserved_while_a_body_is_decompressed() -> None:
                     await pool.run()
                 if limit > 2 * len(plain):
                     assert await call == plain
-                    assert inference.budget.held == len(plain)
+                    assert inference.budget.reserved == len(plain)
                 else:
                     with pytest.raises(TooLargeError):
                         await call
-            assert inference.budget.held == inference.budget.pending["m"] == 0
+            assert inference.budget.reserved == inference.budget.pending["m"] == 0
 
     with_inference(scenario)
 
@@ -371,7 +371,7 @@ def test_a_call_after_its_time_out_is_expired_and_the_error_has_the_time_out() -
             inference._submit(MODEL, [pixels], context_of(inference, late)),
             decode(inference, [GOOD], late),
         ):
-            with pytest.raises(ExpiredError, match=r"time-out of 300 ms passed"):
+            with pytest.raises(ExpiredError, match=r"timeout of 300 ms passed"):
                 await attempt
         assert not pool.jobs
 
@@ -384,7 +384,7 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
         scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
-        async with inference.answering("m", scope, stay_connected, send) as context:
+        async with inference.call_context("m", scope, stay_connected, send) as context:
             await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
         text = inference.metrics.render().decode()
@@ -436,10 +436,10 @@ def test_a_body_is_reserved_piece_by_piece_as_it_is_read() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         call = asyncio.ensure_future(read(inference, {b"transfer-encoding": b"chunked"}, Client(receive)))
         await settle()
-        assert inference.budget.held == 3 * 2**20
+        assert inference.budget.reserved == 3 * 2**20
         call.cancel()
         await settle()
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario)
 
@@ -467,7 +467,7 @@ def test_a_call_counts_as_pending_only_until_it_is_queued(route: Callable[[Infer
         assert inference.budget.pending["m"] == 1, "it is being decoded"
         await pool.run()
         assert inference.fleet.waiting == 1
-        assert inference.budget.pending["m"] == inference.budget.all_pending == 0
+        assert inference.budget.pending.total() == 0
         call.cancel()
         await settle()
 
@@ -512,15 +512,15 @@ def test_after_its_inputs_are_dropped_a_call_reserves_the_size_of_its_response()
         executor.fault, client = small, SlowReader()
         call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
         await settle()
-        assert inference.budget.held == len(document + pixels) + 4 * len(document), "the body and the parsed values"
+        assert inference.budget.reserved == len(document + pixels) + 4 * len(document), "the body and the parsed values"
         await client.started.wait()
         await asyncio.sleep(0.1)
         length = next(int(value) for name, value in client.sent[0]["headers"] if name == b"content-length")
-        assert inference.budget.held == length, "the response, which the client has not read yet"
+        assert inference.budget.reserved == length, "the response, which the client has not read yet"
         assert [one() is None for one in inputs] == [True, True], "the inputs are freed already"
         client.reading.set()
         await call
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
         assert json.loads(client.sent[1]["body"])["id"] == "mine"
 
     with_inference(scenario, policy=static(2))
@@ -536,17 +536,17 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
         calls = [asyncio.ensure_future(Infer(inference)(scope, sends(flat.encode()), discard)) for _ in range(3)]
         await settle()
         assert len(pool.jobs) == 1, "the check of its size"
-        assert inference.budget.held == 3 * len(flat)
+        assert inference.budget.reserved == 3 * len(flat)
         await pool.run()
         assert len(pool.jobs) == 1, "its parsing"
-        assert inference.budget.held > 3 * len(flat) + 8_000_000
+        assert inference.budget.reserved > 3 * len(flat) + 8_000_000
         await pool.run()
         assert len(pool.jobs) == 1
-        assert inference.budget.held == 3 * len(flat) + 4 * len(flat), "its values, until the response"
+        assert inference.budget.reserved == 3 * len(flat) + 4 * len(flat), "its values, until the response"
         for call in calls:
             call.cancel()
         await settle()
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario, policy=static(8))
 
@@ -573,7 +573,7 @@ def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[A
         await settle()
         while pool.jobs:
             await pool.run()
-            assert inference.budget.held < 2.5 * 2**20
+            assert inference.budget.reserved < 2.5 * 2**20
         await call
         assert sent[0]["status"] == 413
         assert "send tensors as binary data" in json.loads(sent[1]["body"])["error"]
@@ -592,7 +592,7 @@ def test_a_bug_is_counted_as_a_failed_request() -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        async with inference.answering(
+        async with inference.call_context(
             "m", {"type": "http", "headers": [], "state": {}}, stay_connected, send
         ) as context:
             context.samples = 3
@@ -618,7 +618,7 @@ def test_images_that_take_long_leave_a_thread_to_others() -> None:
             call.cancel()
         await pool.run(2)
         assert (inference.heavy._value, inference.decoding._value) == (1, 2)
-        assert inference.budget.held == 0
+        assert inference.budget.reserved == 0
 
     with_inference(scenario)
 
@@ -640,7 +640,7 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
         reads_before = reads
         context = context_of(inference, Client(timeout=60.0))
         with context.memory:
-            inference._admit("m", 1, context)
+            inference._begin_pending("m", 1, context)
         assert reads == reads_before
         assert inference.fleet.queue_length("m") == 7
         waiting.cancel()

@@ -11,7 +11,8 @@ import torch
 from policies.types import SpecError
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, ThreadExecutor
-from server.backends.torch_images import ImageDevice, cpu_threads, make_image_device, resolve_device, settings, warm_up
+from server.backends.torch_device import cpu_threads, device_settings, resolve_device, warm_up
+from server.backends.torch_images import ImageDevice, make_image_device
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
 from server.models.images import ImageCodec, Pixels, synthetic_images
 from server.models.model import ServedModel
@@ -182,7 +183,7 @@ def test_the_cpu_has_a_display_name() -> None:
     place, name = resolve_device("cpu")
     assert place == torch.device("cpu")
     assert name == name.strip() != ""
-    assert settings(place) == f"fp32, {cpu_threads()} threads"
+    assert device_settings(place) == f"fp32, {cpu_threads()} threads"
 
 
 @pytest.mark.parametrize("spec", ["gpu", "cuda:x", "cuda:", "cuda:99", "", "cpu:0", "emulated:googlenet-tesla-p4"])

@@ -16,7 +16,7 @@ from server.energy.nvml import (
     find_handle,
     foreign_processes,
 )
-from server.energy.nvml_meters import CounterMeter, PowerMeter, nvml_meter, step_period
+from server.energy.nvml_meters import CounterMeter, PowerMeter, nvml_meter, update_period
 from tests.support.recorded_board import RecordedBoard, VirtualTime
 
 TICK = 0.1  # s, of the recordings
@@ -52,7 +52,7 @@ def sampled(name: str) -> tuple[PowerMeter, VirtualTime, Callable[[float], bool]
 def test_the_update_period_of_the_counter_is_measured() -> None:
     time = VirtualTime()
     # polled every ms: the first and the last update are seen up to 1 ms late, with three periods between them
-    assert step_period(RecordedBoard("steps", time), time, time.sleep) == pytest.approx(TICK, abs=0.001)
+    assert update_period(RecordedBoard("steps", time), time, time.sleep) == pytest.approx(TICK, abs=0.001)
 
 
 def test_the_counter_is_preferred_and_counts_from_the_creation_of_the_meter() -> None:
@@ -97,14 +97,14 @@ def test_without_a_counter_the_power_is_integrated_and_the_meter_has_the_reason(
 
 def test_the_integral_of_a_ramp_is_its_area() -> None:
     meter, time, wait = sampled("no-counter")
-    meter.follow(wait)
+    meter.sample_periodically(wait)
     # 100 W + 100 W/s * t over 3 s; a row is valid for 0.1 s, so the power is up to 0.1 s old: 10 W
     assert meter.read() == pytest.approx(100.0 * time.now + 50.0 * time.now**2, abs=10.0 * time.now)
 
 
 def test_energy_is_left_out_while_the_power_cannot_be_read() -> None:
     meter, time, wait = sampled("power-lost")
-    meter.follow(wait)
+    meter.sample_periodically(wait)
     time.now = 3.9
     assert meter.read() == pytest.approx(200.0 * (1.95 + 0.9), abs=200.0 * 0.1)
 

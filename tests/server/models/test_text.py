@@ -119,7 +119,7 @@ def test_limits_may_come_before_the_ids_and_in_binary() -> None:
         ([ids([[5] * 9])], "9 tokens; send 1 to 8"),
         ([ids([[5]]), limits([7])], "max_new_tokens is 7; send 1 to 6"),
         ([ids([[5]]), limits([0])], "max_new_tokens is 0; send 1 to 6"),
-        ([ids([[5]]), limits([1, 1])], "input max_new_tokens is for 2 samples, input_ids for 1"),
+        ([ids([[5]]), limits([1, 1])], "input max_new_tokens has 2 samples, input_ids has 1"),
         ([limits([1])], "no input_ids"),
         ([ids([[5]]), ids([[5]])], "the input's name is 'input_ids'"),
         ([ids([[5]]) | {"shape": [1, 0], "data": []}], "the shape is [1, 0]"),

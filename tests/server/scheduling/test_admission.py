@@ -32,7 +32,7 @@ def test_capacity_counts_waiting_requests_and_a_call_is_admitted_whole_or_not_at
 
 def test_a_call_whose_answer_would_be_late_is_rejected_at_once() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        with pytest.raises(TooLateError, match="about 11 ms, but 11 ms are left of the time-out"):
+        with pytest.raises(TooLateError, match="about 11 ms, but 11 ms are left of the timeout"):
             dispatcher.submit("m", [0.0], 0.0112)  # 5 per cent of it are kept for the network
         running = dispatcher.submit("m", [0.0], 0.012)
         await asyncio.sleep(0.001)  # 10 ms of service are left
@@ -68,7 +68,7 @@ def test_a_request_that_can_no_longer_be_on_time_is_dropped_before_the_launch() 
         await asyncio.sleep(0.001)
         late = dispatcher.submit("m", [1.0], 0.105)  # 6 ms are left when the device is free: too few for any batch
         stays = dispatcher.submit("m", [2.0])
-        with pytest.raises(ExpiredError, match="after 99 ms the time-out would pass before an answer"):
+        with pytest.raises(ExpiredError, match="after 99 ms the timeout would pass before an answer"):
             await late
         await asyncio.gather(running, stays)
         assert [entry[2] for entry in executor.log] == [[0.0], [2.0]]

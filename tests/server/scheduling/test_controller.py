@@ -243,7 +243,7 @@ def test_recovered_batches_are_no_drift_of_energies() -> None:
         dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=16", P4)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, executor.meter, Inline())
         delivery = dispatcher.delivery
-        delivery.on_served, delivery.on_disturbed = controller.served, controller.disturbed
+        delivery.on_served, delivery.on_unprofiled_work = controller.served, controller.unprofiled_work
         task, answers = asyncio.ensure_future(dispatcher.run()), []
         for index, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
@@ -292,13 +292,13 @@ def test_a_reading_is_discarded_if_a_batch_failed_meanwhile() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Pending())
-        evidence = controller._monitored["m"].evidence
+        drift = controller._monitored["m"].drift
         await asyncio.sleep(1.0)
         controller.served("m", 1, P4.service_times[0], [0.1])
-        controller.disturbed("m")
+        controller.unprofiled_work("m")
         reading.set_result(5.0)
         await asyncio.sleep(0.1)
-        assert evidence._reading is None
+        assert drift._reading is None
 
     run_scenario(scenario, {"m": choose("greedy", P4)}, executor)
 

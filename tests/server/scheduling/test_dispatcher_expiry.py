@@ -1,4 +1,4 @@
-"""Expired requests: dropped at their time-out, and observed by admission control."""
+"""Expired requests: dropped at their timeout, and observed by admission control."""
 
 import asyncio
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_expired_requests_raise_the_margin_of_admission_control() -> None:
         for call in urgent:
             with pytest.raises(ExpiredError):
                 await call
-        # the same backlog and time-out as before, but four answers were late meanwhile
+        # the same backlog and timeout as before, but four answers were late meanwhile
         with pytest.raises(TooLateError):
             dispatcher.submit("m", [3.0], 0.1)
         await asyncio.gather(running, waiting)

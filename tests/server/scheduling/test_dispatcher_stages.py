@@ -45,7 +45,7 @@ def test_whole_batches_and_single_stages_are_reported_separately() -> None:
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         dispatcher.delivery.on_served = lambda *batch: reported.append(batch[1])
-        dispatcher.delivery.on_disturbed = reported.append
+        dispatcher.delivery.on_unprofiled_work = reported.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         dispatcher.set_policy("m", choose("greedy", STAGED))

@@ -225,7 +225,7 @@ def test_retiring_fails_for_an_unknown_device_and_on_a_server_that_stops() -> No
         for index in (-1, 2):
             with pytest.raises(NotFoundError, match="there are 2"):
                 fleet.set_serving(index, False)
-        fleet.leaving = True
+        fleet.shutting_down = True
         assert not fleet.ready
         with pytest.raises(DrainingError):
             fleet.set_serving(0, False)

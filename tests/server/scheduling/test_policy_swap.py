@@ -27,12 +27,12 @@ def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> Non
             dispatcher.set_policy("m", choose("greedy", refitted))
             done.set()
 
-        def solve(now: Chosen) -> Chosen:
+        def solve(current: Chosen) -> Chosen:
             if not solved_for:  # the controller refits the profile meanwhile
                 loop.call_soon_threadsafe(refit)
                 done.wait(10.0)
-            solved_for.append(now.profile.name)
-            return choose("serial", now.profile)
+            solved_for.append(current.profile.name)
+            return choose("serial", current.profile)
 
         await swap(fleet, Metrics(), {"m": solve})
         assert solved_for == ["steps", "refitted"]
@@ -44,7 +44,7 @@ def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> Non
 
 def test_no_policy_is_swapped_if_one_cannot_be_used() -> None:
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
-        def refuse(now: Chosen) -> Chosen:
+        def refuse(_: Chosen) -> Chosen:
             raise SpecError("no such policy")
 
         with pytest.raises(SpecError):

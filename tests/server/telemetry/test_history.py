@@ -22,9 +22,9 @@ def test_a_point_has_the_totals_of_its_second_only() -> None:
     history.arrived(M, 3)
     history.arrived(M, 2)
     for service in (0.010, 0.030):
-        history.batch(batch("greedy", launch(2), service, 0.5))
-    history.batch(batch("greedy", launch(1), 0.005, 0.25))
-    history.answered(M, [0.1, 0.2, 0.3, 0.4, 0.5])
+        history.batch_completed(batch("greedy", launch(2), service, 0.5))
+    history.batch_completed(batch("greedy", launch(1), 0.005, 0.25))
+    history.requests_completed(M, [0.1, 0.2, 0.3, 0.4, 0.5])
     history.tick(M, 1000.0, 7, 42.0)
     history.tick(M, 1001.0, 0, 40.0)
     first, second = history.points(M, 0)
@@ -37,9 +37,9 @@ def test_a_point_has_the_totals_of_its_second_only() -> None:
 
 def test_percentiles_cover_the_last_seconds_and_are_none_without_responses() -> None:
     history = History()
-    history.answered(M, [0.1])
+    history.requests_completed(M, [0.1])
     history.tick(M, 0.0, 0, 0.0)
-    history.answered(M, [0.3])
+    history.requests_completed(M, [0.3])
     for second in range(1, WINDOW + 1):
         history.tick(M, second, 0, 0.0)
     assert [point["p50"] for point in history.points(M, 0)] == pytest.approx(
@@ -63,13 +63,13 @@ def test_points_are_those_after_a_number_and_all_for_a_number_of_another_run() -
 def test_memory_is_bounded_over_time_and_load() -> None:
     history = History()
     for second in range(POINTS + 10):
-        history.batch(batch("greedy", launch(1), 0.001, None))
+        history.batch_completed(batch("greedy", launch(1), 0.001, None))
         history.tick(M, second, 0, 0.0)
     points = history.points(M, 0)
     assert (len(points), points[0]["seq"], points[-1]["seq"]) == (POINTS, 11, POINTS + 10)
     assert len(history.batches(M)) == BATCHES
     for _ in range(1000):
-        history.answered(M, [0.1] * 100)
+        history.requests_completed(M, [0.1] * 100)
     assert len(history._of(M).now.responses) < 5000
     assert history._of(M).now.answered == 100_000
 
@@ -83,8 +83,8 @@ def test_a_late_tick_gives_a_longer_span() -> None:
 
 def test_the_last_batches_come_newest_first_with_their_reason() -> None:
     history = History()
-    history.batch(batch("smdp", launch(3), 0.02, 0.6))
-    history.batch(batch("greedy", launch(1, waited=0.001), 0.01, None))
+    history.batch_completed(batch("smdp", launch(3), 0.02, 0.6))
+    history.batch_completed(batch("greedy", launch(1, waited=0.001), 0.01, None))
     newest, oldest = history.batches(M)
     assert (newest["size"], newest["policy"], newest["energy_mj"]) == (1, "greedy", None)
     assert (oldest["size"], oldest["reason"], oldest["waited_ms"]) == (3, "policy", pytest.approx(250.0))

@@ -7,24 +7,18 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from server.telemetry.logs import BatchFacts, LogFormat, LogLevel, log_batch, logging_to
+from policies.types import Kind, Launch, Request
+from server.telemetry.batch_record import BatchRecord
+from server.telemetry.logs import LogFormat, LogLevel, configured_logging, log_batch
 
 LOG = logging.getLogger("batchwright.test")
-BATCH: BatchFacts = {
-    "model": "googlenet",
-    "device": "cpu",
-    "policy": "smdp",
-    "reason": "full",
-    "batch_size": 8,
-    "service": 0.0034567,
-    "waited": 0.01,
-    "queue_length": 3,
-    "energy": 0.178,
-}
+LAUNCH = Launch([Request(index, 0.99, Kind("googlenet"), started=1.0) for index in range(8)], reason="full")
+BATCH = BatchRecord("cpu", "smdp", LAUNCH, 0, True, LAUNCH.requests, 1.0, 1.0034567, 0.178, "measured")
 
 
 class Log:
@@ -58,7 +52,7 @@ class Log:
 def logged(level: LogLevel, log_format: LogFormat) -> Iterator[Log]:
     log = Log()
     try:
-        with logging_to(level, log_format, log.file):
+        with configured_logging(level, log_format, log.file):
             yield log
     finally:
         log.close()
@@ -119,17 +113,15 @@ def test_lines_below_the_level_and_third_party_lines_below_info_are_not_written(
     with logged("error", "json") as log:
         LOG.warning("no")
     with logged("info", "json") as batches:
-        log_batch(**BATCH)
+        log_batch(BATCH, 3)
     assert log.text == batches.text == ""
     assert LOG.getEffectiveLevel() == logging.WARNING, "the levels are restored"
 
 
 def test_a_batch_is_one_line_at_debug() -> None:
     with logged("debug", "json") as log:
-        log_batch(**BATCH)
-        unknown = BATCH.copy()
-        unknown["energy"] = None
-        log_batch(**unknown)
+        log_batch(BATCH, 3)
+        log_batch(replace(BATCH, energy=None), 3)
     first, second = log.lines
     del first["timestamp"]
     assert first == {
@@ -159,7 +151,7 @@ def test_a_pipe_that_is_not_read_drops_lines_without_blocking_and_their_number_i
             texts.append(data)
 
     reader = threading.Thread(target=read)
-    with logging_to("info", "json", writing, 16):
+    with configured_logging("info", "json", writing, 16):
         for number in range(4000):
             LOG.info("%d %s", number, "x" * 1000)
         reader.start()
@@ -175,7 +167,7 @@ def test_a_pipe_that_is_not_read_drops_lines_without_blocking_and_their_number_i
 def test_a_closed_pipe_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with logging_to("info", "json", writing):
+    with configured_logging("info", "json", writing):
         LOG.info("not read")
     os.close(writing)
 
@@ -184,7 +176,7 @@ def test_a_closed_pipe_raises_nothing() -> None:
 def test_a_non_blocking_descriptor_loses_no_line(blocking: bool) -> None:
     log = Log()
     os.set_blocking(log.file, blocking)
-    with logging_to("info", "json", log.file):
+    with configured_logging("info", "json", log.file):
         for _ in range(300):
             LOG.info("x" * 1000)
     log.close()

@@ -7,7 +7,7 @@ import pytest
 
 from policies.types import SpecError
 from server.errors import ForbiddenError, ServerError, TooManyError, UnauthorizedError
-from server.transport.auth import load_keys, parse_keys
+from server.transport.auth import Keys, load_keys, parse_keys
 
 ALICE, ROOT = sha256(b"alice's").hexdigest(), sha256(b"root's").hexdigest()
 FILE = f"""
@@ -19,11 +19,11 @@ root            predict  {ROOT.upper()}
 
 
 def test_a_key_is_valid_for_its_scope_only() -> None:
-    keys = parse_keys(FILE, "f")
+    keys = Keys(parse_keys(FILE, "f"))
     assert keys.admit(b"Bearer alice's", "predict", 0.0) == "alice"
     assert keys.admit(b"bearer  root's ", "admin", 0.0) == "root"
     assert keys.admit(b"Bearer root's", "predict", 0.0) == "root", "a key on two lines has both scopes"
-    with pytest.raises(ForbiddenError, match=r"alice is for predict.*needs admin"):
+    with pytest.raises(ForbiddenError, match=r"alice has the scope predict.*needs admin"):
         keys.admit(b"Bearer alice's", "admin", 0.0)
 
 
@@ -36,11 +36,11 @@ def test_a_key_is_valid_for_its_scope_only() -> None:
 )
 def test_a_missing_malformed_or_unknown_key_is_401(header: bytes | None) -> None:
     with pytest.raises(UnauthorizedError):
-        parse_keys(FILE, "f").admit(header, "predict", 0.0)
+        Keys(parse_keys(FILE, "f")).admit(header, "predict", 0.0)
 
 
 def test_a_token_bucket_holds_the_calls_of_one_second() -> None:
-    keys = parse_keys(FILE, "f")
+    keys = Keys(parse_keys(FILE, "f"))
 
     def admitted(now: float) -> bool:
         try:
@@ -54,7 +54,7 @@ def test_a_token_bucket_holds_the_calls_of_one_second() -> None:
 
 
 def test_a_rate_limit_below_one_allows_one_call_and_its_error_has_the_time_until_the_next() -> None:
-    keys = parse_keys(f"a predict {ALICE} 0.01", "f")
+    keys = Keys(parse_keys(f"a predict {ALICE} 0.01", "f"))
     keys.admit(b"Bearer alice's", "predict", 0.0)
     with pytest.raises(TooManyError) as caught:
         keys.admit(b"Bearer alice's", "predict", 1.0)
@@ -72,8 +72,9 @@ def test_a_yaml_list_has_the_same_keys_as_lines() -> None:
   scope: admin
   sha256: {digits}
 """
-    keys = parse_keys(yaml, "f")
-    assert [*keys._buckets] == [*parse_keys(f"alice predict {ALICE} 0.5\n1 admin {digits}", "f")._buckets]
+    entries = parse_keys(yaml, "f")
+    assert entries == parse_keys(f"alice predict {ALICE} 0.5\n1 admin {digits}", "f")
+    keys = Keys(entries)
     keys.admit(b"Bearer alice's", "predict", 0.0)
     with pytest.raises(TooManyError):
         keys.admit(b"Bearer alice's", "predict", 1.0)
@@ -85,7 +86,7 @@ def test_a_yaml_list_has_the_same_keys_as_lines() -> None:
         ("", "no key"),
         ("# nothing\n", "no key"),
         ("a predict", "line 1: the sha256 is missing"),
-        (f"a predict {ALICE} 1 2", "line 1: fields other than name, scope, sha256, calls_per_second"),
+        (f"a predict {ALICE} 1 2", "line 1: there are fields other than name, scope, sha256, calls_per_second"),
         (f"\na write {ALICE}", "line 2: the scope is not predict or admin"),
         (f"a;b predict {ALICE}", "line 1: the name"),
         ("a predict secret", "line 1: the sha256 is not 64 hexadecimal digits"),
@@ -96,8 +97,11 @@ def test_a_yaml_list_has_the_same_keys_as_lines() -> None:
         ("keys: secret", "not a YAML list of keys with name, scope, sha256, calls_per_second"),
         ("- name: a\n  *secret", "not valid YAML at line 2"),
         ("- name: \x01secret", "not valid YAML"),
-        ("- secret\n- {name: a, scope: predict, sha256: secret}", "key 1: fields other .*; key 2: the sha256 is not"),
-        (f"- {{name: a, scope: predict, sha256: {ALICE}, secret: 1}}", "key 1: fields other than name"),
+        (
+            "- secret\n- {name: a, scope: predict, sha256: secret}",
+            "key 1: there are fields other .*; key 2: the sha256 is not",
+        ),
+        (f"- {{name: a, scope: predict, sha256: {ALICE}, secret: 1}}", "key 1: there are fields other than name"),
         (f"- {{name: a, scope: predict, sha256: {ALICE}, calls_per_second: 0}}", "key 1: the calls_per_second"),
         ("- {scope: predict}", "key 1: the name is missing"),
     ],

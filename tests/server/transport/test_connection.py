@@ -16,7 +16,7 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.transport.connection import Listener, TimeLimits, accept
+from server.transport.connection import Listener, TimeLimits, protocol_factory
 from server.transport.tls import Tls
 from tests.server.transport.test_tls import certificate
 
@@ -52,7 +52,9 @@ async def listening(limits: TimeLimits, app: ASGIApp = echo, tls: Tls | None = N
     config = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
     config.load()
     state = ServerState()
-    create = partial(accept(Listener(limits, tls)), config=config, server_state=state, app_state={}, _loop=loop)
+    create = partial(
+        protocol_factory(Listener(limits, tls)), config=config, server_state=state, app_state={}, _loop=loop
+    )
     server = await loop.create_server(create, "127.0.0.1", 0)
     try:
         yield lambda: asyncio.open_connection(*server.sockets[0].getsockname())
@@ -285,7 +287,7 @@ def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accep
             assert response.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in response
             assert json.loads(response.partition(b"\r\n\r\n")[2]) == {
-                "error": "2 connections are in use, the limit; send the request again later"
+                "error": "the limit of 2 connections is reached; send the request again later"
             }
             silent = [await connect() for _ in range(100)]  # do not use up the connections for health checks
             assert (await request(connect, b"/v2/health/live")).startswith(b"HTTP/1.1 200")

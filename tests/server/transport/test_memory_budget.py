@@ -16,10 +16,12 @@ def test_a_call_over_the_free_budget_is_rejected_with_retry_after() -> None:
         memory.grow(12000)
         for _ in range(136):
             others.enter_context(budget.reservation()).grow(100)
-        with pytest.raises(MemoryBudgetError, match=r"no room for 100 bytes: calls hold 25600 of 25600.* in 7 s") as e:
+        with pytest.raises(
+            MemoryBudgetError, match=r"no room for 100 bytes: calls reserve 25600 of 25600.* in 7 s"
+        ) as e:
             others.enter_context(budget.reservation()).grow(100)
         assert e.value.retry_after == 7
-    assert budget.held == 0
+    assert budget.reserved == 0
 
 
 def test_grow_to_counts_what_is_reserved_already() -> None:
@@ -27,9 +29,9 @@ def test_grow_to_counts_what_is_reserved_already() -> None:
     with budget.reservation() as memory:
         memory.grow(30)
         memory.grow_to(20)
-        assert budget.held == 30
+        assert budget.reserved == 30
         memory.grow_to(80)
-        assert budget.held == 80
+        assert budget.reserved == 80
 
 
 @given(st.lists(st.lists(st.integers(0, 50))))
@@ -40,12 +42,12 @@ def test_every_reservation_is_released_when_its_call_ends(calls: list[list[int]]
             with budget.reservation() as memory:
                 for piece in pieces:
                     memory.grow(piece)
-                    assert budget.held <= 200
+                    assert budget.reserved <= 200
         except TooLargeError:
             assert sum(pieces) > 100
         else:
             assert sum(pieces) <= 100
-        assert budget.held == 0
+        assert budget.reserved == 0
 
 
 def test_samples_are_pending_until_they_are_queued_or_dropped() -> None:
@@ -67,7 +69,7 @@ def test_a_call_over_the_limit_of_one_call_is_too_large() -> None:
         pytest.raises(TooLargeError, match=r"takes 101 bytes, over the limit of 100 for one"),
     ):
         memory.grow(101)
-    assert budget.held == 0
+    assert budget.reserved == 0
 
 
 def test_large_calls_leave_half_of_the_budget_to_small_ones() -> None:
@@ -79,15 +81,15 @@ def test_large_calls_leave_half_of_the_budget_to_small_ones() -> None:
             second.grow(10)
         for _ in range(128):
             small.enter_context(budget.reservation()).grow(100)
-        assert (budget.held, budget.held_by_large) == (25600, 12700)
+        assert (budget.reserved, budget.reserved_by_large) == (25600, 12700)
         first.resize(12690)
         with pytest.raises(MemoryBudgetError):
             second.grow(11)
         second.grow(10)
-        assert (budget.held, budget.held_by_large) == (25600, 12800)
+        assert (budget.reserved, budget.reserved_by_large) == (25600, 12800)
         first.resize(50)
-        assert budget.held_by_large == 110
-    assert (budget.held, budget.held_by_large) == (0, 0)
+        assert budget.reserved_by_large == 110
+    assert (budget.reserved, budget.reserved_by_large) == (0, 0)
 
 
 def test_a_temporary_reservation_is_released_after_an_exception() -> None:
@@ -95,9 +97,9 @@ def test_a_temporary_reservation_is_released_after_an_exception() -> None:
     with budget.reservation() as memory:
         memory.grow(10)
         with suppress(ZeroDivisionError), memory.temporarily(30):
-            assert budget.held == 40
+            assert budget.reserved == 40
             raise ZeroDivisionError
-        assert budget.held == 10
+        assert budget.reserved == 10
 
 
 def test_resize_releases_the_difference() -> None:
@@ -105,6 +107,6 @@ def test_resize_releases_the_difference() -> None:
     with budget.reservation() as memory:
         memory.grow_to(90)
         memory.resize(20)
-        assert budget.held == 20
+        assert budget.reserved == 20
         memory.grow(80)
-    assert budget.held == 0
+    assert budget.reserved == 0

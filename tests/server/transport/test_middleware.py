@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ServerError
 from server.transport.asgi import respond
-from server.transport.auth import parse_keys
+from server.transport.auth import Keys, parse_keys
 from server.transport.middleware import RequestMiddleware
 
 KEYS = f"""
@@ -62,7 +62,7 @@ async def _await(middleware: ASGIApp, scope: Scope, receive: Receive, send: Send
 
 
 def with_keys() -> RequestMiddleware:
-    return RequestMiddleware(hello, parse_keys(KEYS, "f"))
+    return RequestMiddleware(hello, Keys(parse_keys(KEYS, "f")))
 
 
 def test_every_response_has_a_unique_id_or_the_clients() -> None:
@@ -199,7 +199,7 @@ def test_the_error_for_dns_rebinding_names_the_host_and_the_remedy() -> None:
 
 def test_rejected_requests_are_reported_by_status() -> None:
     statuses: list[int] = []
-    middleware = RequestMiddleware(hello, parse_keys(KEYS, "f"), on_rejected=statuses.append)
+    middleware = RequestMiddleware(hello, Keys(parse_keys(KEYS, "f")), on_rejected=statuses.append)
     for authorization in (b"", b"Bearer r", b"Bearer s", b"Bearer s", b"Bearer u"):
         call(middleware, authorization=authorization)
     assert statuses == [401, 403, 429]

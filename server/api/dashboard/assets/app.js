@@ -173,9 +173,9 @@ function showCharts(state) {
 function showEnergy(points, ago, span, profile) {
   const [power, energy] = [find("chart-power"), find("chart-energy")];
   const source = profile.energy_mj ? `From the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
-  for (const place of document.querySelectorAll(".energy-source")) text(place, source);
+  for (const element of document.querySelectorAll(".energy-source")) text(element, source);
   if (profile.energy_mj) drawEnergy(power, energy, energies(points), ago, span);
-  else for (const place of [power, energy]) showMessage(place, "the profile has no energies");
+  else for (const element of [power, energy]) showMessage(element, "the profile has no energies");
 }
 
 function showProfile(observed, { service_ms: times, energy_mj: joules }) {
@@ -209,9 +209,9 @@ async function send(path, settings, field) {
   throw new Error(content.error);
 }
 
-function showResult(place, content, failed = false) {
-  place.classList.toggle("error", failed);
-  place.textContent = content;
+function showResult(element, content, failed = false) {
+  element.classList.toggle("error", failed);
+  element.textContent = content;
 }
 
 async function swap(event) {
@@ -243,17 +243,17 @@ function selectImage(file) {
 }
 
 async function predict() {
-  const place = find("answer");
-  showResult(place, "predicting …");
+  const element = find("answer");
+  showResult(element, "predicting …");
   try {
-    showAnswer(place, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: image }, "predict-key"));
+    showAnswer(element, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: image }, "predict-key"));
   } catch (error) {
-    showResult(place, error.message, true);
+    showResult(element, error.message, true);
   }
 }
 
-function showAnswer(place, answer) {
-  showResult(place, "");
+function showAnswer(element, answer) {
+  showResult(element, "");
   const list = document.createElement("ol"), facts = document.createElement("p");
   for (const { label, probability } of answer.predictions) {
     const entry = document.createElement("li");
@@ -266,7 +266,7 @@ function showAnswer(place, answer) {
   }
   const energy = answer.energy_mj === null ? "energy unknown" : `${answer.energy_mj} mJ (${answer.energy_source})`;
   facts.textContent = `Batch size ${answer.batch_size}, waiting time ${answer.waiting_ms} ms, service time ${answer.service_ms} ms, ${energy}.`;
-  place.append(list, facts);
+  element.append(list, facts);
 }
 
 function onDrag(event) {

@@ -24,20 +24,20 @@ function layout(x, y, more = {}) {
            yaxis: { ...axis, title: { text: y, standoff: 6 }, rangemode: "tozero", ...more.yaxis } };
 }
 
-function draw(place, label, traces, plan) {
-  place.setAttribute("role", "img");
-  place.setAttribute("aria-label", label);
-  place.classList.remove("empty");
-  if (!place.classList.contains("js-plotly-plot")) place.replaceChildren();
-  Plotly.react(place, traces, plan, options);
+function draw(element, label, traces, plan) {
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", label);
+  element.classList.remove("empty");
+  if (!element.classList.contains("js-plotly-plot")) element.replaceChildren();
+  Plotly.react(element, traces, plan, options);
 }
 
-function showMessage(place, text) {
-  if (place.classList.contains("js-plotly-plot")) Plotly.purge(place);
-  place.removeAttribute("role");
-  place.removeAttribute("aria-label");
-  place.classList.add("empty");
-  place.textContent = text;
+function showMessage(element, text) {
+  if (element.classList.contains("js-plotly-plot")) Plotly.purge(element);
+  element.removeAttribute("role");
+  element.removeAttribute("aria-label");
+  element.classList.add("empty");
+  element.textContent = text;
 }
 
 function line(name, index, x, y, more = {}) {
@@ -50,20 +50,20 @@ function timeLayout(span, y, more = {}) {
   return layout("seconds ago", y, { ...more, xaxis: { range: [-span, 0], nticks: 7 } });
 }
 
-function drawRate(place, points, ago, span) {
+function drawRate(element, points, ago, span) {
   const per = (key) => points.map((p) => p[key] / p.span);
-  draw(place, "Arrivals and responses per second over time", [
+  draw(element, "Arrivals and responses per second over time", [
     line("arrivals", 0, ago, per("arrivals")), line("responses", 1, ago, per("answered")),
     line("measured arrival rate", 2, ago, points.map((p) => p.rate)),
   ], timeLayout(span, "per second"));
 }
 
-function drawQueue(place, points, ago, span) {
-  draw(place, "Queue length over time", [line("queued", 0, ago, points.map((p) => p.queue), { fill: "tozeroy" })],
+function drawQueue(element, points, ago, span) {
+  draw(element, "Queue length over time", [line("queued", 0, ago, points.map((p) => p.queue), { fill: "tozeroy" })],
        timeLayout(span, "queued requests", { showlegend: false }));
 }
 
-function drawResponse(place, points, ago, span, slo) {
+function drawResponse(element, points, ago, span, slo) {
   const { ink, card } = colors(), lines = ["p50", "p95", "p99"];
   const plan = timeLayout(span, "ms");
   if (slo !== null) {
@@ -71,7 +71,7 @@ function drawResponse(place, points, ago, span, slo) {
     plan.annotations = [{ text: `objective ${slo} ms`, showarrow: false, xref: "paper", x: 0, xanchor: "left", y: slo,
                           yanchor: "bottom", font: { color: ink, size: 11 }, bgcolor: card }];
   }
-  draw(place, "Response time percentiles over time", lines.map((name, i) => line(name, i, ago, points.map((p) => p[name]))), plan);
+  draw(element, "Response time percentiles over time", lines.map((name, i) => line(name, i, ago, points.map((p) => p[name]))), plan);
 }
 
 // averages over the last WINDOW points: power in W, and energy per request in mJ
@@ -94,7 +94,7 @@ function drawEnergy(power, energy, found, ago, span) {
 }
 
 // share of each batch size in each interval, and the mean batch size
-function drawSizes(place, points, ago, span, largest) {
+function drawSizes(element, points, ago, span, largest) {
   const { low, high, now } = colors(), columns = Math.min(120, span), width = span / columns;
   const step = Math.ceil(largest / 64), rows = Math.ceil(largest / step);
   const cells = Array.from({ length: rows }, () => Array(columns).fill(null)), batches = Array(columns).fill(0), served = Array(columns).fill(0);
@@ -108,7 +108,7 @@ function drawSizes(place, points, ago, span, largest) {
     }
   });
   const x = batches.map((_, i) => (i + 0.5) * width - span);
-  draw(place, "Batch sizes over time", [
+  draw(element, "Batch sizes over time", [
     { type: "heatmap", name: "batches", x, y: cells.map((_, i) => (i + 1) * step), z: cells.map((row) => row.map((n, i) => n && n / batches[i])),
       colorscale: [[0, low], [1, high]], zmin: 0, zmax: 1, showscale: false, xgap: 0.01, ygap: 0.5, hoverongaps: false,
       hovertemplate: "size %{y}: %{z:.0%} of the batches<extra></extra>" },
@@ -117,18 +117,18 @@ function drawSizes(place, points, ago, span, largest) {
   ], timeLayout(span, "batch size", { hovermode: "closest", showlegend: false }));
 }
 
-function drawPolicy(place, view, trail) {
+function drawPolicy(element, view, trail) {
   const c = colors(), one = view.rates_hz.length === 0, top = view.profile.max_batch_size;
   const last = view.queue_lengths.at(-1), highest = one ? 1 : Math.max(...view.rates_hz), y = one ? [0.5] : view.rates_hz;
   const at = trail.map((s) => [Math.min(s.n, last), one ? 0.5 : Math.min(s.rate, highest * 1.02)]);
   const gaps = { xgap: one ? 1 : 0.3, ygap: one ? 1 : 0.3 };
-  place.classList.toggle("one", one);
-  const plan = layout("queue length", "arrivals per second", { hovermode: "closest", showlegend: false, height: place.clientHeight,
+  element.classList.toggle("one", one);
+  const plan = layout("queue length", "arrivals per second", { hovermode: "closest", showlegend: false, height: element.clientHeight,
     xaxis: { range: [-0.5, last + 0.5], showgrid: false },
     yaxis: one ? { visible: false, range: [0, 1] } : { range: [0, highest * 1.03], showgrid: false } });
   const cell = one ? "%{x} queued: %{text}<extra></extra>" : "%{x} queued, %{y:.4~g} /s: %{text}<extra></extra>";
   const ages = at.map((_, i) => (i + 1) / at.length), newest = at.length - 1;
-  draw(place, `Action of policy ${view.spec} by queue length and arrival rate`, [
+  draw(element, `Action of policy ${view.spec} by queue length and arrival rate`, [
     { type: "heatmap", x: view.queue_lengths, y, z: view.batch_size, showscale: false, zmin: 0, zmax: top, ...gaps,
       text: view.batch_size.map((row) => row.map((b) => b ? `launches ${b}` : "waits")), hovertemplate: cell,
       colorscale: [[0, c.wait], [0.5 / top, c.wait], [0.5 / top, c.low], [1, c.high]] },
@@ -138,11 +138,11 @@ function drawPolicy(place, view, trail) {
   ], plan);
 }
 
-function drawProfile(place, [name, unit, dots], values, seen) {
+function drawProfile(element, [name, unit, dots], values, seen) {
   const c = colors(), sizes = values.map((_, i) => i + 1);
   const traces = [line("profile", 0, sizes, values)];
   if (seen.length) traces.push({ type: "scatter", mode: "markers", name: dots, x: seen.map((s) => s.size), y: seen.map((s) => s.y),
     marker: { color: c.now, size: seen.map((s) => s.width), line: { color: c.card, width: 1 } }, text: seen.map((s) => s.text),
     hovertemplate: "%{text}" });
-  draw(place, `${name} by batch size`, traces, layout("batch size", unit, { xaxis: { rangemode: "tozero" } }));
+  draw(element, `${name} by batch size`, traces, layout("batch size", unit, { xaxis: { rangemode: "tozero" } }));
 }

@@ -4,19 +4,19 @@ import orjson
 import pytest
 
 from server.api.open_inference.documents import (
-    ModelFacts,
+    ModelDescription,
     model_config,
     model_metadata,
+    parse_index_request,
     repository_index,
     server_metadata,
     statistics,
-    wants_ready_only,
 )
 from server.errors import BadInputError
 from server.models.signature import TensorSpec
 from server.telemetry.statistics import BatchStatistics, Duration, ModelStatistics
 
-MODEL = ModelFacts(
+MODEL = ModelDescription(
     name="resnet50",
     platform="pytorch",
     input=TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()}),
@@ -63,7 +63,7 @@ def test_the_configuration_leaves_the_number_of_samples_out_of_dims() -> None:
 
 
 def test_bytes_are_called_string_in_the_configuration() -> None:
-    model = ModelFacts("m", "pytorch", TensorSpec("text", {"BYTES": ()}), (), 1)
+    model = ModelDescription("m", "pytorch", TensorSpec("text", {"BYTES": ()}), (), 1)
     assert model_config(model)["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": []}]
 
 
@@ -72,13 +72,13 @@ def test_bytes_are_called_string_in_the_configuration() -> None:
     [(b"", False), (b"  ", False), (b"{}", False), (b'{"ready": true}', True), (b'{"ready":false}', False)],
 )
 def test_the_index_body_may_be_empty(body: bytes, ready_only: bool) -> None:
-    assert wants_ready_only(body) is ready_only
+    assert parse_index_request(body) is ready_only
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b"{", b'{"ready": 1}', b'{"ready": "true"}', b"\xff"])
 def test_another_index_body_is_bad_input(body: bytes) -> None:
     with pytest.raises(BadInputError, match="send none or"):
-        wants_ready_only(body)
+        parse_index_request(body)
 
 
 def test_the_index_is_a_bare_array_of_states() -> None:

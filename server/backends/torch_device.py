@@ -1,0 +1,130 @@
+"""The torch device: its name, its settings that change service times, its errors, and the warm-up of models on it."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from policies.cpus import available_cpus
+from policies.profile import Profile
+from policies.types import SpecError
+from server.backends.executor import Batch, Executor
+from server.errors import DeviceLostError, OutOfMemoryError
+from server.models.model import ServedModel
+
+_log = logging.getLogger("batchwright")
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+
+def resolve_device(spec: str) -> tuple[torch.device, str]:
+    """The device of a spec, "auto", "cpu", "cuda" or "cuda:N", and its display name.
+
+    Raises:
+        SpecError: the spec is invalid, or there is no such CUDA device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if spec == "cpu" or (spec == "auto" and count == 0):
+        return torch.device("cpu"), _cpu_name()
+    cuda = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", spec)
+    if cuda is None:
+        raise SpecError(f"no device {spec!r}; give auto, cpu, cuda:N or emulated:PROFILE")
+    index = int(cuda[1] or 0)
+    if index >= count:
+        raise SpecError(
+            f"no CUDA device {index} among the {count} that torch {torch.__version__} finds; give cpu or auto"
+        )
+    return torch.device("cuda", index), torch.cuda.get_device_name(index)
+
+
+def _cpu_name() -> str:
+    """The model name in /proc/cpuinfo, or "cpu"."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return found[1] if found else "cpu"
+
+
+def cpu_threads() -> int:
+    """The number of threads for the network; one processor is left to the event loop and to decoding."""
+    return max(1, available_cpus() - 1)
+
+
+def device_settings(device: torch.device, precision: Precision = "auto", stages: int | None = None) -> str:
+    """Settings of the device that change service times, for a profile's note and its key in the cache."""
+    threads = f", {cpu_threads()} threads" if device.type == "cpu" else ""
+    split = "" if stages is None else f", {stages} stages"
+    return f"{resolve_precision(precision, device)}{threads}{split}"
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """The precision; for "auto" bf16 on CUDA and fp32 on the CPU."""
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+@contextmanager
+def translated_errors(device: torch.device) -> Iterator[None]:
+    """Translate torch's errors into OutOfMemoryError, which a smaller batch may avoid, and DeviceLostError.
+
+    After an error of the accelerator the device is lost if its context is gone, in which case the next call fails too.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemoryError(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # the CPU's allocator has no exception type for it
+            raise OutOfMemoryError(str(error)) from error
+        if isinstance(error, torch.AcceleratorError) and not _context_works(device):
+            raise DeviceLostError(str(error)) from error
+        raise
+
+
+def _context_works(device: torch.device) -> bool:
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:  # noqa: BLE001  (any error means that the context is gone)
+        return False
+    return True
+
+
+async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
+    """Serve synthetic batches, largest first, in the executor's thread: cuDNN keeps its plans by thread."""
+    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
+    for size in sorted(batch_sizes, reverse=True):
+        await executor.run(Batch(model.name, [sample] * size))
+
+
+def autotunes(device: torch.device, model: ServedModel) -> bool:
+    """Whether the first batch of each size is slow because cuDNN then searches for the fastest convolutions.
+
+    This requires samples of one shape, with which batches of one size are always the same computation.
+    """
+    return device.type == "cuda" and -1 not in model.codec.input.sample_shape
+
+
+def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
+    """Warm a model up for all batch sizes of its profile, or for the first two and the last.
+
+    Returns:
+        The profile; its largest batch is halved until it fits the memory.
+
+    Raises:
+        SpecError: a batch of one sample does not fit.
+    """
+    largest = profile.max_batch_size
+    try:
+        asyncio.run(warm_up(executor, model, range(1, largest + 1) if every_size else (1, min(2, largest), largest)))
+    except OutOfMemoryError as error:
+        if largest == 1:
+            raise SpecError(f"{model.name} does not fit the memory that is free on {executor.name}: {error}") from error
+        _log.warning("%s: a batch of %d does not fit the memory; trying half of it", model.name, largest)
+        return warm_up_and_fit(executor, model, profile.truncated(largest // 2), every_size)
+    return profile
