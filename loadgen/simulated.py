@@ -102,13 +102,13 @@ class Simulation:
     def _chosen(self, profile: Profile) -> Chosen:
         if self.sizes is None:
             return choose(self.spec, in_stages(self.spec, profile, self.stages))
-        if profile.lengths is None:
+        if not profile.varies_by_length:
             name = profile.name
             raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
         if self.stages is not None:
             raise SpecError(
-                f"--stages {self.stages} is for requests of equal size; leave it out: with --sizes a stage is an "
-                "iteration"
+                f"--stages {self.stages} is for requests of equal size: with --sizes a stage is a decode step; leave "
+                "--stages out"
             )
         chosen = choose(self.spec, profile)
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
@@ -222,4 +222,5 @@ def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) 
 
 def _batcher(chosen: Chosen, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
-    return Batcher(policy, {model: chosen.profile.max_batch_size}, monitor, (model,) if chosen.profile.lengths else ())
+    largest, stepwise = chosen.profile.max_batch_size, (model,) if chosen.profile.varies_by_length else ()
+    return Batcher(policy, {model: largest}, monitor, stepwise)

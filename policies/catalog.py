@@ -273,7 +273,8 @@ def in_stages(text: str, profile: Profile, stages: int | None = None) -> Profile
         profile: of the device.
         stages: number of equal stages, which replace measured ones; None: as measured, else 10.
     """
-    profile = replace(profile, lengths=None, length_service_times=None) if profile.lengths is not None else profile
+    if profile.varies_by_length:
+        profile = profile.without_lengths()
     if stages is not None:
         return profile.in_stages(stages)
     return profile.in_stages(_STAGES) if by_stages(text) and profile.stage_service_times is None else profile

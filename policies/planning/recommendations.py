@@ -197,7 +197,7 @@ def parse_problem(
     if rate is None or not 0.0 < rate < inf:
         raise SpecError(f"--arrival-rate {rate} is invalid: give a positive number of requests per second")
     known = None if profile == "longest" else load_profile(profile).truncated(largest)
-    if known is not None and known.lengths is None:
+    if known is not None and not known.varies_by_length:
         raise SpecError(f"profile {profile!r} has no service times by length: profile a text model, or give 'longest'")
     most = known.max_batch_size if known is not None else LARGEST if largest is None else largest
     if most < 1 or seed < 0:

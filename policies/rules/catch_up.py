@@ -48,7 +48,7 @@ from policies.rules.lazy_batching import NO_CLAIM, Claim, LazyBatching, Stack, s
 from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.types import Action, Launch, State, Wait
-from policies.unrolled import planned
+from policies.unrolled import staged_profile
 
 _EQUAL = 1.0 + 1e-9  # times that differ by less, by rounding, are the same
 _STEADY = 0.97  # load beyond which greedy has no relative value, or one too large to compare with
@@ -191,7 +191,7 @@ def _line(times: Sequence[float], size: int, capacity: float) -> Line:
 
 CATCH_UP = Rule(
     name="catch-up",
-    build=lambda spec, profile: catch_up(*planned(spec, profile)),
+    build=lambda spec, profile: catch_up(*staged_profile(spec, profile)),
     keys=frozenset({"slo_ms", "timesteps"}),
     needs_stages=True,
     per_bin=False,

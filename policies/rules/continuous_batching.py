@@ -13,7 +13,7 @@ from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.spec import Spec
 from policies.types import Action, Launch, SpecError, State
-from policies.unrolled import refuse_classifier
+from policies.unrolled import check_decode_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class ContinuousBatching(StepPolicy):
 
 
 def _build(spec: Spec, profile: Profile) -> ContinuousBatching:
-    refuse_classifier(spec, profile)
-    if profile.lengths is None:
+    check_decode_steps(spec, profile)
+    if not profile.varies_by_length:
         raise SpecError(
             f"policy {spec.text!r} is for models that generate tokens; profile {profile.name!r} has no lengths, or the "
             "simulated requests have none: name another policy, or add --sizes to a simulation"

@@ -35,7 +35,7 @@ from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.spec import Spec
 from policies.types import Action, Launch, Request, SpecError, State, Wait
-from policies.unrolled import planned
+from policies.unrolled import staged_profile
 
 Slack = Literal["printed", "remaining", "oracle"]
 SLACKS: tuple[Slack, ...] = ("printed", "remaining", "oracle")
@@ -200,7 +200,7 @@ def _build(spec: Spec, profile: Profile) -> LazyBatching:
     slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
     if slack is None:
         raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
-    by_stage, steps = planned(spec, profile)
+    by_stage, steps = staged_profile(spec, profile)
     return LazyBatching(by_stage, slack, steps)
 
 
