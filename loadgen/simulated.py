@@ -10,7 +10,6 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import RequestSizes
-from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import simulator
@@ -130,7 +129,7 @@ def simulate_policy(
         service_time: draws the service time of a batch of b, s; None takes the profile's means.
     """
     profile = chosen.profile
-    drawn, table = service_time or profile.service_time, queue_length_table(chosen)
+    drawn, table = service_time or profile.service_time, chosen.fixed_action_table()
     if table is not None:
         return simulate_table(table, ServiceModel(drawn, profile.max_batch_size, profile.energies), instants)
     device, requests = SimulatedDevice(profile, drawn), _requests(chosen, instants, model)

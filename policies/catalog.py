@@ -25,7 +25,7 @@ from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RATE_MATCHING, RATE_MATCHING_LITERAL
 from policies.rules.rule import Division, Rule, SolvedPolicy
 from policies.rules.solved_table import AUTO, FILE, SMDP
-from policies.rules.traits import StepPolicy
+from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, table_of
@@ -93,6 +93,23 @@ class Chosen:
         if self.bins is not None:
             self.bins.learn(size)
         return self.kind(model, size)
+
+    def action_table(self, arrival_rate: float | None) -> ActionTable | None:
+        """Return the actions by queue length at this rate, 1/s, or before a rate is measured (None).
+
+        Returns None if the action also depends on waiting times, deadlines or sizes.
+        """
+        if self.bins is not None or not isinstance(self.policy, QueueLengthPolicy):
+            return None
+        return self.policy.action_table(arrival_rate)
+
+    def fixed_action_table(self) -> ActionTable | None:
+        """Return the actions by queue length; None if they also depend on the measured rate or on anything else."""
+        policy = self.policy
+        if isinstance(policy, QueueLengthPolicy) and policy.depends_on_rate and not isinstance(self.monitor, NoMonitor):
+            return None
+        table = self.action_table(None)
+        return None if table is None or table.max_batch_size > self.profile.max_batch_size else table
 
 
 def parse_spec(text: str) -> Spec:

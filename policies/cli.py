@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.action_lookup import action_table
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command import check_files, run
@@ -202,7 +201,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
 
     If no policy keeps the bound, the nearest one becomes the row of a table; outside a table this is an error.
     """
-    problem, profile = options.problem, options.profile
+    problem, profile = options.problem, options.problem.truncated_profile
     began = perf_counter()
     chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, profile), max_wait=inf)
     kept = True
@@ -244,11 +243,11 @@ def _solved(options: SolveOptions) -> Solution:
 
 
 def _evaluated(options: SolveOptions, chosen: Chosen) -> Solution | None:
-    table = action_table(chosen, options.problem.arrival_rate)
+    table = chosen.action_table(options.problem.arrival_rate)
     if table is None and not options.simulate:
         raise SpecError(f"policy {options.spec!r} is not a function of the queue length: add --simulate N")
     try:
-        return None if table is None else evaluate(options.problem, *table)
+        return None if table is None else evaluate(options.problem, table.batch_size, table.mix)
     except SpecError as error:
         raise SpecError(f"policy {options.spec!r}: {error}") from error
 
@@ -257,7 +256,7 @@ def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
     problem = options.problem
     method = "simulation" if solution is None else "exact" if options.scheme is None else "rvi"
     fields: dict[str, Any] = {
-        "profile": options.profile.name,
+        "profile": options.problem.truncated_profile.name,
         "arrival_rate_hz": problem.arrival_rate,
         "load": problem.arrival_rate / build_model(problem).capacity,
         "w1": problem.w1,
@@ -309,7 +308,7 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
     solutions = [result.solution for result in results if result.solution is not None]
     if output is not None:
         for solution in solutions:
-            check_actions(solution.batch_size, 1, options.profile.max_batch_size)
+            check_actions(solution.batch_size, 1, options.problem.truncated_profile.max_batch_size)
         save_table(table_of(options.problem, solutions, options.bound_entry), output)
     if plot is None:
         return
@@ -382,7 +381,7 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
         checks[routing] = summary = _summary(simulation, options.share_bound)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
     fields = {
-        "profile": options.profile.name,
+        "profile": options.problem.truncated_profile.name,
         "arrival_rate_hz": options.problem.arrival_rate,
         "bound": options.bound_entry,
         "devices": best.devices,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from policies.profile import Profile
 from policies.smdp.choice import BOUNDS, ShareBound, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi
@@ -42,11 +41,6 @@ class SolveOptions:
         needed = self.share_bound is not None and not self.simulate
         simulate = DEFAULT_SIMULATED_REQUESTS if needed else self.simulate
         return replace(self, problem=replace(self.problem, arrival_rate=arrival_rate), simulate=simulate)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile, up to the largest batch."""
-        return self.problem.profile.truncated(self.problem.max_batch_size)
 
     @property
     def share_bound(self) -> ShareBound | None:

@@ -90,12 +90,8 @@ class State:
         rate = self.arrival_rate
         return self.now + 3.0 / rate if rate > 0.0 else inf
 
-    def of(self, kind: Kind) -> "State":
-        """The snapshot restricted to the requests and rates of one kind."""
-        return self.among((kind,))
-
     def by_kind(self) -> Mapping[Kind, "State"]:
-        """The snapshot of each kind present, as `of` gives it, in one pass; kinds with suspended requests first."""
+        """The snapshot restricted to each kind that has requests, by kind; kinds with suspended requests first."""
         waiting, suspended = _by_kind(self.waiting), _by_kind(self.suspended)
         return {
             kind: State(

@@ -58,7 +58,7 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
 
 def depends_on_mean_rate(chosen: Chosen) -> bool:
     """Return whether the policy selects a table by the mean rate, as with a weight w2 in the spec."""
-    return chosen.table is not None and bool(chosen.table.w2) and chosen.name != "file"
+    return chosen.table is not None and bool(chosen.table.w2) and chosen.name != FILE.name
 
 
 def describe_policy(chosen: Chosen) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.rules.traits import control_limit_table
 from policies.smdp.choice import frontier
 from policies.smdp.distributions import DETERMINISTIC
 from policies.smdp.model import Problem, build_model
@@ -68,8 +69,8 @@ def benchmarks(problem: Problem) -> dict[str, Solution]:
     Policies that the problem's batch sizes do not allow, or that are unstable, are omitted.
     """
     model = build_model(problem)
-    tables = {"greedy": _launching_from(model.min_batch_size, model.max_batch_size)}
-    tables |= {f"static {size}": _launching_from(size, size) for size in (8, 16, 32)}
+    tables = {"greedy": control_limit_table(model.min_batch_size, model.max_batch_size).batch_size}
+    tables |= {f"static {size}": control_limit_table(size, size).batch_size for size in (8, 16, 32)}
     possible = {
         name: table
         for name, table in tables.items()
@@ -150,10 +151,6 @@ def distribution_chart(
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right", fontsize="small")
     _plain(axes)
-
-
-def _launching_from(limit: int, most: int) -> tuple[int, ...]:
-    return tuple(0 if n < limit else min(n, most) for n in range(most + 1))
 
 
 def _steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -19,7 +19,6 @@ import numpy as np
 
 from policies.catalog import solved
 from policies.planning.prices import Price
-from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
@@ -80,18 +79,13 @@ class CapacityProblem:
     requests: int
     seed: int
 
-    @property
-    def profile(self) -> Profile:
-        """The profile, up to the largest batch."""
-        return self.problem.profile.truncated(self.problem.max_batch_size)
-
     def per_device(self, devices: int) -> Problem:
-        """Return the problem of one device of this many."""
+        """Return the problem of one of this many devices, which share the arrivals equally."""
         return replace(self.problem, arrival_rate=self.problem.arrival_rate / devices)
 
     def least_cost(self, devices: int) -> float:
         """Return the least cost of this many devices under any policy."""
-        energies = enumerate(self.profile.energies or (), 1)
+        energies = enumerate(self.problem.truncated_profile.energies or (), 1)
         least = min((energy / b for b, energy in energies if b >= self.problem.min_batch_size), default=0.0)
         return self.price.cost(devices, self.problem.arrival_rate * least)
 
@@ -212,11 +206,11 @@ def simulate_fleet(planning: CapacityProblem, candidate: FleetCandidate) -> dict
 def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Router:
     if name == "random":
         return random_routing(stations, [1.0] * len(stations), np.random.default_rng([planning.seed, 5]))
-    return shortest_expected_delay(stations, [{Kind().model: planning.profile}] * len(stations))
+    return shortest_expected_delay(stations, [{Kind().model: planning.problem.truncated_profile}] * len(stations))
 
 
 def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -> Station:
-    profile, solution = planning.profile, candidate.solution
+    profile, solution = planning.problem.truncated_profile, candidate.solution
     rng = np.random.default_rng([planning.seed, 6, index])
     draw = planning.problem.service.sampler(np.array(profile.service_times), rng)
     policy = solved(solution.batch_size, profile, solution.mix).policy

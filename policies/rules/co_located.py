@@ -46,10 +46,9 @@ class CoLocated:
 
     def decide(self, state: State, /) -> Action:
         """One stage of one sub-batch of one model; never waits."""
-        kinds = list(dict.fromkeys(r.kind for r in (*state.suspended, *state.waiting)))
-        own = {kind: state.of(kind) for kind in kinds}
-        claims = {kind: self.rules[kind.model].claim(own[kind]) for kind in kinds}
-        for kind in sorted(kinds, key=lambda k: self.rules[k.model].latest_start(own[k])):
+        own = state.by_kind()
+        claims = {kind: self.rules[kind.model].claim(part) for kind, part in own.items()}
+        for kind in sorted(own, key=lambda k: self.rules[k.model].latest_start(own[k])):
             others = sum((claim for other, claim in claims.items() if other != kind), NO_CLAIM)
             launch = self.rules[kind.model].next_launch(own[kind], others)
             if launch is not None:

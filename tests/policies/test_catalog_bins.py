@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from policies.action_lookup import action_table, queue_length_table
 from policies.catalog import check_spec, choose, combine, solved_again
 from policies.profile import load_profile
 from policies.rules.continuous_batching import ContinuousBatching
@@ -86,8 +85,8 @@ def test_bins_keep_the_learned_sizes_when_the_profile_changes() -> None:
 
 def test_no_table_by_queue_length_describes_bins() -> None:
     chosen = choose("multi-bin:2,max_wait_ms=inf", P4)
-    assert action_table(chosen, 100.0) is None
-    assert queue_length_table(chosen) is None
+    assert chosen.action_table(100.0) is None
+    assert chosen.fixed_action_table() is None
 
 
 @pytest.mark.parametrize(
