@@ -111,7 +111,7 @@ class Simulation:
             )
         chosen = choose(self.spec, profile)
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
-        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
+        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of(alone))
 
 
 def simulate_policy(

@@ -44,13 +44,13 @@ def _build(spec: Spec, profile: Profile) -> ContinuousBatching:
     )
 
 
-JOINING = Rule(
+CONTINUOUS_BATCHING = Rule(
     name="joining",
     build=_build,
     takes_arg=True,
     needs_lengths=True,
     description="Experimental. Continuous batching: between two decode steps finished requests leave the batch and "
-    "waiting ones join it. It pays where a decode step takes longer than launching it; with a very small network it "
-    "does only up to about half load.",
+    "waiting ones join it. It is faster if a decode step takes longer than its launch; with a very small network only "
+    "up to about half load.",
     example="joining",
 )

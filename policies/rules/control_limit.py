@@ -85,7 +85,7 @@ TIMEOUT = Rule(
     name="timeout",
     build=lambda spec, profile: timeout(profile.max_batch_size, spec.number("ARG") / 1e3),
     takes_arg=True,
-    description="Launches a full batch, or a partial batch once the oldest request has waited {arg} ms. The chart is "
-    "of requests that have just arrived.",
+    description="Launches a full batch, or a partial batch once the oldest request has waited {arg} ms. The chart "
+    "shows the actions for requests that have just arrived.",
     example="timeout:20",
 )

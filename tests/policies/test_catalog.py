@@ -82,9 +82,9 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("multi-bin:2,batch_size=8,inner=static:9", r"within 1\.\.8"),
         ("multi-bin:2,edges=even", "'even'; give optimised or equal"),
         ("multi-bin:2,inner=clever", "unknown policy 'clever'"),
-        ("multi-bin:2,inner=lazy", "lazy cannot decide within a bin"),
-        ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot decide within a bin"),
-        ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot decide within a bin"),
+        ("multi-bin:2,inner=lazy", "lazy cannot be used within a bin"),
+        ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot be used within a bin"),
+        ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot be used within a bin"),
         ("joining", "has no lengths"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_rule_decides_within_bins_or_is_an_error_there(rule: Rule) -> None:
     if rule.per_bin:
         check_spec(spec, 8, texts=rule.needs_lengths)
     else:
-        with pytest.raises(SpecError, match="cannot decide within a bin"):
+        with pytest.raises(SpecError, match="cannot be used within a bin"):
             check_spec(spec, 8)
 
 
