@@ -24,8 +24,7 @@ from policies.planning.recommendations import BinningProblem, candidate_row, par
 from policies.profile import load_profile
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.sizing.size_distributions import SIZES
-from policies.smdp.choice import ShareBound, UnreachableError, parse_bound
-from policies.smdp.choice import choose as choose_weight
+from policies.smdp.choice import ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.distributions import NAMES, distribution
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, evaluate, solve

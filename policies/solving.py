@@ -5,8 +5,7 @@ from math import inf, log, sqrt
 
 from policies.profile import Profile
 from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
-from policies.smdp.choice import choose as choose_weight
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table

@@ -24,7 +24,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station
-from policies.smdp.choice import Bound, UnreachableError, choose
+from policies.smdp.choice import Bound, UnreachableError, choose_weight
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution
 from policies.smdp.trial import Trial
@@ -144,7 +144,7 @@ def _check_reachable(planning: CapacityProblem) -> None:
     """Check the bound at a load near 0, where it is easiest to keep."""
     alone = replace(planning.problem, arrival_rate=_IDLE * build_model(planning.problem).capacity)
     try:
-        choose(_fastest_first(alone), planning.bound, planning.mixed)
+        choose_weight(_fastest_first(alone), planning.bound, planning.mixed)
     except UnreachableError as error:
         raise SpecError(f"no number of devices is enough: {error}") from error
 
@@ -170,7 +170,7 @@ def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     problem, price, kept = planning.per_device(devices), planning.price, True
     known = problem.profile.energies is not None
     try:
-        solution = choose(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
+        solution = choose_weight(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses

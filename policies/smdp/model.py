@@ -238,7 +238,7 @@ def _check(problem: Problem) -> None:
     if problem.w2 > 0.0 and problem.profile.energies is None:
         raise SpecError(
             f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "
-            "take w2 = 0, or a profile with energy_j"
+            "give w2 = 0, or a profile with energy_j"
         )
 
 

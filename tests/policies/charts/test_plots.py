@@ -14,7 +14,7 @@ from policies.charts.action_chart import ChartRow, breaking, chart_rows, policy_
 from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
 from policies.charts.plots import plot_policy, plot_table
 from policies.profile import load_profile
-from policies.smdp.choice import MeanBound, choose, frontier
+from policies.smdp.choice import MeanBound, choose_weight, frontier
 from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
@@ -84,7 +84,7 @@ def test_a_chart_of_many_columns_marks_deviations_by_dots(axes: Axes) -> None:
 
 
 def test_a_mix_is_two_rows_with_their_probabilities() -> None:
-    mixed = choose(at(0.3), MeanBound(5.3e-3))
+    mixed = choose_weight(at(0.3), MeanBound(5.3e-3))
     first, second = chart_rows([mixed])
     assert mixed.mix is not None
     assert (first.batch_size, second.batch_size) == (mixed.batch_size, tuple(mixed.mix.batch_size))
