@@ -20,9 +20,8 @@ from policies.smdp.solver import Solution, evaluate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    *("#0072b2", "#d55e00", "#009e73", "#aa3388", "#e69f00", "#56b4e9", "#555555"),
-)
+BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa3388"
+ORANGE, SKY, GREY = "#e69f00", "#56b4e9", "#555555"
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = {"greedy": "^", "static 8": "s", "static 16": "D", "static 32": "p"}
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
