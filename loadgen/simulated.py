@@ -32,8 +32,8 @@ class Simulation:
         model: model name of the requests.
         stages: number of equal stages for a policy that decides by stage; None is the profile's number, else 10.
         sizes: sizes of the requests if they differ; multi-bin policies know them on arrival.
-        others: profiles of the devices beside the first. Each device has its own queue and arrival rate estimate; a
-            request goes to the device with the earliest expected completion.
+        others: profiles of further devices. Each device has its own queue and arrival rate estimate; a request goes to
+            the device with the shortest expected delay.
     """
 
     profile: Profile
@@ -55,11 +55,11 @@ class Simulation:
 
     def records(self, instants: Instants) -> Iterator[Record]:
         """Simulate the same run and yield a record of each request in order of completion."""
-        spent: dict[int, float] = {}  # J by request, up to its current stage
+        energies: dict[int, float] = {}  # J by request, up to its current stage
         for station, service in serve(*self._served(instants)):
             size, energy = len(service.launch.requests), station.energy(service)
             for request in service.launch.requests if energy is not None else ():
-                spent[request.id] = spent.get(request.id, 0.0) + (energy or 0.0) / size
+                energies[request.id] = energies.get(request.id, 0.0) + (energy or 0.0) / size
             for request in service.finished:
                 yield Record(
                     scheduled=request.arrival,
@@ -69,7 +69,7 @@ class Simulation:
                     batch_size=size,
                     waiting=request.started - request.arrival,
                     service=service.finish - request.started,
-                    energy=spent.pop(request.id, None),
+                    energy=energies.pop(request.id, None),
                 )
 
     def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
@@ -78,7 +78,7 @@ class Simulation:
         requests = _requests(chosen[0], instants, self.model)
         if self.sizes is not None:
             devices = [SimulatedTextDevice(self.profile)]
-            requests = _sized(chosen[0], instants, self.model, self.sizes)
+            requests = _requests_of_sizes(chosen[0], instants, self.model, self.sizes)
         stations = [
             Station(_batcher(each, self.model), device.service_time, device.energy)
             for each, device in zip(chosen, devices, strict=True)
@@ -176,7 +176,7 @@ class SimulatedDevice:
 class SimulatedTextDevice:
     """A device for requests of different lengths, which are their payload.
 
-    A batch runs until its longest request is complete, or by iterations.
+    A batch runs until its longest request is complete, or by decode steps.
 
     Attributes:
         profile: profile with lengths.
@@ -206,8 +206,8 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
-def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
-    """Requests with their lengths as payload and number of iterations; the kind follows from the service time alone."""
+def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
+    """Requests with their lengths as payload and number of decode steps; the bin follows from the service time."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []
     for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):
