@@ -70,10 +70,10 @@ def long_truncation(problem: Problem, length: int) -> float:
     short = ShortModel(close(model, tail), length)
     policy = short.extend(np.where(np.arange(tail + 1) >= problem.min_batch_size, np.arange(tail + 1), 0))
     while True:
-        measured = short.measure(policy)
-        better = short.improve(policy, measured, weights)
+        value = short.value_of(policy)
+        better = short.improve(policy, value, weights)
         if np.array_equal(better, policy):
-            return float(measured.average @ weights)
+            return float(value.average @ weights)
         policy = better
 
 

@@ -21,14 +21,15 @@ from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_p
 from loadgen.progress import Progress
 from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
 from loadgen.run_settings import hide_password, run_settings
-from loadgen.schedule import PROCESSES, Schedule, make_schedule
+from loadgen.schedule import ARRIVALS_USAGE, Schedule, make_schedule
 from loadgen.simulated import Simulation
-from loadgen.sizes import LONGEST_REQUEST, WORDS, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
+from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
 from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
 from policies.cpus import available_cpus
 from policies.profile import load_profile
+from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
 INTERRUPTED = 130  # the exit code of a command ended by Ctrl-C
@@ -87,7 +88,8 @@ def generate_load(
     sizes: Annotated[
         str | None,
         typer.Option(
-            help=f"Distribution of request sizes, in tokens for a text model, in s with --simulate longest: {WORDS}."
+            help="Distribution of request sizes, in tokens for a text model, in s with --simulate longest: "
+            f"{SIZES_USAGE}."
         ),
     ] = None,
     size_scale: Annotated[
@@ -106,7 +108,7 @@ def generate_load(
     rate: Annotated[float | None, typer.Option(help="Mean arrival rate, requests/s.")] = None,
     duration: Annotated[float | None, typer.Option(help="Time in which requests arrive, s.")] = None,
     arrivals: Annotated[
-        str, typer.Option(help=f"Arrival process: {PROCESSES}. Rates R are relative to --rate, lengths S in s.")
+        str, typer.Option(help=f"Arrival process: {ARRIVALS_USAGE}. Rates R are relative to --rate, lengths S in s.")
     ] = "poisson",
     seed: Annotated[int, typer.Option(help="Seed of random arrivals and sizes.")] = 0,
     image: Annotated[
@@ -318,7 +320,7 @@ def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> R
 def lateness_warning(results: Iterable[RunResult]) -> str:
     """Warning about requests that the generator sent late; empty if it did not."""
     lag = max((result.report["send_lag_p99_ms"] or 0.0 for result in results), default=0.0)
-    late = f"1 % of the requests were sent {lag:,.0f} ms late or more, which is included in the response times"
+    late = f"1 % of the requests were sent at least {lag:,.0f} ms late, and their response times include this delay"
     return f"generate-load: {late}; give more --processes, or a lower --rate" if lag > MAX_SEND_LAG else ""
 
 

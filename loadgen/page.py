@@ -51,7 +51,7 @@ def render_report_page(
         title=escape(title),
         table=_table(results),
         explanation=escape(explain_cost(objective)),
-        settings="".join(f"<dt>{escape(word)}</dt><dd>{escape(value)}</dd>" for word, value in run.items()),
+        settings="".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in run.items()),
         charts=charts.replace("<", "\\u003c"),  # a "</script>" in a name must not end the script
         plotly=files("plotly").joinpath("package_data", "plotly.min.js").read_text(),
     )
@@ -65,20 +65,20 @@ def _table(results: Sequence[RunResult]) -> str:
     for status in sorted({status for result in results for status in result.report["errors"]}):
         counts += _row(f"not answered: {status}", [result.report["errors"].get(status, 0) for result in results], True)
     rows = []
-    for key, (words, unit) in ROWS.items():
+    for key, (label, unit) in ROWS.items():
         values = [dict[str, Any](result.report)[key] for result in results]
         if any(value is not None for value in values):
-            rows.append(_row(", ".join(filter(None, (words, unit))), values, key in _LESS_IS_BETTER))
+            rows.append(_row(", ".join(filter(None, (label, unit))), values, key in _LESS_IS_BETTER))
     return f"<thead><tr><td></td>{head}</tr></thead><tbody>{counts}{''.join(rows)}</tbody>"
 
 
-def _row(words: str, values: Sequence[float | None], less_is_better: bool) -> str:
+def _row(label: str, values: Sequence[float | None], less_is_better: bool) -> str:
     known = {value for value in values if value is not None}
     best = min(known) if less_is_better and len(known) > 1 else None
     cells = (
         f"<td{' class=best' if value == best and value is not None else ''}>{figure(value)}</td>" for value in values
     )
-    return f"<tr><th scope=row>{escape(words)}</th>{''.join(cells)}</tr>"
+    return f"<tr><th scope=row>{escape(label)}</th>{''.join(cells)}</tr>"
 
 
 def _charts(results: Sequence[RunResult], objective: RunObjective) -> Iterator[dict[str, Any]]:

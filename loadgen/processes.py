@@ -38,23 +38,23 @@ class _Worker:
     pipe: Connection
 
 
-def process_count(words: str, schedule: Schedule, cores: int) -> int:
+def process_count(text: str, schedule: Schedule, cores: int) -> int:
     """Number of processes for a value of --processes.
 
     Args:
-        words: a whole number, or auto: enough for the peak rate, but at most one per core.
+        text: a whole number, or auto: enough for the peak rate, but at most one per core.
         schedule: schedule of the run.
         cores: number of available cores.
 
     Raises:
         SpecError: the value is neither.
     """
-    if words == "auto":
+    if text == "auto":
         busiest = int(np.bincount((schedule.instants / _PEAK_WINDOW).astype(np.int64)).max())
         return min(ceil(busiest / _PEAK_WINDOW / _RATE_PER_PROCESS), cores, MAX_PROCESSES)
-    if not words.isascii() or not words.isdigit() or not 1 <= int(words) <= MAX_PROCESSES:
-        raise SpecError(f"--processes is {words!r}; give a whole number within 1..{MAX_PROCESSES}, or auto")
-    return int(words)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise SpecError(f"--processes is {text!r}; give a whole number within 1..{MAX_PROCESSES}, or auto")
+    return int(text)
 
 
 def run_load_in_processes(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog, count: int) -> bool:

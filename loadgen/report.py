@@ -40,13 +40,7 @@ class Record:
     energy: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The record as one line of the --output file; unknown values are null.
-
-        Returns:
-            scheduled_s, sent_s, finished_s: instants, s after the start of the run; status: HTTP status, or
-            "connection", "timeout" or "interrupted"; response_ms: finished minus scheduled; batch_size: size of its
-            batch; waiting_ms, service_ms: measured by the server; energy_mj: its share of the batch's energy.
-        """
+        """Return the line of the --output file; unknown values are null, response_ms is finished minus scheduled."""
         return {
             "scheduled_s": self.scheduled,
             "sent_s": self.sent,
@@ -81,7 +75,7 @@ class RunObjective:
         return self.w1 * mean_ms + self.w2 * (power or 0.0)
 
 
-PLAIN = RunObjective()
+_NO_OBJECTIVE = RunObjective()
 
 
 class Report(TypedDict):
@@ -162,7 +156,7 @@ def outcome_from_run(run: Run) -> RunOutcome:
     )
 
 
-def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = PLAIN) -> Report:
+def make_report(outcome: RunOutcome, duration: float, objective: RunObjective = _NO_OBJECTIVE) -> Report:
     """Make the report of a run.
 
     Args:

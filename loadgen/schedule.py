@@ -11,7 +11,7 @@ from policies.queue.arrivals import Instants
 from policies.types import SpecError
 
 MAX_REQUESTS = 10_000_000
-PROCESSES = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
+ARRIVALS_USAGE = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class _Demand:
     rng: np.random.Generator
 
 
-def make_schedule(words: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
+def make_schedule(arrival_process: str, rate: float | None, duration: float | None, seed: int) -> Schedule:
     """Make the schedule for the values of the flags.
 
     Args:
-        words: value of --arrivals: a name and, after a colon, its arguments.
+        arrival_process: value of --arrivals: a name and, after a colon, its arguments.
         rate: mean arrival rate, 1/s; may be None for a trace.
         duration: time of arrivals, s; may be None for a trace.
         seed: seed of random arrivals.
@@ -41,7 +41,7 @@ def make_schedule(words: str, rate: float | None, duration: float | None, seed: 
     Raises:
         SpecError: a value is invalid, or there are no arrivals.
     """
-    name, _, rest = words.partition(":")
+    name, _, rest = arrival_process.partition(":")
     _check_positive("--rate", rate)
     _check_positive("--duration", duration)
     if seed < 0:
@@ -50,7 +50,7 @@ def make_schedule(words: str, rate: float | None, duration: float | None, seed: 
         instants = arrivals.trace(rest, rate, duration)
         made = Schedule(instants, duration or float(instants[-1]))
     elif name not in _BUILD:
-        raise SpecError(f"unknown arrivals {words!r}: choose {PROCESSES}")
+        raise SpecError(f"unknown arrivals {arrival_process!r}: choose {ARRIVALS_USAGE}")
     elif rate is None or duration is None:
         raise SpecError(f"arrivals {name!r} need --rate and --duration; only a trace has its own")
     else:

@@ -10,7 +10,6 @@ import numpy as np
 
 from loadgen.report import OK, Record
 from loadgen.sizes import RequestSizes
-from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, combine, in_stages
 from policies.profile import Profile
 from policies.queue import simulator
@@ -33,8 +32,8 @@ class Simulation:
         model: model name of the requests.
         stages: number of equal stages for a policy that decides by stage; None is the profile's number, else 10.
         sizes: sizes of the requests if they differ; multi-bin policies know them on arrival.
-        others: profiles of the devices beside the first. Each device has its own queue and arrival rate estimate; a
-            request goes to the device with the earliest expected completion.
+        others: profiles of further devices. Each device has its own queue and arrival rate estimate; a request goes to
+            the device with the shortest expected delay.
     """
 
     profile: Profile
@@ -56,11 +55,11 @@ class Simulation:
 
     def records(self, instants: Instants) -> Iterator[Record]:
         """Simulate the same run and yield a record of each request in order of completion."""
-        spent: dict[int, float] = {}  # J by request, up to its current stage
+        energies: dict[int, float] = {}  # J by request, up to its current stage
         for station, service in serve(*self._served(instants)):
             size, energy = len(service.launch.requests), station.energy(service)
             for request in service.launch.requests if energy is not None else ():
-                spent[request.id] = spent.get(request.id, 0.0) + (energy or 0.0) / size
+                energies[request.id] = energies.get(request.id, 0.0) + (energy or 0.0) / size
             for request in service.finished:
                 yield Record(
                     scheduled=request.arrival,
@@ -70,7 +69,7 @@ class Simulation:
                     batch_size=size,
                     waiting=request.started - request.arrival,
                     service=service.finish - request.started,
-                    energy=spent.pop(request.id, None),
+                    energy=energies.pop(request.id, None),
                 )
 
     def _served(self, instants: Instants) -> tuple[list[Station], list[Request], Router]:
@@ -79,7 +78,7 @@ class Simulation:
         requests = _requests(chosen[0], instants, self.model)
         if self.sizes is not None:
             devices = [SimulatedTextDevice(self.profile)]
-            requests = _sized(chosen[0], instants, self.model, self.sizes)
+            requests = _requests_of_sizes(chosen[0], instants, self.model, self.sizes)
         stations = [
             Station(_batcher(each, self.model), device.service_time, device.energy)
             for each, device in zip(chosen, devices, strict=True)
@@ -102,17 +101,17 @@ class Simulation:
     def _chosen(self, profile: Profile) -> Chosen:
         if self.sizes is None:
             return choose(self.spec, in_stages(self.spec, profile, self.stages))
-        if profile.lengths is None:
+        if not profile.varies_by_length:
             name = profile.name
             raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
         if self.stages is not None:
             raise SpecError(
-                f"--stages {self.stages} is for requests of equal size; leave it out: with --sizes a stage is an "
-                "iteration"
+                f"--stages {self.stages} is for requests of equal size: with --sizes a stage is a decode step; leave "
+                "--stages out"
             )
         chosen = choose(self.spec, profile)
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
-        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing(alone))
+        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of(alone))
 
 
 def simulate_policy(
@@ -130,7 +129,7 @@ def simulate_policy(
         service_time: draws the service time of a batch of b, s; None takes the profile's means.
     """
     profile = chosen.profile
-    drawn, table = service_time or profile.service_time, queue_length_table(chosen)
+    drawn, table = service_time or profile.service_time, chosen.fixed_action_table()
     if table is not None:
         return simulate_table(table, ServiceModel(drawn, profile.max_batch_size, profile.energies), instants)
     device, requests = SimulatedDevice(profile, drawn), _requests(chosen, instants, model)
@@ -177,7 +176,7 @@ class SimulatedDevice:
 class SimulatedTextDevice:
     """A device for requests of different lengths, which are their payload.
 
-    A batch runs until its longest request is complete, or by iterations.
+    A batch runs until its longest request is complete, or by decode steps.
 
     Attributes:
         profile: profile with lengths.
@@ -207,8 +206,8 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
     return [Request(i, t, kind, t + slo, size=alone, stages=stages) for i, t in enumerate(instants.tolist())]
 
 
-def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
-    """Requests with their lengths as payload and number of iterations; the kind follows from the service time alone."""
+def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
+    """Requests with their lengths as payload and number of decode steps; the bin follows from the service time."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []
     for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):
@@ -222,4 +221,5 @@ def _sized(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) 
 
 def _batcher(chosen: Chosen, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
-    return Batcher(policy, {model: chosen.profile.max_batch_size}, monitor, (model,) if chosen.profile.lengths else ())
+    largest, stepwise = chosen.profile.max_batch_size, (model,) if chosen.profile.varies_by_length else ()
+    return Batcher(policy, {model: largest}, monitor, stepwise)

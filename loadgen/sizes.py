@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 from policies.catalog import parse_spec
 from policies.profile import Profile, load_profile
 from policies.queue import arrivals
-from policies.sizing.size_distributions import parse_sizes
+from policies.sizing.size_distributions import LONGEST_REQUEST, LONGEST_REQUEST_BATCH, parse_sizes
 from policies.types import SpecError
 
-LONGEST_REQUEST = "longest"
-_DEFAULT_MAX_BATCH_SIZE = 128  # the Multi-Bin Batching paper's
-WORDS = "uniform:LO:HI, exponential:MEAN or, of an --arrivals trace, trace:COLUMN"
+SIZES_USAGE = "uniform:LO:HI, exponential:MEAN or, of an --arrivals trace, trace:COLUMN"
 
 
 @dataclass(frozen=True)
@@ -32,23 +30,23 @@ class RequestSizes:
     seed: int = 0
 
 
-def draw_request_lengths(words: str, arrivals_words: str, number: int, seed: int) -> NDArray[np.float64]:
+def draw_request_lengths(sizes: str, arrival_process: str, number: int, seed: int) -> NDArray[np.float64]:
     """Draw a length for each arrival, reproducible by the seed.
 
     Args:
-        words: value of --sizes.
-        arrivals_words: value of --arrivals, whose trace trace:COLUMN reads.
+        sizes: value of --sizes.
+        arrival_process: value of --arrivals, whose trace trace:COLUMN reads.
         number: number of arrivals; a trace's first rows are taken.
         seed: seed of random lengths.
 
     Raises:
         SpecError: a value is invalid.
     """
-    name, _, column = words.partition(":")
-    process, _, path = arrivals_words.partition(":")
+    name, _, column = sizes.partition(":")
+    process, _, path = arrival_process.partition(":")
     if name == process == "trace" and ":" not in column:
         return arrivals.trace_column(path, column)[:number]
-    return parse_sizes(words)(number, np.random.default_rng([seed, 2]))
+    return parse_sizes(sizes)(number, np.random.default_rng([seed, 2]))
 
 
 def whole_tokens(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -67,9 +65,9 @@ def simulated_profile(name: str, sizes: RequestSizes | None, specs: Sequence[str
     if name != LONGEST_REQUEST:
         return load_profile(name)
     if sizes is None:
-        raise SpecError(f"a batch of {LONGEST_REQUEST} takes as long as its longest request: add --sizes {WORDS}")
+        raise SpecError(f"a batch of {LONGEST_REQUEST} takes as long as its longest request: add --sizes {SIZES_USAGE}")
     known = [b for b in map(_batch_size, specs) if b is not None]
-    return longest_request_profile(sizes.lengths, max(known, default=_DEFAULT_MAX_BATCH_SIZE))
+    return longest_request_profile(sizes.lengths, max(known, default=LONGEST_REQUEST_BATCH))
 
 
 def _batch_size(text: str) -> int | None:

@@ -51,9 +51,9 @@ def report_table(content: Report) -> Table:
     for status, count in content["errors"].items():
         grid.add_row(f"not answered: {status}", str(count), "")
     values: Mapping[str, Any] = {**content}
-    for key, (words, unit) in ROWS.items():
+    for key, (label, unit) in ROWS.items():
         if values[key] is not None:
-            grid.add_row(words, figure(values[key]), unit)
+            grid.add_row(label, figure(values[key]), unit)
     return grid
 
 

@@ -1,4 +1,4 @@
-"""The policy rules by name, and the way from a spec, NAME[:ARG][,KEY=VALUE]..., to a policy, its monitor and its SLO.
+"""The policy rules by name; a spec, NAME[:ARG][,KEY=VALUE]..., gives a policy, its monitor and its SLO.
 
 A new rule is one file in rules/ and one entry in `CATALOG`.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor
 from policies.rules.catch_up import CATCH_UP
-from policies.rules.co_located import CoLocated, StagePolicy
-from policies.rules.continuous_batching import JOINING
+from policies.rules.co_located import CoLocated, PreemptivePolicy
+from policies.rules.continuous_batching import CONTINUOUS_BATCHING
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
 from policies.rules.finish_suspended import FinishSuspended
@@ -23,9 +23,9 @@ from policies.rules.maximum_wait import MaximumWait
 from policies.rules.multi_bin import MULTI_BIN, Bins
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RATE_MATCHING, RATE_MATCHING_LITERAL
-from policies.rules.rule import Division, Rule, SolvedPolicy
+from policies.rules.rule import BinnedPolicy, Rule, SolvedPolicy
 from policies.rules.solved_table import AUTO, FILE, SMDP
-from policies.rules.traits import StepPolicy
+from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, table_of
@@ -34,7 +34,7 @@ from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
-_STAGES = 10  # in simulations where neither the profile nor a flag says how many
+_DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
     rule.name: rule
@@ -50,7 +50,7 @@ CATALOG: Mapping[str, Rule] = {
         LAZY,
         CATCH_UP,
         MULTI_BIN,
-        JOINING,
+        CONTINUOUS_BATCHING,
         AUTO,
     )
 }
@@ -67,10 +67,10 @@ class Chosen:
         profile: of the model on its device; its largest size is the largest batch.
         policy: bounded by the maximum wait.
         monitor: measures the arrival rate as the policy needs it.
-        slo: promised response time, s; inf where the spec names none.
-        table: the solved table, where there is one for all requests.
-        bins: give requests their kinds, where requests of different size do not share a batch.
-        defaults: values filled in for keys that the spec leaves open; the policy is chosen again with the same ones.
+        slo: response time objective, s; inf if the spec has none.
+        table: the solved table; None if the policy has none, or one for each bin.
+        bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
+        defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
     """
 
     spec: str
@@ -89,10 +89,27 @@ class Chosen:
         return Kind(model) if self.bins is None else self.bins.kind(model, size)
 
     def arriving(self, model: str, size: float) -> Kind:
-        """The kind of a request that arrives now; the bins learn from its size."""
+        """Return the kind of an arriving request and record its size, s, in the bins."""
         if self.bins is not None:
             self.bins.learn(size)
         return self.kind(model, size)
+
+    def action_table(self, arrival_rate: float | None) -> ActionTable | None:
+        """Return the actions by queue length at this rate, 1/s, or before a rate is measured (None).
+
+        Returns None if the action also depends on waiting times, deadlines or sizes.
+        """
+        if self.bins is not None or not isinstance(self.policy, QueueLengthPolicy):
+            return None
+        return self.policy.action_table(arrival_rate)
+
+    def fixed_action_table(self) -> ActionTable | None:
+        """Return the actions by queue length; None if they also depend on the measured rate or on anything else."""
+        policy = self.policy
+        if isinstance(policy, QueueLengthPolicy) and policy.depends_on_rate and not isinstance(self.monitor, NoMonitor):
+            return None
+        table = self.action_table(None)
+        return None if table is None or table.max_batch_size > self.profile.max_batch_size else table
 
 
 def parse_spec(text: str) -> Spec:
@@ -108,14 +125,14 @@ def parse_spec(text: str) -> Spec:
     spec = Spec(text, name, arg, {key.strip(): value.strip() for key, _, value in pairs})
     if len(spec.parameters) < len(pairs):
         raise SpecError(f"policy {text!r} gives a key twice; give it once")
-    _check(spec)
+    _check_keys(spec)
     return spec
 
 
 def choose(
     text: str, profile: Profile, defaults: Mapping[str, str] | None = None, max_wait: float = MAX_WAIT
 ) -> Chosen:
-    """The policy that a spec names, on a device with this profile.
+    """Return the policy that a spec names, for a device with this profile.
 
     Args:
         text: NAME[:ARG][,KEY=VALUE]... or FILE.json.
@@ -124,16 +141,16 @@ def choose(
         max_wait: maximum wait, s, where the spec leaves it open.
 
     Raises:
-        SpecError: the spec cannot be used; says why and what to do.
+        SpecError: the spec is malformed, or cannot be used with this profile.
     """
     spec = _with_defaults(parse_spec(text), defaults or {}, max_wait)
     return _chosen(spec, profile, rule_of(spec.name).build(spec, profile))
 
 
-def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | Division) -> Chosen:
+def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedPolicy) -> Chosen:
     rule = rule_of(spec.name)
-    if isinstance(built, Division):
-        return _divided(spec, rule, profile, built)
+    if isinstance(built, BinnedPolicy):
+        return _binned(spec, rule, profile, built)
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
     return Chosen(
         spec=spec.text,
@@ -148,10 +165,10 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | Divisio
     )
 
 
-def _divided(spec: Spec, rule: Rule, profile: Profile, division: Division) -> Chosen:
-    """The inner policy for smaller batches; each bin's rate is measured from a fraction of the arrivals."""
-    _check_inner(spec, division)
-    inner = choose(division.inner, profile.truncated(division.batch_size), spec.defaults)
+def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Chosen:
+    """Choose the policy within a bin; its monitor is slower, because a bin has only a fraction of the arrivals."""
+    _check_inner(spec, built)
+    inner = choose(built.inner, profile.truncated(built.batch_size), spec.defaults)
     forgets = isinstance(inner.monitor, ForgettingMonitor)
     return replace(
         inner,
@@ -159,21 +176,21 @@ def _divided(spec: Spec, rule: Rule, profile: Profile, division: Division) -> Ch
         name=rule.name,
         parameters=_parameters(spec),
         profile=profile,
-        monitor=ForgettingMonitor(division.bins * rate_time_constant(profile)) if forgets else inner.monitor,
+        monitor=ForgettingMonitor(built.bins * rate_time_constant(profile)) if forgets else inner.monitor,
         table=None,
-        bins=Bins(division.bins, division.cut),
+        bins=Bins(built.bins, built.find_edges),
         defaults=spec.defaults,
     )
 
 
-def _check_inner(spec: Spec, division: Division) -> None:
-    name = split_name(division.inner)[0]
+def _check_inner(spec: Spec, built: BinnedPolicy) -> None:
+    name = split_name(built.inner)[0]
     if not rule_of(name).per_bin:
-        raise SpecError(f"policy {spec.text!r}: {name} cannot decide within a bin; name another inner policy, no file")
+        raise SpecError(f"policy {spec.text!r}: {name} cannot be used within a bin; give another inner policy")
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of this name, or the one for policy files.
+    """Return the rule of this name, or the one for policy files.
 
     Raises:
         SpecError: there is no such rule.
@@ -185,10 +202,16 @@ def rule_of(name: str) -> Rule:
 
 
 def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None, texts: bool = False) -> None:
-    """Check whether a spec can be used, for texts or for images, as far as possible without a measured profile.
+    """Check a spec as far as possible without a measured profile.
+
+    Args:
+        text: the spec.
+        max_batch_size: largest batch.
+        defaults: values for keys that the spec leaves open.
+        texts: whether the model is one of texts, whose service time varies by length.
 
     Raises:
-        SpecError: it cannot.
+        SpecError: the spec cannot be used.
     """
     spec = _with_defaults(parse_spec(text), defaults or {}, MAX_WAIT)
     rule = rule_of(spec.name)
@@ -201,7 +224,7 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
     if texts:
         profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in any_times))
     built = rule.build(spec, profile)
-    if isinstance(built, Division):
+    if isinstance(built, BinnedPolicy):
         _check_inner(spec, built)
         check_spec(built.inner, built.batch_size, defaults, texts)
     else:
@@ -209,33 +232,30 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
 
 
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
-    """The same spec on another profile.
+    """Return the policy of the same spec for another profile.
 
-    A file's table is kept, unless it launches more than the profile now has. A percentile is not searched again: each
-    load takes the weight of the row that had it, times `factor`, which an objective then adjusts by the response times
-    that clients see. All other policies are chosen again.
+    The table of a policy file is kept. With a bound on a percentile, each load is solved with the weight of its former
+    row times `factor`, which takes no simulation; the objective controller adjusts `factor` by the measured response
+    times. All other policies are chosen again.
 
     Raises:
-        SpecError: the spec, or the file, cannot be used with this profile.
+        SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
     """
+
+    def bounded(table: PolicyTable) -> Policy:
+        return _bounded(table_policy(table, profile), profile, float(chosen.parameters["max_wait_ms"]) / 1e3)
+
     before = chosen.table
     if chosen.name == FILE.name and before is not None:
-        max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
-        return replace(chosen, profile=profile, policy=_bounded(table_policy(before, profile), profile, max_wait))
+        return replace(chosen, profile=profile, policy=bounded(before))
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
-        return replace(again, bins=chosen.bins)  # they have learned the sizes
+        return replace(again, bins=chosen.bins)  # keeps the learned edges
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
-    max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
-    return replace(
-        chosen,
-        profile=profile,
-        policy=_bounded(table_policy(table, profile), profile, max_wait),
-        table=table,
-        monitor=ForgettingMonitor(rate_time_constant(profile)),
-    )
+    monitor = ForgettingMonitor(rate_time_constant(profile))
+    return replace(chosen, profile=profile, policy=bounded(table), table=table, monitor=monitor)
 
 
 def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
@@ -245,18 +265,21 @@ def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
 
 
 def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
-    """One policy and one monitor for a device that serves these models; models by stages share one policy."""
+    """Return one policy and one monitor for a device that serves these models.
+
+    Models whose policies preempt between stages share one CoLocated policy.
+    """
     largest = Drain({model: choice.profile.max_batch_size for model, choice in chosen.items()}, "policy")
-    by_stage = {model: choice.policy for model, choice in chosen.items() if isinstance(choice.policy, StagePolicy)}
+    by_stage = {model: choice.policy for model, choice in chosen.items() if isinstance(choice.policy, PreemptivePolicy)}
     shared = CoLocated(by_stage)
     policies = {
         model: shared if model in by_stage else _finishing(choice.policy, largest) for model, choice in chosen.items()
     }
     if len(chosen) == 1:
-        only = next(iter(chosen.values()))
+        ((model, only),) = chosen.items()
         if only.bins is not None:
             return PerKind(policies), only.monitor
-        return only.policy if by_stage else policies.popitem()[1], only.monitor
+        return only.policy if by_stage else policies[model], only.monitor
     monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
     return shared if len(by_stage) == len(chosen) else PerKind(policies, frozenset(by_stage)), monitor
 
@@ -266,17 +289,18 @@ def _finishing(policy: Policy, largest: Drain) -> Policy:
 
 
 def in_stages(text: str, profile: Profile, stages: int | None = None) -> Profile:
-    """The profile to simulate a spec with, for requests without lengths: by stages, where the policy decides by them.
+    """Return the profile to simulate a spec with, without lengths, and with stages if the policy decides between them.
 
     Args:
         text: the spec.
-        profile: of the device.
-        stages: number of equal stages, which replace measured ones; None: as measured, else 10.
+        profile: profile of the device.
+        stages: number of equal stages, which replace measured ones; None: the measured stages, else 10 equal ones.
     """
-    profile = replace(profile, lengths=None, length_service_times=None) if profile.lengths is not None else profile
+    if profile.varies_by_length:
+        profile = profile.without_lengths()
     if stages is not None:
         return profile.in_stages(stages)
-    return profile.in_stages(_STAGES) if by_stages(text) and profile.stage_service_times is None else profile
+    return profile.in_stages(_DEFAULT_STAGES) if by_stages(text) and profile.stage_service_times is None else profile
 
 
 def by_stages(text: str) -> bool:
@@ -289,27 +313,27 @@ def by_stages(text: str) -> bool:
 
 
 def rate_time_constant(profile: Profile) -> float:
-    """Time constant of the rate's measurement, s.
+    """Return the time constant of the measurement of the arrival rate, s.
 
-    Twice the longest service time: the queue's state depends on the arrivals during a few services, not on older ones.
-    And at least the time to serve 64 requests at full speed, which is longer where the largest batch is below 32: fewer
-    arrivals make a noisy estimate, which costs response time at a steady rate.
+    It is twice the longest service time, because the state of the queue depends on the arrivals during a few services.
+    It is at least the time to serve 64 requests at the highest throughput, which is longer if the largest batch is
+    below 32. An estimate from fewer arrivals is noisy, which increases response times at a steady rate.
     """
     return max(2 * profile.service_times[-1], 64 / profile.capacity)
 
 
 def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) -> Chosen:
-    """One solved table, or a mix of two, without following the rate and without a maximum wait."""
+    """Return the policy of one table of actions, or a mix of two, at any rate and without a maximum wait."""
     policy = lookup([ActionRow(1.0, batch_size, mix)], profile.max_batch_size)
     return Chosen(SMDP.name, SMDP.name, {}, profile, policy, NoMonitor())
 
 
 def names_file(text: str) -> bool:
-    """Whether a spec is a FILE.json, to be read from the server's disk."""
+    """Whether a spec is a FILE.json on the server's disk."""
     return is_file(split_name(text)[0])
 
 
-def _check(spec: Spec) -> None:
+def _check_keys(spec: Spec) -> None:
     rule = rule_of(spec.name)
     if spec.arg is not None and not rule.takes_arg:
         raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; write KEY=VALUE")
@@ -324,7 +348,8 @@ def _with_defaults(spec: Spec, defaults: Mapping[str, str], max_wait: float) -> 
     filling = {key: value for key, value in defaults.items() if key in keys}
     for key, value in filling.items():
         if key in spec.parameters and spec.number(key) != float(value):
-            raise SpecError(f"policy {spec.text!r} has {key}={spec.parameters[key]}, the flag {value}; give one")
+            flag = f"--{key.replace('_', '-')}"
+            raise SpecError(f"policy {spec.text!r} has {key}={spec.parameters[key]}, but {flag} is {value}; give one")
     filled = {"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters}
     return replace(spec, parameters=filled, defaults=defaults)
 

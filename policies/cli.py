@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.action_lookup import action_table
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command import check_files, run
@@ -24,9 +23,8 @@ from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.profile import load_profile
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.sizing.size_distributions import SIZES
-from policies.smdp.choice import ShareBound, UnreachableError, parse_bound
-from policies.smdp.choice import choose as choose_weight
+from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
+from policies.smdp.choice import ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.distributions import NAMES, distribution
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, evaluate, solve
@@ -44,11 +42,17 @@ from policies.solve_options import (
 )
 from policies.types import SpecError
 
-_SHOWN = 10  # candidates printed with a recommendation
 app = typer.Typer(add_completion=False)
-_EXACT = (
-    *("average_cost", "mean_response_time_ms", "mean_power_w", "energy_per_request_mj", "mean_batch_size"),
-    *("batch_size", "iterations"),
+
+_MAX_SHOWN = 10  # candidates printed with a recommendation
+_EXACT_KEYS = (  # null in the JSON object of a policy that is only simulated
+    "average_cost",
+    "mean_response_time_ms",
+    "mean_power_w",
+    "energy_per_request_mj",
+    "mean_batch_size",
+    "batch_size",
+    "iterations",
 )
 
 
@@ -73,87 +77,88 @@ class _Result:
 def solve_policy(
     context: typer.Context,
     profile: Annotated[
-        str, typer.Argument(help="name of a shipped profile, or path of a profile file; with --sizes also: longest")
+        str, typer.Argument(help="Name of a shipped profile, or path of a profile file; with --sizes also longest.")
     ],
-    arrival_rate: Annotated[float | None, typer.Option(help="arrival rate in requests per second")] = None,
+    arrival_rate: Annotated[float | None, typer.Option(help="Arrival rate in requests per second.")] = None,
     load: Annotated[
-        float | None, typer.Option(help="load: arrival rate over the largest service rate, between 0 and 1")
+        float | None, typer.Option(help="Load: arrival rate over the largest service rate, between 0 and 1.")
     ] = None,
-    w1: Annotated[float, typer.Option(help="weight of the mean response time in the cost, per ms")] = 1.0,
-    w2: Annotated[float | None, typer.Option(help="weight of the mean power in the cost, per W [default: 0]")] = None,
+    w1: Annotated[float, typer.Option(help="Weight of the mean response time in the cost, per ms.")] = 1.0,
+    w2: Annotated[float | None, typer.Option(help="Weight of the mean power in the cost, per W (default: 0).")] = None,
     slo_mean_ms: Annotated[
-        float | None, typer.Option(help="minimise power within this mean response time in ms")
+        float | None, typer.Option(help="Minimise power within this mean response time in ms.")
     ] = None,
     slo_p95_ms: Annotated[
-        float | None, typer.Option(help="minimise power within this 95th percentile of the response time in ms")
+        float | None, typer.Option(help="Minimise power within this 95th percentile of the response time in ms.")
     ] = None,
     slo_share: Annotated[
-        str | None, typer.Option(help="MS:SHARE, minimise power with this share of the requests answered within MS ms")
+        str | None, typer.Option(help="MS:SHARE: minimise power with this share of the requests answered within MS ms.")
     ] = None,
     power_cap_w: Annotated[
-        float | None, typer.Option(help="minimise the mean response time within this mean power in W")
+        float | None, typer.Option(help="Minimise the mean response time within this mean power in W.")
     ] = None,
     no_mix: Annotated[
-        bool, typer.Option("--no-mix", help="meet the bound with one table instead of a mix of two")
+        bool, typer.Option("--no-mix", help="Meet the bound with one table instead of a mix of two.")
     ] = False,
-    min_batch_size: Annotated[int, typer.Option(help="smallest batch size, in requests")] = 1,
+    min_batch_size: Annotated[int, typer.Option(help="Smallest batch size, in requests.")] = 1,
     max_batch_size: Annotated[
-        int | None, typer.Option(help="largest batch size, in requests [default: the profile's]")
+        int | None, typer.Option(help="Largest batch size, in requests (default: the profile's).")
     ] = None,
     service_distribution: Annotated[
-        str, typer.Option(help=f"distribution of the service times: {NAMES}")
+        str, typer.Option(help=f"Distribution of the service times: {NAMES}.")
     ] = "deterministic",
     evaluate_: Annotated[
-        str | None, typer.Option("--evaluate", help="evaluate this policy spec instead of solving")
+        str | None, typer.Option("--evaluate", help="Evaluate this policy spec instead of solving.")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="exact, or rvi (relative value iteration on a truncated queue, as in the papers)")
+        str,
+        typer.Option(help="Method: exact, or rvi (the papers' relative value iteration on a truncated queue)."),
     ] = "exact",
     overflow_cost: Annotated[
-        float | None, typer.Option(help="overflow cost c_o of rvi, in the unit of the cost [default: 100]")
+        float | None, typer.Option(help="Overflow cost c_o of rvi, in the unit of the cost (default: 100).")
     ] = None,
     max_queue_length: Annotated[
-        int | None, typer.Option(help="maximum queue length s_max of rvi, in requests [default: chosen automatically]")
+        int | None, typer.Option(help="Maximum queue length s_max of rvi, in requests (default: chosen automatically).")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="span at which rvi stops, in the unit of the cost [default: 0.01]")
+        float | None, typer.Option(help="Span at which rvi stops, in the unit of the cost (default: 0.01).")
     ] = None,
     max_iterations: Annotated[
-        int | None, typer.Option(help="maximum number of iterations of rvi [default: 10000]")
+        int | None, typer.Option(help="Maximum number of iterations of rvi (default: 10000).")
     ] = None,
-    simulate: Annotated[int, typer.Option(help="number of requests to simulate in addition; 0 for none")] = 0,
-    seed: Annotated[int, typer.Option(help="random seed of the simulated arrivals")] = 0,
-    rates: Annotated[str | None, typer.Option(help="LO:HI:N, solve for N equally spaced loads from LO to HI")] = None,
+    simulate: Annotated[int, typer.Option(help="Number of requests to simulate in addition; 0 for none.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the simulated arrivals.")] = 0,
+    rates: Annotated[str | None, typer.Option(help="LO:HI:N: solve for N equally spaced loads from LO to HI.")] = None,
     sizes: Annotated[
         str | None,
         typer.Option(
-            help=f"recommend bins and a batch size for this distribution of request sizes: {SIZES}; in tokens, "
-            "with longest in seconds"
+            help=f"Recommend bins and a batch size for this distribution of request sizes: {SIZES_USAGE}; in tokens, "
+            "with longest in s."
         ),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="find the number of devices of least cost that keeps the bound")
+        bool, typer.Option("--plan", help="Find the number of devices of least cost that keeps the bound.")
     ] = False,
-    device_price: Annotated[float | None, typer.Option(help="with --plan: price of a device per hour")] = None,
+    device_price: Annotated[float | None, typer.Option(help="With --plan: price of a device per hour.")] = None,
     idle_power_w: Annotated[
-        float | None, typer.Option(help="with --plan: power of an idle device in W [default: the profile's, if known]")
+        float | None, typer.Option(help="With --plan: power of an idle device in W (default: the profile's, if known).")
     ] = None,
-    power_price: Annotated[float | None, typer.Option(help="with --plan: price of a kWh")] = None,
-    output: Annotated[Path | None, typer.Option(help="write the solved policy to this file")] = None,
-    plot: Annotated[Path | None, typer.Option(help="write charts to this file (.png, .pdf, .svg)")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as one JSON object")] = False,
+    power_price: Annotated[float | None, typer.Option(help="With --plan: price of a kWh.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the solved policy to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write charts to this file (.png, .pdf, .svg).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
-    if sizes is not None or profile == "longest":
-        binning = parse_problem(profile, sizes, _given(context), (arrival_rate, max_batch_size, seed))
+    if sizes is not None or profile == LONGEST_REQUEST:
+        binning = parse_problem(profile, sizes, _given_parameters(context), arrival_rate, max_batch_size, seed)
         _recommend(binning, slo_mean_ms, as_json)
         return
-    prices.check_flags(_given(context), plan)
+    prices.check_flags(_given_parameters(context), plan)
     device, price = prices.priced(load_profile(profile), device_price, idle_power_w, power_price)
     check_files(output, plot)
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
-    scheme = scheme_of(method, (overflow_cost, max_queue_length, epsilon, max_iterations))
+    scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
     bound = bound_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
     options = SolveOptions(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
     check_options(options, output is not None)
@@ -202,7 +207,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
 
     If no policy keeps the bound, the nearest one becomes the row of a table; outside a table this is an error.
     """
-    problem, profile = options.problem, options.profile
+    problem, profile = options.problem, options.problem.truncated_profile
     began = perf_counter()
     chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, profile), max_wait=inf)
     kept = True
@@ -232,7 +237,7 @@ def _report_missed_bounds(results: Sequence[_Result]) -> None:
         return
     message = f"no policy keeps the bound at load {', '.join(missed)}"
     reject_if(len(missed) == len(results), f"{message}: relax the bound, or lower the loads")
-    print(f"solve-policy: {message}: the row has the nearest policy", file=sys.stderr)
+    print(f"solve-policy: {message}; each such row has the nearest policy", file=sys.stderr)
 
 
 def _solved(options: SolveOptions) -> Solution:
@@ -244,11 +249,11 @@ def _solved(options: SolveOptions) -> Solution:
 
 
 def _evaluated(options: SolveOptions, chosen: Chosen) -> Solution | None:
-    table = action_table(chosen, options.problem.arrival_rate)
+    table = chosen.action_table(options.problem.arrival_rate)
     if table is None and not options.simulate:
         raise SpecError(f"policy {options.spec!r} is not a function of the queue length: add --simulate N")
     try:
-        return None if table is None else evaluate(options.problem, *table)
+        return None if table is None else evaluate(options.problem, table.batch_size, table.mix)
     except SpecError as error:
         raise SpecError(f"policy {options.spec!r}: {error}") from error
 
@@ -257,7 +262,7 @@ def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
     problem = options.problem
     method = "simulation" if solution is None else "exact" if options.scheme is None else "rvi"
     fields: dict[str, Any] = {
-        "profile": options.profile.name,
+        "profile": options.problem.truncated_profile.name,
         "arrival_rate_hz": problem.arrival_rate,
         "load": problem.arrival_rate / build_model(problem).capacity,
         "w1": problem.w1,
@@ -267,7 +272,7 @@ def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
     if options.bound is not None:
         fields["bound"] = options.bound_entry
     if solution is None:
-        return fields | dict.fromkeys(_EXACT)
+        return fields | dict.fromkeys(_EXACT_KEYS)
     energy = solution.energy_per_request
     averages = (
         solution.gain,
@@ -278,7 +283,7 @@ def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
         list(solution.batch_size),
         solution.iterations,
     )
-    fields |= dict(zip(_EXACT, averages, strict=True))
+    fields |= dict(zip(_EXACT_KEYS, averages, strict=True))
     if solution.mix is not None:
         fields["mix"] = {"probability": solution.mix.probability, "batch_size": list(solution.mix.batch_size)}
     if solution.overflow_cost_share is not None:
@@ -309,7 +314,7 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
     solutions = [result.solution for result in results if result.solution is not None]
     if output is not None:
         for solution in solutions:
-            check_actions(solution.batch_size, 1, options.profile.max_batch_size)
+            check_actions(solution.batch_size, 1, options.problem.truncated_profile.max_batch_size)
         save_table(table_of(options.problem, solutions, options.bound_entry), output)
     if plot is None:
         return
@@ -343,7 +348,8 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def _given(context: typer.Context) -> list[str]:
+def _given_parameters(context: typer.Context) -> list[str]:
+    """Return the names of the parameters that the command line sets."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
@@ -359,7 +365,7 @@ def _recommend(binning: BinningProblem, slo_mean_ms: float | None, as_json: bool
         return
     print(f"recommended: {rows[0]['policy']}")
     table = Table("bins", "batch size", "most, 1/s", "load", "least, ms", "mean, ms", "±", "kept", box=None)
-    for row in rows[:_SHOWN]:
+    for row in rows[:_MAX_SHOWN]:
         times = (f"{row[key]:.4g}" for key in ("least_response_time_ms", "mean_response_time_ms", "standard_error_ms"))
         kept = {True: "yes", False: "no", None: "-"}[row["bound_kept"]]
         table.add_row(
@@ -372,17 +378,17 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
     assert options.bound is not None  # checked by `prices.check_flags`
     bound = parse_bound(*options.bound, max(options.simulate, DEFAULT_SIMULATED_REQUESTS), options.seed)
     requests = options.simulate or DEFAULT_SIMULATED_REQUESTS
-    capacity = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed)
+    planning = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed)
     with _print_warnings():
-        plan = devices.plan_capacity(capacity)
-    best, checks = plan.best, {}
+        plan = devices.plan_capacity(planning)
+    best, simulated_by_routing = plan.best, {}
     if output is not None:
-        save_table(table_of(capacity.per_device(best.devices), [best.solution], options.bound_entry), output)
-    for routing, simulation in devices.simulate_fleet(capacity, best).items():
-        checks[routing] = summary = _summary(simulation, options.share_bound)
+        save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
+    for routing, simulation in devices.simulate_fleet(planning, best).items():
+        simulated_by_routing[routing] = summary = _summary(simulation, options.share_bound)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
     fields = {
-        "profile": options.profile.name,
+        "profile": options.problem.truncated_profile.name,
         "arrival_rate_hz": options.problem.arrival_rate,
         "bound": options.bound_entry,
         "devices": best.devices,
@@ -390,7 +396,7 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
         "cost_unit": price.unit,
         "candidates": [devices.candidate_row(each) for each in plan.candidates],
         "beyond": {"devices": plan.beyond, "least_cost": plan.least_beyond},
-        "simulated": checks,
+        "simulated": simulated_by_routing,
     }
     if as_json:
         print(json.dumps(fields))

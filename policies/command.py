@@ -1,4 +1,4 @@
-"""What the commands share: they report an error as one line on stderr and exit with code 2."""
+"""The main function of the commands, which reports an error as one line and exit code 2, and a check of their files."""
 
 import sys
 from pathlib import Path

@@ -5,10 +5,10 @@ from math import ceil
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def available_cpus(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
+def available_cpus(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
     """Return the number of processors that this process may keep busy, at least 1.
 
     `os.cpu_count` and the affinity do not include the quota of a container (`docker run --cpus 2`, a Kubernetes
@@ -34,12 +34,10 @@ def _folders(cgroups: Path, own: Path) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        root = (
-            cgroups / controllers if controllers else cgroups
-        )  # version 1 has one mount for each group of controllers
+        root = cgroups / controllers if controllers else cgroups  # version 1: one mount for each group of controllers
         folder = root / path.lstrip("/")
         # in a container the path may be the host's, which is not mounted; the mounted root is then the container's own
-        found += [place for place in (folder, *folder.parents) if place.is_relative_to(root)]
+        found += [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
     return found
 
 

@@ -93,14 +93,15 @@ class Profile:
         service_times: l(b), s; index b - 1.
         cvs: standard deviation over mean of the service time, by size; None where unknown.
         energies: zeta(b), the energy charged to a batch, J; None where unknown.
-        total_energies: energy of a batch including the device's idle power, J.
+        total_energies: energy of a batch, including that of the device's idle power, J.
         idle_power: W.
         cost_unit: unit of the energies: J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
-        lengths: ascending; set where the service time depends on the longest request of the batch. Tokens (or time
-            steps) generated, or tokens of the prompt if the model generates none.
-        length_service_times: l for a longest request of that length, s; index [b - 1][index of the length].
-        generates: whether lengths count generated tokens, one per iteration.
+        lengths: request lengths at which service times are known, ascending; None if the service time does not depend
+            on lengths. A length is a number of generated tokens (or time steps), or of prompt tokens if the model
+            generates none.
+        length_service_times: l of a batch by the length of its longest request, s; index [b - 1][index of the length].
+        generates: whether lengths count generated tokens, one per decode step.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Profile:
         return len(self.service_times)
 
     def service_time(self, batch_size: int, length: float | None = None) -> float:
-        """Return l(b), s; with a length, that of a batch whose longest request has this length.
+        """Return l(b), s; `length` is that of the longest request of the batch.
 
         Interpolated linearly between the lengths, extrapolated above them, constant below the first. A profile without
         lengths ignores the length.
@@ -143,17 +144,17 @@ class Profile:
     def iteration_time(self, batch_size: int, joined: int = 0) -> float:
         """Return the time of one decode step of a batch, plus the prefill of its `joined` new requests, s.
 
-        The time per token is the slope between the least and the greatest length. The time of a prompt is the rest of
-        the service time at the least length. The profile must have lengths.
+        The time of a decode step is the slope between the least and the greatest length. The prefill is the service
+        time at the least length without the decode steps of that length. The profile must have lengths.
         """
         assert self.lengths is not None
         assert self.length_service_times is not None
-        prompts = 0.0
+        prefill = 0.0
         if joined:
-            prompts = self.length_service_times[joined - 1][0] - self.lengths[0] * self._token_time(joined)
-        return self._token_time(batch_size) + max(0.0, prompts)
+            prefill = self.length_service_times[joined - 1][0] - self.lengths[0] * self._decode_step_time(joined)
+        return self._decode_step_time(batch_size) + max(0.0, prefill)
 
-    def _token_time(self, batch_size: int) -> float:
+    def _decode_step_time(self, batch_size: int) -> float:
         assert self.lengths is not None
         assert self.length_service_times is not None
         lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
@@ -184,9 +185,9 @@ class Profile:
 
         This is the sum of NodeLatency(n) in LazyBatching. Stages beyond the last one take no time.
         """
-        elapsed = self._elapsed[batch_size - 1]
-        end = len(elapsed) - 1
-        return elapsed[end if last is None else min(last, end)] - elapsed[min(first, end)]
+        times = self._cumulative_stage_times[batch_size - 1]
+        end = len(times) - 1
+        return times[end if last is None else min(last, end)] - times[min(first, end)]
 
     def launch_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
         """Return the time of a launch of these stages, s; a launch of all stages has no overhead between stages."""
@@ -196,18 +197,17 @@ class Profile:
     def launch_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
         """Return the energy of a launch, J, split among stages in proportion to their time; None where unknown."""
         energy = self.energy(batch_size)
-        whole = first == 0 and (last is None or last >= self.stages)
-        return (
-            energy if energy is None or whole else energy * self.span(batch_size, first, last) / self.span(batch_size)
-        )
+        if energy is None or (first == 0 and (last is None or last >= self.stages)):
+            return energy
+        return energy * self.span(batch_size, first, last) / self.span(batch_size)
 
     @property
     def stage_overhead(self) -> tuple[float, ...]:
-        """Overhead of running stage by stage, by size: the sum over i of l_i(b), divided by l(b)."""
+        """The sum of the stage times l_i(b) over l(b), by size; above 1 by the overhead between stages."""
         return tuple(self.span(b) / t for b, t in enumerate(self.service_times, 1))
 
     @cached_property
-    def _elapsed(self) -> tuple[tuple[float, ...], ...]:
+    def _cumulative_stage_times(self) -> tuple[tuple[float, ...], ...]:
         """By size, the time from the start of the batch to the start of each stage and to the end, s."""
         rows = self.stage_service_times or tuple((t,) for t in self.service_times)
         return tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
@@ -227,9 +227,12 @@ class Profile:
         full, rest = divmod(requests, self.max_batch_size)
         return full * self.service_times[-1] + (self.service_times[rest - 1] if rest else 0.0)
 
-    def load(self, arrival_rate: float) -> float:
-        """rho: arrival rate over capacity."""
-        return arrival_rate / self.capacity
+    def min_time_to_serve(self, requests: int) -> float:
+        """Return the time to serve that many requests of the least length in batches as large as possible, s."""
+        time, largest = self.time_to_serve(requests), self.max_batch_size
+        if self.lengths is None:
+            return time
+        return self.service_time(largest, self.lengths[0]) / self.service_time(largest) * time
 
     def truncated(self, max_batch_size: int | None) -> "Profile":
         """Return the profile cut at `max_batch_size`; None keeps all sizes.
@@ -283,8 +286,23 @@ class Profile:
 
     @property
     def varies_by_length(self) -> bool:
-        """Whether the service time depends on the lengths of the requests, and each decode step is a stage."""
+        """Whether the service time depends on the lengths of the requests."""
         return self.lengths is not None
+
+    @property
+    def has_decode_steps(self) -> bool:
+        """Whether the model generates tokens, so that a policy can decide between decode steps."""
+        return self.varies_by_length and self.generates
+
+    @property
+    def max_length(self) -> int:
+        """The greatest length; the profile must have lengths."""
+        assert self.lengths is not None
+        return self.lengths[-1]
+
+    def without_lengths(self) -> "Profile":
+        """Return the profile with the service times by batch size alone."""
+        return replace(self, lengths=None, length_service_times=None)
 
     @property
     def has_stages(self) -> bool:
@@ -312,16 +330,22 @@ class Profile:
     def max_service_time(
         self, batch_size: int, first: int, last: int | None, max_lengths: Iterable[int | None]
     ) -> float:
-        """Return the greatest time that the stages first..last - 1 (None: to the end) can take in one launch, s.
+        """Return an upper bound of the time of the stages first..last - 1 (None: to the end) in one launch, s.
 
-        `max_lengths` holds the maximum length of each request; None counts as the greatest length of the profile.
+        Without lengths it is the time of all stages from `first` on.
+
+        Args:
+            batch_size: b.
+            first: first stage of the launch.
+            last: stage before which the launch ends.
+            max_lengths: maximum length of each request; None counts as the greatest length of the profile.
         """
-        if self.lengths is None:
+        if not self.varies_by_length:
             return self.min_service_time(batch_size, first)
         if last is not None:
             return (last - first) * self.iteration_time(batch_size, batch_size)
-        longest = self.lengths[-1]
-        return self.service_time(batch_size, max(longest if length is None else length for length in max_lengths))
+        longest = max(self.max_length if length is None else length for length in max_lengths)
+        return self.service_time(batch_size, longest)
 
     def expected_energy(self, batch_size: int, first: int = 0, last: int | None = None) -> float | None:
         """Return the expected energy of the stages first..last - 1 (None: to the end), J; None where unknown."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from policies.profile import Profile
 from policies.smdp.choice import BOUNDS, ShareBound, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi
@@ -38,15 +37,10 @@ class SolveOptions:
     seed: int
 
     def at(self, arrival_rate: float) -> "SolveOptions":
-        """Return the options at this rate, 1/s; a bound on a share always needs a simulation."""
+        """Return the options at this arrival rate, 1/s; with a bound on a share, --simulate gets a default."""
         needed = self.share_bound is not None and not self.simulate
         simulate = DEFAULT_SIMULATED_REQUESTS if needed else self.simulate
         return replace(self, problem=replace(self.problem, arrival_rate=arrival_rate), simulate=simulate)
-
-    @property
-    def profile(self) -> Profile:
-        """The profile, up to the largest batch."""
-        return self.problem.profile.truncated(self.problem.max_batch_size)
 
     @property
     def share_bound(self) -> ShareBound | None:
@@ -73,23 +67,32 @@ def reject_if(invalid: bool, message: str) -> None:
         raise SpecError(message)
 
 
-def scheme_of(method: str, given: tuple[float | None, int | None, float | None, int | None]) -> Rvi | None:
-    """Return the parameters of relative value iteration from c_o, s_max, epsilon and the iterations given.
-
-    None for the exact method.
+def scheme_of(
+    method: str,
+    overflow_cost: float | None,
+    max_queue_length: int | None,
+    epsilon: float | None,
+    max_iterations: int | None,
+) -> Rvi | None:
+    """Return the parameters of relative value iteration; None for the exact method.
 
     Raises:
         SpecError: the method is unknown, or does not take the options given.
     """
     reject_if(method not in ("exact", "rvi"), f"--method {method!r} is neither exact nor rvi; give one of them")
-    flags = ("overflow_cost", "max_queue_length", "epsilon", "max_iterations")
-    named: dict[str, Any] = {flag: value for flag, value in zip(flags, given, strict=True) if value is not None}
+    options: dict[str, Any] = {
+        "overflow_cost": overflow_cost,
+        "max_queue_length": max_queue_length,
+        "epsilon": epsilon,
+        "max_iterations": max_iterations,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     if method == "rvi":
-        return Rvi(**named)
-    for flag, value in named.items():
-        raise SpecError(
-            f"--{flag.replace('_', '-')} {value:g} is an option of relative value iteration; add --method rvi"
-        )
+        return Rvi(**given)
+    if given:
+        name, value = next(iter(given.items()))
+        flag = f"--{name.replace('_', '-')}"
+        raise SpecError(f"{flag} {value:g} is an option of relative value iteration; add --method rvi")
     return None
 
 
@@ -108,7 +111,7 @@ def bound_of(w2: float | None, given: tuple[float | str | None, ...]) -> tuple[s
 
 
 def check_options(options: SolveOptions, writes: bool) -> None:
-    """Check the combination of options; `writes`: a policy file is to be written.
+    """Check the combination of options; `writes` is whether --output is given.
 
     Raises:
         SpecError: they exclude each other, or a number is out of range.
@@ -116,7 +119,7 @@ def check_options(options: SolveOptions, writes: bool) -> None:
     solving, bounded = options.spec is None, options.bound is not None
     reject_if(options.simulate < 0, f"--simulate {options.simulate} is below 0; give the number of requests")
     reject_if(options.seed < 0, f"--seed {options.seed} is below 0; give 0 or more")
-    reject_if(bounded and not solving, "a bound is solved for, --evaluate gives a policy: give one of them")
+    reject_if(bounded and not solving, "--evaluate names a policy and a bound selects one: give one of them")
     reject_if(bounded and options.scheme is not None, "a bound needs the exact method: leave --method rvi out")
     reject_if(options.scheme is not None and not solving, "--evaluate is exact: leave --method rvi out")
     reject_if(not options.mixed and not bounded, "--no-mix applies to a bound: add one, or leave --no-mix out")

@@ -5,21 +5,23 @@ from math import inf, log, sqrt
 
 from policies.profile import Profile
 from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, parse_bound
-from policies.smdp.choice import choose as choose_weight
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table
 from policies.spec import Spec
 from policies.types import SpecError
 
-_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # of w2, besides 1: mean rate over current rate
+_FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # factors of w2 other than 1, for which tables are solved
 _STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
 _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
 def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
-    """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one."""
+    """Solve a table for the weight or bound of a spec; a load without a feasible policy gets the nearest one.
+
+    Without energies the fastest policy, w2 = 0, is solved for every bound on the response time.
+    """
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0)
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
@@ -37,7 +39,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
 
 
 def weight_of(spec: Spec) -> tuple[str, float]:
-    """Return the parameter that weighs power, w2 or one of the bounds, and its value.
+    """Return the parameter that determines the weight of power, w2 or one of the bounds, and its value.
 
     Raises:
         SpecError: the spec names more than one, or the value is invalid.
@@ -54,7 +56,7 @@ def weight_of(spec: Spec) -> tuple[str, float]:
     return key, value
 
 
-def following(table: PolicyTable, profile: Profile) -> Lookup:
+def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     """Build the policy of a table that scales w2 by mean rate / current rate (see rules/lookup.py for the reason).
 
     A table solved for a bound has no single w2 and is used as it is. The tables for the other factors have up to 14

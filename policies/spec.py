@@ -40,7 +40,7 @@ class Spec:
         except ValueError:
             raise SpecError(f"policy {self.text!r}: {text!r} is not a number; write {self._usage(key)}") from None
         if not value >= low:
-            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the smallest value allowed for {key}")
+            raise SpecError(f"policy {self.text!r}: {text} is below {low:g}, the minimum of {self._usage(key)}")
         return value
 
     def whole(self, key: str, low: int, high: int) -> int:

@@ -21,7 +21,7 @@ class SpecError(ValueError):
 
 
 class Kind(NamedTuple):
-    """The batch key: requests share a batch only if they are of one model and, where sizes differ, of one bin."""
+    """The batch key: requests share a batch only if they are of one model and, with multi-bin batching, of one bin."""
 
     model: str = ""
     bin: int = 0
@@ -38,7 +38,7 @@ class Request:
         deadline: arrival + SLO, s; a missed deadline is counted, the request is still served.
         expires: end of the client's time-out, s; an expired request leaves the queue.
         size: predicted service time when served alone, s.
-        stages: number of stages of its model; where a stage is an iteration, the iterations of this request.
+        stages: number of stages of its model; if a stage is a decode step, the decode steps of this request.
         payload: what the caller needs to run the request and to return its result; opaque to policies.
         stage: the next stage to run.
         started: instant of the first launch, s; infinite while it waits.
@@ -86,16 +86,12 @@ class State:
 
     @property
     def reevaluate_at(self) -> float:
-        """The instant three mean interarrival times from now, s; without an arrival until then the rate has changed."""
+        """The instant three mean interarrival times from now, s; the estimated rate has decayed by then."""
         rate = self.arrival_rate
         return self.now + 3.0 / rate if rate > 0.0 else inf
 
-    def of(self, kind: Kind) -> "State":
-        """The snapshot restricted to the requests and rates of one kind."""
-        return self.among((kind,))
-
     def by_kind(self) -> Mapping[Kind, "State"]:
-        """The snapshot of each kind present, as `of` gives it, in one pass; kinds with suspended requests first."""
+        """The snapshot restricted to each kind that has requests, by kind; kinds with suspended requests first."""
         waiting, suspended = _by_kind(self.waiting), _by_kind(self.suspended)
         return {
             kind: State(
@@ -144,7 +140,7 @@ class Launch:
     """Launch these requests as one batch, now.
 
     Attributes:
-        requests: the batch, of one kind; at one stage, unless the model batches iterations continuously.
+        requests: the batch, of one kind; at one stage, unless the model has continuous batching.
         stages: number of stages to run; None runs to the end.
         reason: why the batch is launched, for metrics.
         formed: instant at which the batch was formed, s, by which batches of different kinds are ordered; None: the
@@ -176,6 +172,6 @@ class Policy(Protocol):
 
 
 def launch_oldest(state: State, size: int, full: int, reason: Reason = "policy") -> Launch:
-    """Launch the `size` oldest waiting requests; a "policy" launch of `full` requests or more has the reason "full"."""
+    """Launch the `size` oldest waiting requests; from `full` requests on the reason "policy" becomes "full"."""
     batch = state.waiting[:size]
     return Launch(batch, reason="full" if len(batch) >= full and reason == "policy" else reason)

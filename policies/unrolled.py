@@ -1,4 +1,4 @@
-"""Unrolled dynamic graphs: profiles by stage of models with a recurrent part (LazyBatching).
+"""Unrolled dynamic graphs: profiles with stage times for models with a recurrent part (LazyBatching).
 
 Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once if n is static, enc_timesteps times in the encoder,
 dec_timesteps times in the decoder. Here each static node is a stage, and so is each time step of neighbouring encoder
@@ -23,7 +23,7 @@ from policies.profile import Profile
 from policies.spec import Spec
 from policies.types import SpecError
 
-_MAX_STEPS = 4096  # planned for one text
+_MAX_STEPS = 4096  # decode steps of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Node:
 
 
 def unrolled(name: str, nodes: Sequence[Node], enc_timesteps: int, dec_timesteps: int) -> Profile:
-    """Return the profile by stage of a graph unrolled to these time steps of encoder and decoder."""
+    """Return the profile with the stage times of a graph unrolled to these time steps of encoder and decoder."""
     repeated = {"encoder": enc_timesteps, "decoder": dec_timesteps}
     stages: list[tuple[float, ...]] = []
     for kind, group in groupby(nodes, key=lambda node: node.type):
@@ -48,48 +48,48 @@ def unrolled(name: str, nodes: Sequence[Node], enc_timesteps: int, dec_timesteps
     return Profile(name, tuple(map(sum, rows)), stage_service_times=rows)
 
 
-def by_iterations(profile: Profile, longest: int) -> Profile:
-    """Return the profile by stage in which each stage is one decode step.
+def with_decode_steps(profile: Profile, max_steps: int) -> Profile:
+    """Return the profile with stage times in which each stage is one decode step.
 
     The first stage includes the prefill and is a static node. The others are time steps of a decoder.
 
     Args:
         profile: profile with lengths, of a model that generates tokens.
-        longest: maximum number of decode steps of a text.
+        max_steps: maximum number of decode steps of a request.
     """
     sizes = range(1, profile.max_batch_size + 1)
     prompt = Node("static", tuple(profile.iteration_time(b, b) for b in sizes))
     token = Node("decoder", tuple(profile.iteration_time(b) for b in sizes))
-    return unrolled(profile.name, [prompt, token], 0, longest - 1)
+    return unrolled(profile.name, [prompt, token], 0, max_steps - 1)
 
 
-def planned(spec: Spec, profile: Profile) -> tuple[Profile, int | None]:
-    """Return the profile by stage for a stage policy, and the planned number of stages of a request (None: all).
+def staged_profile(spec: Spec, profile: Profile) -> tuple[Profile, int | None]:
+    """Return the profile with stage times for LazyBatching, and the number of stages assumed for a request (None: all).
 
     Raises:
         SpecError: the spec's `timesteps` are invalid, or it has no `slo_ms`.
     """
-    spec.number("slo_ms")
-    if profile.lengths is None or not profile.generates:
-        refuse_classifier(spec, profile)
+    spec.number("slo_ms")  # required: it sets the deadlines
+    if not profile.has_decode_steps:
+        check_decode_steps(spec, profile)
         if "timesteps" in spec.parameters:
             raise SpecError(f"policy {spec.text!r}: timesteps are for models that generate tokens; leave them out")
         return profile, None
-    longest = min(profile.lengths[-1], _MAX_STEPS)
+    longest = min(profile.max_length, _MAX_STEPS)
     steps = spec.whole("timesteps", 1, _MAX_STEPS) if "timesteps" in spec.parameters else longest
-    return by_iterations(profile, max(longest, steps)), steps
+    return with_decode_steps(profile, max(longest, steps)), steps
 
 
-def refuse_classifier(spec: Spec, profile: Profile) -> None:
+def check_decode_steps(spec: Spec, profile: Profile) -> None:
     """Check that a policy that decides between decode steps is not used with a model that generates no tokens.
 
     Raises:
         SpecError: the profile has lengths, but the model generates no tokens.
     """
-    if profile.lengths is not None and not profile.generates:
+    if profile.varies_by_length and not profile.has_decode_steps:
         raise SpecError(
             f"policy {spec.text!r} decides between decode steps, but {profile.name!r} generates no tokens; "
-            "name greedy, or multi-bin"
+            "use greedy or multi-bin"
         )
 
 

@@ -52,11 +52,13 @@ class ExecutorLoad:
         # created and closed here but used on the thread, so its event loop must not become this thread's current one
         with (
             asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner,
-            feed_batches(lambda: self._turn(runner, batch, share), self.clock) as load,
+            feed_batches(lambda: self._run_batch(runner, batch, share), self.clock) as load,
         ):
             yield load
 
-    def _turn(self, runner: asyncio.Runner, batch: Batch, share: float) -> None:
+    def _run_batch(self, runner: asyncio.Runner, batch: Batch, share: float) -> None:
+        """Run one batch and sleep for the gap after it."""
+
         async def once() -> Completion:
             return await self.executor.run(batch)
 

@@ -26,14 +26,14 @@ from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, OnProgress, Subject, full_plan, measure_service_times, quick_plan
 from profiler.preflight import preflight
 from profiler.report import profile_table, summary
-from profiler.stages import with_stages
+from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
 from server.models.text_model_spec import check_text, model_settings
 
 _DEFAULT_MAX_BATCH_SIZE = 32
-_PASSES, _QUICK_PASSES = 20, 5  # through all stages, at each batch size of the quick plan
+_STAGE_REPEATS = 20
 _LENGTH_REPEATS = 3
 _log = logging.getLogger("batchwright.profiler")
 
@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class _ProfilingJob:
-    """The model under measurement and the metadata of its profile; without a key the profile is not cached."""
+    """The model under measurement and the metadata of its profile; the profile is cached if `key` is given."""
 
     executor: ThreadExecutor
     subject: Subject
@@ -114,7 +114,7 @@ def profile_model(
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    job = _make_job(model, device, weights, (max_batch_size, stages))
+    job = _make_job(model, device, weights, max_batch_size, stages)
     if quick and job.key is not None and cache.load_cached_profile(job.key) is not None:
         job = replace(job, key=None)  # a quick profile must not replace a cached full one
     profile, sweep = _measure(job, _Plans(quick, energy_time))
@@ -128,16 +128,14 @@ def profile_model(
         _print_paths(output, job.key)
 
 
-def _make_job(model: str, device: str, weights: str, shape: tuple[int | None, int | None]) -> _ProfilingJob:
-    """`shape`: largest batch size, and number of stages."""
-    max_batch_size, stages = shape
+def _make_job(model: str, device: str, weights: str, max_batch_size: int | None, stages: int | None) -> _ProfilingJob:
     if device.startswith("emulated:"):
         profile = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
         known = profile.stages if profile.stage_service_times else None
         job = _emulated_job(model, profile if stages in (None, known) else profile.in_stages(stages))
     else:
         with Console(stderr=True).status(f"loading {model}"):
-            job = _torch_job(model, device, weights, (max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages))
+            job = _torch_job(model, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages)
     return replace(job, stages=stages)
 
 
@@ -149,14 +147,13 @@ def _emulated_job(model: str, profile: Profile) -> _ProfilingJob:
     return _ProfilingJob(executor, subject, name, device, _versions(), profile.max_batch_size)
 
 
-def _torch_job(model: str, device: str, weights: str, shape: tuple[int, int | None]) -> _ProfilingJob:
+def _torch_job(model: str, device: str, weights: str, max_batch_size: int, stages: int | None) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
     from server.backends.loading import load_models, make_device
     from server.backends.torch_device import autotunes, device_settings, resolve_device
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
-    max_batch_size, stages = shape
     model, _, spec = model.partition("=")
     spec = spec or model
     check_text(model, spec, weights, stages)
@@ -184,9 +181,9 @@ def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | 
         measurement = asyncio.run(measure_service_times(subject, plan, rng, phase("service times")))
         profile = measurement.profile(job.name, subject.model, job.device, job.about)
         if job.stages is not None:
-            passes = _QUICK_PASSES if plans.quick else _PASSES
+            repeats = QUICK_REPEATS if plans.quick else _STAGE_REPEATS
             staged = profile.in_stages(job.stages)
-            profile = asyncio.run(with_stages(staged, subject, job.quick_plan().sizes, passes, phase("stages")))
+            profile = asyncio.run(with_stages(staged, subject, job.quick_plan().sizes, repeats, phase("stages")))
         if subject.texts is not None:
             sizes, repeats = power_of_two_sizes(job.max_batch_size), 1 if plans.quick else _LENGTH_REPEATS
             profile = asyncio.run(with_lengths(profile, subject, sizes, repeats, phase("lengths")))

@@ -23,6 +23,8 @@ from server.energy.meters import EnergyMeter
 _POLL_INTERVAL = 5e-4  # s
 _TICK_TIMEOUT = 10.0  # s
 _BATCH_TIMEOUT = 60.0  # s
+TICK = 0.1  # s, approximate interval of the counter's steps, by which a window exceeds its length
+_TOLERANCE = 0.05  # relative error of the power predicted at a partial load
 
 
 class UnmeasuredError(Exception):
@@ -76,6 +78,11 @@ class Windows:
     repeats: int = 3
     min_batches: int = 4
 
+    @property
+    def duration(self) -> float:
+        """Approximate duration, s."""
+        return self.settle + self.repeats * (self.length + TICK)
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -121,9 +128,10 @@ class DutyCheck:
         """Relative error of the prediction; positive when more power was measured than predicted."""
         return self.measured / self.predicted - 1.0
 
-    def holds(self, tolerance: float = 0.05) -> bool:
-        """Whether the error is within the tolerance; if not, power between batches differs from idle power."""
-        return abs(self.error) <= tolerance
+    @property
+    def passed(self) -> bool:
+        """Whether the error is at most 5 per cent; if not, power between batches differs from idle power."""
+        return abs(self.error) <= _TOLERANCE
 
 
 def tick(instruments: Instruments, load: RunningLoad | None = None) -> Tick:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from profiler.energy import Windows
+from profiler.energy import TICK, Windows
 from profiler.measure import coarse_sizes
 
-_TICK = 0.1  # s, about, by which a window exceeds its length
 _MAX_SIZES = 12
 _MAX_CHECKED = 16, 0.1  # batch size and service time (s) of the duty-cycle check, which needs many batches per window
 
@@ -37,7 +36,7 @@ class EnergyPlan:
     def duration(self) -> float:
         """Approximate duration of the whole measurement, s."""
         visits = self.passes * len(self.sizes) + len(self.shares)
-        return 2 * lasting(self.idle) + visits * (self.rest + lasting(self.visit))
+        return 2 * self.idle.duration + visits * (self.rest + self.visit.duration)
 
     def within(self, seconds: float) -> "EnergyPlan":
         """The plan shortened to about this duration, s; a window keeps at least three ticks."""
@@ -70,10 +69,5 @@ def quick_energy_plan(service_times: Sequence[float]) -> EnergyPlan:
     return EnergyPlan(tuple(sorted(few)), 1, Windows(0.3, 0.4, 1, min_batches=1), 0.0, Windows(0.5, 0.4, 1))
 
 
-def lasting(windows: Windows) -> float:
-    """Approximate duration of the windows, s."""
-    return windows.settle + windows.repeats * (windows.length + _TICK)
-
-
 def _shortened(windows: Windows, factor: float) -> Windows:
-    return replace(windows, settle=factor * windows.settle, length=max(3 * _TICK, factor * windows.length))
+    return replace(windows, settle=factor * windows.settle, length=max(3 * TICK, factor * windows.length))

@@ -31,7 +31,7 @@ from profiler.energy import (
     mean,
     steady_power,
 )
-from profiler.energy_plan import EnergyPlan, lasting
+from profiler.energy_plan import EnergyPlan
 from profiler.measure import OnProgress, Subject
 from server.energy.meters import EnergyMeter
 
@@ -209,7 +209,7 @@ class _Run:
 
     def idle(self) -> Mean:
         power = idle_power(self._rig.instruments, self._plan.idle)
-        self._report(lasting(self._plan.idle))
+        self._report(self._plan.idle.duration)
         return power
 
     def visit(self, size: int, share: float = 1.0) -> LoadPoint:
@@ -219,7 +219,7 @@ class _Run:
         with self._rig.load(size, share) as load:
             steady = steady_power(self._rig.instruments, load, windows)
         self._rig.instruments.sleep(self._plan.rest)
-        self._report(self._plan.rest + lasting(self._plan.visit))
+        self._report(self._plan.rest + self._plan.visit.duration)
         return LoadPoint(size, steady.power, steady.rate)
 
     def _report(self, seconds: float) -> None:
@@ -264,7 +264,7 @@ def with_energy(
 
 def _warn(checks: Sequence[tuple[float, DutyCheck]]) -> None:
     load, worst = max(checks, key=lambda pair: abs(pair[1].error), default=(0.0, None))
-    if worst is not None and not worst.holds():
+    if worst is not None and not worst.passed:
         _log.warning(
             "at load %.2f the device draws %.1f W, %+.1f %% from the sum of idle power and batches: its power between "
             "batches differs from idle power",

@@ -13,7 +13,7 @@ from profiler.energy_plan import quick_energy_plan
 from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
-from profiler.stages import with_stages
+from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.executor import Executor, ThreadExecutor
 from server.config import Settings
 from server.energy.meters import EnergyMeter
@@ -21,7 +21,6 @@ from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.text_model_spec import model_settings
 
-_PASSES = 5  # over all stages and batch sizes
 _log = logging.getLogger("batchwright.profiler")
 
 
@@ -53,7 +52,8 @@ def _measure_and_cache(subject: Subject, key: cache.CacheKey, plan: MeasurementP
     profile = _measure(subject, plan, key)
     if stages is not None:
         staged = profile.in_stages(stages)
-        profile = asyncio.run(with_stages(staged, subject, plan.sizes, _PASSES, _Progress(f"{model}, by stage")))
+        progress = _Progress(f"{model}, by stage")
+        profile = asyncio.run(with_stages(staged, subject, plan.sizes, QUICK_REPEATS, progress))
     if subject.texts is not None:
         sizes = power_of_two_sizes(key.max_batch_size)
         profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))

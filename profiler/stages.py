@@ -10,6 +10,8 @@ from profiler.batch_load import make_batch
 from profiler.measure import OnProgress, Subject
 from server.backends.executor import Batch
 
+QUICK_REPEATS = 5  # of a quick profile
+
 
 async def with_stages(
     profile: Profile, subject: Subject, sizes: Sequence[int], repeats: int, on_progress: OnProgress

@@ -17,7 +17,13 @@ from benchmarks.paper.setting import (
     variant,
 )
 from benchmarks.support.harness import new_figure
-from policies.charts.action_chart import breaking, chart_rows, control_limit_of, policy_chart, policy_key
+from policies.charts.action_chart import (
+    chart_rows,
+    control_limit_of,
+    control_limit_violations,
+    legend_handles,
+    policy_chart,
+)
 from policies.profile import Profile
 from policies.smdp.distributions import DETERMINISTIC, Gamma, ServiceDistribution
 from policies.smdp.solver import Solution, solve
@@ -76,7 +82,7 @@ def solved(case: Case, w2: float) -> list[Solution]:
 
 def breaks(solution: Solution) -> bool:
     """Whether a policy departs from the control-limit structure."""
-    return any(breaking(solution.batch_size, _LARGEST))
+    return any(control_limit_violations(solution.batch_size, _LARGEST))
 
 
 def proposition_4() -> Section:
@@ -160,5 +166,5 @@ def _draw(cases: Sequence[Case], number: int) -> str:
             policy_chart(axes, chart_rows(solved(case, w2)), _LARGEST)
             axes.set_title(f"{case.name}; w2 = {w2:g}", fontsize=9)
             axes.set(xlabel="queue length" if case is cases[-1] else "", ylabel="load ρ" if w2 == 0.0 else "")
-    figure.legend(handles=policy_key(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles=legend_handles(), loc="outside lower center", ncols=4, frameon=False)
     return save_numbered(figure, number)

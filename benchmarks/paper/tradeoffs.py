@@ -8,7 +8,7 @@ from benchmarks.paper.setting import ALL_LOADS, Section, at, googlenet, save_num
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import GREEN, MARKERS, PALETTE, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
-from policies.smdp.choice import MeanBound, choose
+from policies.smdp.choice import MeanBound, choose_weight
 from policies.smdp.solver import Solution, solve
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def figure_5() -> Section:
     for color, load in zip(PALETTE, (0.3, 0.7), strict=False):
         frontier_chart(pair, tradeoff(at(googlenet(), load)), color=color)
     problem = at(googlenet(), 0.3)
-    vertex, mixed = (choose(problem, MeanBound(_BOUND), mixed=mix) for mix in (False, True))
+    vertex, mixed = (choose_weight(problem, MeanBound(_BOUND), mixed=mix) for mix in (False, True))
     _inset(pair, (0.22, 0.42), (0.7, (4.935, 4.975), (47.8, 48.1), "ρ = 0.7, left end"))
     nearby = _inset(pair, (0.65, 0.42), (0.3, (4.6, 6.0), (20.4, 21.5), "ρ = 0.3, around 5 ms"))
     nearby.axvline(1e3 * _BOUND, color="grey", lw=1, linestyle=":")

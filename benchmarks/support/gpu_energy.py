@@ -109,7 +109,7 @@ async def joules(device: DeviceUnderTest, spec: str, rate: float, seed: int = 1)
         await _cancel(offer)
         await dispatcher.drain()
         await _cancel(serving)
-    return {"policy": spec, "arrival_rate_hz": rate, "load": profile.load(rate), **_cell(tally, steady, profile)}
+    return {"policy": spec, "arrival_rate_hz": rate, "load": rate / profile.capacity, **_cell(tally, steady, profile)}
 
 
 async def _offer(device: DeviceUnderTest, dispatcher: Dispatcher, rate: float, seed: int, tally: _Tally) -> None:

@@ -18,16 +18,17 @@ _COLUMNS = 24
 def render_dashboards() -> dict[str, str]:
     """Render each dashboard's JSON file, by name, with one panel per line to keep diffs readable."""
     content = yaml.safe_load(_PANELS.read_text())
-    return {name: _text(_frame(name), [*_placed(panels)]) for name, panels in content.items()}
+    return {name: _text(_dashboard(name), [*_placed(panels)]) for name, panels in content.items()}
 
 
-def _text(frame: dict[str, Any], panels: list[dict[str, Any]]) -> str:
-    head = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in frame.items())
+def _text(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> str:
+    head = ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in dashboard.items())
     body = ",\n  ".join(map(json.dumps, panels))
     return f'{{{head},\n "panels": [\n  {body}\n ]}}\n'
 
 
-def _frame(name: str) -> dict[str, Any]:
+def _dashboard(name: str) -> dict[str, Any]:
+    """The dashboard without its panels."""
     return {
         "uid": f"batchwright-{name}",
         "title": f"Batchwright: {name}",

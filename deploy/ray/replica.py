@@ -38,7 +38,7 @@ class _UnchangeableError(BadInputError):
 
 
 class Replica:
-    """One of several identical servers."""
+    """A server that is one replica of a Ray Serve deployment."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings` have the keys of a configuration file; Ray sets address and TLS."""
@@ -78,7 +78,7 @@ class Replica:
         elif method != "GET" and path.startswith("/admin/"):
             await respond_error(
                 send,
-                _UnchangeableError("this would change only one of the replicas; change the deployment's user_config"),
+                _UnchangeableError("a call can change only one replica; change the deployment's user_config instead"),
             )
         else:
             await self._server.app(scope, receive, send)

@@ -1,7 +1,6 @@
 """Detection of drift: measured service times and energies that no longer match a profile, and the refit that follows.
 
-Pure functions of the observations: no clock, no I/O, no randomness. The server's controller and the simulator call them
-in the same order:
+The results depend on the observations only: no clock, no I/O, no randomness. The server's controller makes these calls:
 
     detector = DriftDetector(profile)
     detector.observe_batch(size, service_time)   after each batch

@@ -7,7 +7,7 @@ from typing import Literal
 Move = Literal["faster", "keep", "slower"]
 
 _FACTORS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 0.0)
-_FEW, _MANY = 5.0, 40.0  # expected late requests of the smallest window that may be called bad, or good
+_FEW, _MANY = 5.0, 40.0  # minimum number of expected late requests in a window that is judged bad, or good
 _MISSED = 2.0  # standard errors
 _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to slower
 

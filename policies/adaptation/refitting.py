@@ -191,12 +191,12 @@ class _Affine:
     residual: float  # sum of squares, J^2
 
 
-def _affine(windows: Sequence[EnergyWindow], largest: int, idles: bool) -> _Affine | None:
+def _affine(windows: Sequence[EnergyWindow], largest: int, counts_idle_power: bool) -> _Affine | None:
     """Fit zeta_0 + beta b, and the idle power if it is counted; None if the windows do not determine them."""
     rows = [
         (sum(w.batches.values()), sum(size * count for size, count in w.batches.items()), w.elapsed) for w in windows
     ]
-    design = np.array(rows, dtype=np.float64)[:, : 3 if idles else 2]
+    design = np.array(rows, dtype=np.float64)[:, : 3 if counts_idle_power else 2]
     columns, norms = design.shape[1], np.linalg.norm(design, axis=0)
     design /= norms  # otherwise rank and inverse would depend on the units of the columns
     if len(windows) < columns + 2 or np.linalg.matrix_rank(design) < columns:
@@ -211,7 +211,7 @@ def _affine(windows: Sequence[EnergyWindow], largest: int, idles: bool) -> _Affi
         return None
     found /= norms
     energies = found[0] + found[1] * np.arange(1, largest + 1)
-    return _Affine(tuple(energies.tolist()), float(found[2]) if idles else 0.0, float(residual**2))
+    return _Affine(tuple(energies.tolist()), float(found[2]) if counts_idle_power else 0.0, float(residual**2))
 
 
 def _labelled(profile: Profile, quantity: Quantity, batches: int) -> Profile:

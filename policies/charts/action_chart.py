@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
 
 _WAITING, _LAUNCHING = "#e9e9e9", ("#d6e6f4", "#5ba3cf", "#08306b")
-_LIMIT, _BROKEN, _BREAKS = "#d55e00", "#aa3388", "#f3c6e2"
+_LIMIT_FRAME, _VIOLATION, _VIOLATION_FILL = "#d55e00", "#aa3388", "#f3c6e2"
 _MARGIN, _DIGIT, _HEIGHT = 3.5, 3.5, 8.0  # size of a number in a cell, points
 _GRID = 80, 30  # columns and rows up to which the cells have white borders
 
@@ -77,31 +77,31 @@ def policy_chart(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) ->
     shown = _columns(rows, max_batch_size)
     cells = np.array([[row.batch_size[min(n, len(row.batch_size) - 1)] for n in range(shown)] for row in rows])
     mesh = _colour(axes, cells, max_batch_size)
-    broken = np.zeros(cells.shape, dtype=bool)
+    violations = np.zeros(cells.shape, dtype=bool)
     for y, line in enumerate(cells):
-        broken[y, list(breaking(line.tolist(), max_batch_size))] = True
-    numbers = _room(axes, cells)
-    _mark(axes, broken, numbers)
+        violations[y, list(control_limit_violations(line.tolist(), max_batch_size))] = True
+    numbers = _numbers_fit(axes, cells)
+    _mark(axes, violations, numbers)
     _frame_limits(axes, rows, max_batch_size)
     if numbers:
-        _number(axes, cells, np.where(broken, 0, cells) > 0.55 * max(max_batch_size, 2))
+        _number(axes, cells, np.where(violations, 0, cells) > 0.55 * max(max_batch_size, 2))
     _label(axes, rows, shown)
     return mesh
 
 
-def policy_key() -> "list[Artist]":
+def legend_handles() -> "list[Artist]":
     """Return the legend handles of a policy chart."""
     from matplotlib.patches import Patch
 
     return [
         Patch(facecolor=_WAITING, edgecolor="#bbbbbb", label="waits"),
         Patch(facecolor=_LAUNCHING[1], label="launches (darker: larger batch)"),
-        Patch(facecolor="none", edgecolor=_LIMIT, linewidth=2, label="control limit"),
-        Patch(facecolor=_BREAKS, edgecolor=_BROKEN, linewidth=1.5, hatch="..", label="no control limit"),
+        Patch(facecolor="none", edgecolor=_LIMIT_FRAME, linewidth=2, label="control limit"),
+        Patch(facecolor=_VIOLATION_FILL, edgecolor=_VIOLATION, linewidth=1.5, hatch="..", label="no control limit"),
     ]
 
 
-def breaking(batch_size: Sequence[int], max_batch_size: int) -> Iterator[int]:
+def control_limit_violations(batch_size: Sequence[int], max_batch_size: int) -> Iterator[int]:
     """Yield the queue lengths at which a policy deviates from the control limit of its first launch."""
     limit = next((n for n, action in enumerate(batch_size) if action), len(batch_size))
     yield from (n for n, action in enumerate(batch_size) if n >= limit and action != min(n, max_batch_size))
@@ -126,7 +126,7 @@ def _colour(axes: "Axes", cells: NDArray[np.intp], max_batch_size: int) -> "Quad
     )
 
 
-def _room(axes: "Axes", cells: NDArray[np.intp]) -> bool:
+def _numbers_fit(axes: "Axes", cells: NDArray[np.intp]) -> bool:
     """Return whether numbers are legible in the cells."""
     figure = axes.get_figure(root=True)
     assert figure is not None  # Axes that can be drawn on belong to a figure
@@ -137,21 +137,21 @@ def _room(axes: "Axes", cells: NDArray[np.intp]) -> bool:
     return bool(width >= _MARGIN + _DIGIT * len(str(cells.max())) and height >= _HEIGHT)
 
 
-def _mark(axes: "Axes", broken: NDArray[np.bool_], filled: bool) -> None:
+def _mark(axes: "Axes", violations: NDArray[np.bool_], filled: bool) -> None:
     """Mark the cells that violate the structure: framed, and filled, or dotted if the colour shows the action."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle
 
-    places = np.argwhere(broken)
+    places = np.argwhere(violations)
     for y, n in places if filled else ():
-        axes.add_patch(Rectangle((n - 0.5, y - 0.5), 1, 1, facecolor=_BREAKS, edgecolor="white", linewidth=0.6))
+        axes.add_patch(Rectangle((n - 0.5, y - 0.5), 1, 1, facecolor=_VIOLATION_FILL, edgecolor="white", linewidth=0.6))
     if not filled:
-        axes.plot(places[:, 1], places[:, 0], ".", ms=2.2, color=_BREAKS, mec="none")
-    padded = np.pad(broken, 1)
+        axes.plot(places[:, 1], places[:, 0], ".", ms=2.2, color=_VIOLATION_FILL, mec="none")
+    padded = np.pad(violations, 1)
     below = np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1]) - 0.5  # (y, n) of the lower left corner
     beside = np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1]) - 0.5
     lines = [((n, y), (n + 1, y)) for y, n in below] + [((n, y), (n, y + 1)) for y, n in beside]
-    axes.add_collection(LineCollection(lines, colors=_BROKEN, linewidths=1.6, capstyle="round", clip_on=False))
+    axes.add_collection(LineCollection(lines, colors=_VIOLATION, linewidths=1.6, capstyle="round", clip_on=False))
 
 
 def _frame_limits(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -> None:
@@ -160,7 +160,7 @@ def _frame_limits(axes: "Axes", rows: Sequence[ChartRow], max_batch_size: int) -
     for y, row in enumerate(rows):
         limit = control_limit_of(row.batch_size, max_batch_size)
         if limit is not None:
-            frame = Rectangle((limit - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=_LIMIT, linewidth=1.8)
+            frame = Rectangle((limit - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=_LIMIT_FRAME, linewidth=1.8)
             axes.add_patch(frame)
 
 

@@ -45,8 +45,8 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     means = {} if mean_rate is None else {kind: mean_rate}
 
     def action(rate: float, n: int) -> int:
-        answer = chosen.policy.decide(State(0.0, waiting[:n], (), {kind: rate}, means)) if n else None
-        return len(answer.requests) if isinstance(answer, Launch) else 0
+        decided = chosen.policy.decide(State(0.0, waiting[:n], (), {kind: rate}, means)) if n else None
+        return len(decided.requests) if isinstance(decided, Launch) else 0
 
     capacity = chosen.profile.capacity
     rates = [load * capacity for load in _LOADS] if table is None else [row.arrival_rate for row in table.rows]
@@ -58,15 +58,15 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
 
 def depends_on_mean_rate(chosen: Chosen) -> bool:
     """Return whether the policy selects a table by the mean rate, as with a weight w2 in the spec."""
-    return chosen.table is not None and bool(chosen.table.w2) and chosen.name != "file"
+    return chosen.table is not None and bool(chosen.table.w2) and chosen.name != FILE.name
 
 
 def describe_policy(chosen: Chosen) -> str:
-    """How the policy decides, in a sentence or two for the dashboard."""
+    """Return a description of the policy for the dashboard."""
     rule = CATALOG.get(chosen.name, FILE)
     bound = chosen.parameters.get("max_wait_ms", "inf")
     text = rule.describe(chosen.parameters)
-    return text if bound == "inf" else f"{text} When the oldest request has waited {bound} ms, it launches in any case."
+    return text if bound == "inf" else f"{text} Launches at the latest when the oldest request has waited {bound} ms."
 
 
 def _lengths(chosen: Chosen) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.rules.traits import control_limit_table
 from policies.smdp.choice import frontier
 from policies.smdp.distributions import DETERMINISTIC
 from policies.smdp.model import Problem, build_model
@@ -19,9 +20,8 @@ from policies.smdp.solver import Solution, evaluate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    *("#0072b2", "#d55e00", "#009e73", "#aa3388", "#e69f00", "#56b4e9", "#555555"),
-)
+BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa3388"
+ORANGE, SKY, GREY = "#e69f00", "#56b4e9", "#555555"
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = {"greedy": "^", "static 8": "s", "static 16": "D", "static 32": "p"}
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
@@ -68,8 +68,8 @@ def benchmarks(problem: Problem) -> dict[str, Solution]:
     Policies that the problem's batch sizes do not allow, or that are unstable, are omitted.
     """
     model = build_model(problem)
-    tables = {"greedy": _launching_from(model.min_batch_size, model.max_batch_size)}
-    tables |= {f"static {size}": _launching_from(size, size) for size in (8, 16, 32)}
+    tables = {"greedy": control_limit_table(model.min_batch_size, model.max_batch_size).batch_size}
+    tables |= {f"static {size}": control_limit_table(size, size).batch_size for size in (8, 16, 32)}
     possible = {
         name: table
         for name, table in tables.items()
@@ -150,10 +150,6 @@ def distribution_chart(
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right", fontsize="small")
     _plain(axes)
-
-
-def _launching_from(limit: int, most: int) -> tuple[int, ...]:
-    return tuple(0 if n < limit else min(n, most) for n in range(most + 1))
 
 
 def _steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.charts.action_chart import ChartRow, chart_rows, policy_chart, policy_key
+from policies.charts.action_chart import ChartRow, chart_rows, legend_handles, policy_chart
 from policies.charts.averages import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
 from policies.profile import Profile, fit_affine, fit_isotonic
 from policies.smdp.model import Problem
@@ -119,7 +119,7 @@ def _draw_actions(figure: "Figure", axes: "Axes", rows: Sequence[ChartRow], max_
     cells = policy_chart(axes, rows, max_batch_size)
     if not axes.texts:
         figure.colorbar(cells, ax=axes, label="action: batch size", pad=0.01)
-    figure.legend(handles=policy_key(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles=legend_handles(), loc="outside lower center", ncols=4, frameon=False)
 
 
 def _by_load(axes: "Axes", loads: Sequence[float], values: Sequence[float], label: str) -> None:

@@ -19,13 +19,12 @@ import numpy as np
 
 from policies.catalog import solved
 from policies.planning.prices import Price
-from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station
-from policies.smdp.choice import Bound, UnreachableError, choose
+from policies.smdp.choice import Bound, UnreachableError, choose_weight
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution
 from policies.smdp.trial import Trial
@@ -80,18 +79,13 @@ class CapacityProblem:
     requests: int
     seed: int
 
-    @property
-    def profile(self) -> Profile:
-        """The profile, up to the largest batch."""
-        return self.problem.profile.truncated(self.problem.max_batch_size)
-
     def per_device(self, devices: int) -> Problem:
-        """Return the problem of one device of this many."""
+        """Return the problem of one of this many devices, which share the arrivals equally."""
         return replace(self.problem, arrival_rate=self.problem.arrival_rate / devices)
 
     def least_cost(self, devices: int) -> float:
         """Return the least cost of this many devices under any policy."""
-        energies = enumerate(self.profile.energies or (), 1)
+        energies = enumerate(self.problem.truncated_profile.energies or (), 1)
         least = min((energy / b for b, energy in energies if b >= self.problem.min_batch_size), default=0.0)
         return self.price.cost(devices, self.problem.arrival_rate * least)
 
@@ -150,7 +144,7 @@ def _check_reachable(planning: CapacityProblem) -> None:
     """Check the bound at a load near 0, where it is easiest to keep."""
     alone = replace(planning.problem, arrival_rate=_IDLE * build_model(planning.problem).capacity)
     try:
-        choose(_fastest_first(alone), planning.bound, planning.mixed)
+        choose_weight(_fastest_first(alone), planning.bound, planning.mixed)
     except UnreachableError as error:
         raise SpecError(f"no number of devices is enough: {error}") from error
 
@@ -176,7 +170,7 @@ def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     problem, price, kept = planning.per_device(devices), planning.price, True
     known = problem.profile.energies is not None
     try:
-        solution = choose(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
+        solution = choose_weight(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
@@ -212,11 +206,11 @@ def simulate_fleet(planning: CapacityProblem, candidate: FleetCandidate) -> dict
 def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Router:
     if name == "random":
         return random_routing(stations, [1.0] * len(stations), np.random.default_rng([planning.seed, 5]))
-    return shortest_expected_delay(stations, [{Kind().model: planning.profile}] * len(stations))
+    return shortest_expected_delay(stations, [{Kind().model: planning.problem.truncated_profile}] * len(stations))
 
 
 def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -> Station:
-    profile, solution = planning.profile, candidate.solution
+    profile, solution = planning.problem.truncated_profile, candidate.solution
     rng = np.random.default_rng([planning.seed, 6, index])
     draw = planning.problem.service.sampler(np.array(profile.service_times), rng)
     policy = solved(solution.batch_size, profile, solution.mix).policy

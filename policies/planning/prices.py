@@ -75,7 +75,7 @@ def priced(
     if by_power and (profile.energies is None or profile.cost_unit != "J"):
         raise SpecError(f"profile {profile.name!r} has no energies in joules: leave {by_power[0]} out")
     if idle_power is not None:
-        profile = _beyond_idle(profile, idle_power)
+        profile = _above_idle(profile, idle_power)
     idle = profile.idle_power or 0.0
     if device_price is not None or power_price is not None:
         per_watt = (power_price or 0.0) / 1e3
@@ -89,7 +89,7 @@ def priced(
     return profile, price
 
 
-def _beyond_idle(profile: Profile, idle_power: float) -> Profile:
+def _above_idle(profile: Profile, idle_power: float) -> Profile:
     """Subtract the idle power from the energies."""
     if profile.idle_power is not None:
         known = f"{profile.idle_power:g} W"
@@ -101,5 +101,5 @@ def _beyond_idle(profile: Profile, idle_power: float) -> Profile:
             f"--idle-power-w {idle_power:g} is above the {least:.4g} W that profile {profile.name!r} draws in service; "
             "give less"
         )
-    beyond = tuple(max(energy - idle_power * time, 0.0) for energy, time in pairs)
-    return replace(profile, energies=beyond, idle_power=idle_power)
+    above = tuple(max(energy - idle_power * time, 0.0) for energy, time in pairs)
+    return replace(profile, energies=above, idle_power=idle_power)

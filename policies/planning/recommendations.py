@@ -1,7 +1,7 @@
 """Recommendation of bins and batch size for a size distribution, an arrival rate and a bound on the mean response time.
 
-Candidates are evaluated by simulation. Equation 7 is exact only while no formed batch waits for the server, and else a
-lower bound, by which candidates are excluded.
+Candidates are evaluated by simulation. Equation 7 is a lower bound of their mean response time, by which some are
+excluded; it is exact only if no formed batch waits for the server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,9 @@ from policies.profile import Profile, load_profile
 from policies.queue.central import serve
 from policies.queue.simulator import Estimate, estimate
 from policies.sizing.bins import batch_time, least_response_time, optimised_edges
-from policies.sizing.size_distributions import SIZES, Draw, parse_sizes
+from policies.sizing.size_distributions import LONGEST_REQUEST, LONGEST_REQUEST_BATCH, SIZES_USAGE, Draw, parse_sizes
 from policies.types import SpecError
 
-LARGEST = 128  # default largest batch of the paper's server, whose service time is that of the longest request
 _BINS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SIMULATED = 200_000  # requests
 _FITTED = 20_000  # sizes, of these requests, to which the edges are fitted
@@ -48,7 +47,7 @@ class BinningProblem:
     @property
     def name(self) -> str:
         """Name of the profile."""
-        return "longest" if self.profile is None else self.profile.name
+        return LONGEST_REQUEST if self.profile is None else self.profile.name
 
     def draw(self) -> tuple[_Floats, _Floats]:
         """Draw instants of arrival, s, and sizes."""
@@ -174,7 +173,7 @@ def candidate_row(simulated: SimulatedCandidate, problem: BinningProblem, bound:
 
 
 def parse_problem(
-    profile: str, sizes: str | None, given: Sequence[str], numbers: tuple[float | None, int | None, int]
+    profile: str, sizes: str | None, given: Sequence[str], rate: float | None, max_batch_size: int | None, seed: int
 ) -> BinningProblem:
     """Build the problem from the options of solve-policy --sizes.
 
@@ -182,24 +181,29 @@ def parse_problem(
         profile: name or path of a profile, or "longest", the paper's server.
         sizes: --sizes.
         given: names of all parameters that were set.
-        numbers: arrival rate, 1/s; largest batch; seed.
+        rate: arrival rate, 1/s.
+        max_batch_size: largest batch.
+        seed: seed of the simulations.
 
     Raises:
         SpecError: an option is missing, invalid, or not one of --sizes.
     """
-    rate, largest, seed = numbers
     for name in given:
         if name not in _OPTIONS:
             flag = f"--{name.replace('_', '-').strip('-')}"
             raise SpecError(f"--sizes does not take {flag}: leave {flag} out")
     if sizes is None:
-        raise SpecError(f"profile 'longest' needs the sizes of the requests: add --sizes {SIZES}")
+        raise SpecError(f"profile {LONGEST_REQUEST!r} needs the sizes of the requests: add --sizes {SIZES_USAGE}")
     if rate is None or not 0.0 < rate < inf:
         raise SpecError(f"--arrival-rate {rate} is invalid: give a positive number of requests per second")
-    known = None if profile == "longest" else load_profile(profile).truncated(largest)
-    if known is not None and known.lengths is None:
-        raise SpecError(f"profile {profile!r} has no service times by length: profile a text model, or give 'longest'")
-    most = known.max_batch_size if known is not None else LARGEST if largest is None else largest
-    if most < 1 or seed < 0:
-        raise SpecError(f"--max-batch-size {most} and --seed {seed}: give at least 1, and at least 0")
-    return BinningProblem(rate, parse_sizes(sizes), known, most, seed)
+    largest, known = LONGEST_REQUEST_BATCH if max_batch_size is None else max_batch_size, None
+    if profile != LONGEST_REQUEST:
+        known = load_profile(profile).truncated(max_batch_size)
+        largest = known.max_batch_size
+        if not known.varies_by_length:
+            raise SpecError(
+                f"profile {profile!r} has no service times by length: profile a text model, or give {LONGEST_REQUEST!r}"
+            )
+    if largest < 1 or seed < 0:
+        raise SpecError(f"--max-batch-size {largest} and --seed {seed}: give at least 1, and at least 0")
+    return BinningProblem(rate, parse_sizes(sizes), known, largest, seed)

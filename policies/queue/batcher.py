@@ -35,8 +35,7 @@ class Batcher:
             policy: the first policy.
             max_batch_size: the largest batch of each model; requests of other models are rejected.
             monitor: the first monitor.
-            iterating: models with continuous batching: a stage is a decode step, and requests at different steps may
-                share a batch.
+            iterating: models whose stages are decode steps; requests at different steps may share a batch.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
@@ -46,7 +45,7 @@ class Batcher:
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
-        self._left: set[int] = set()  # ids cancelled or expired while in service
+        self._removed: set[int] = set()  # ids cancelled or expired while in service
         self._expiring: dict[int, Request] = {}  # by id, requests with a time-out
         self._expiries: list[tuple[float, int]] = []  # heap of (instant, id); ids no longer in `_expiring` are stale
 
@@ -108,8 +107,8 @@ class Batcher:
                 queue.remove(request)
                 self._waiting_by_model[request.kind.model] -= queue is self._waiting
                 return True
-        if request in self._in_service and request.id not in self._left:
-            self._left.add(request.id)
+        if request in self._in_service and request.id not in self._removed:
+            self._removed.add(request.id)
             return True
         return False
 
@@ -134,7 +133,7 @@ class Batcher:
             request.kind = kind_of(request)
 
     def drain(self) -> None:
-        """Switch to greedy launches, without waiting, until the queue is empty."""
+        """Replace the policy by `Drain`: greedy launches of all remaining requests, without waiting."""
         self.policy = Drain(self._max_batch_size)
 
     def state(self, now: float) -> State:
@@ -156,7 +155,7 @@ class Batcher:
                 self._take(action, now)
             case Wait(until):
                 if not until > now:
-                    raise PolicyError(f"a wait until {until} does not end after now, {now}")
+                    raise PolicyError(f"the wait ends at {until} s, which is not after the decision at {now} s")
         return action
 
     def lookahead(self, launch: Launch, at: float) -> Launch | None:
@@ -169,7 +168,7 @@ class Batcher:
         batch = launch.requests
         stage = batch[0].stage + (launch.stages or 0)
         iterating = batch[0].kind.model in self._iterating  # completions are known only at the end of the step
-        if launch.stages is None or iterating or self._left or any(stage >= request.stages for request in batch):
+        if launch.stages is None or iterating or self._removed or any(stage >= request.stages for request in batch):
             return None
         moved = [replace(request, stage=stage) for request in batch]
         rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
@@ -188,7 +187,7 @@ class Batcher:
 
         Requests cancelled or expired while in service are in neither group.
         """
-        remaining = [r for r in launch.requests if r.id not in self._left] if self._left else launch.requests
+        remaining = [r for r in launch.requests if r.id not in self._removed] if self._removed else launch.requests
         finished: list[Request] = []
         for request in remaining:
             request.stage = request.stages if launch.stages is None else request.stage + launch.stages
@@ -200,7 +199,7 @@ class Batcher:
 
     def fail(self, launch: Launch) -> list[Request]:
         """Remove the requests of a failed launch; return those not cancelled or expired before."""
-        failed = [r for r in launch.requests if r.id not in self._left]
+        failed = [r for r in launch.requests if r.id not in self._removed]
         self._release()
         for request in failed:
             self._forget(request)
@@ -214,7 +213,7 @@ class Batcher:
 
     def _release(self) -> None:
         self._in_service = ()
-        self._left.clear()
+        self._removed.clear()
 
     def _take(self, launch: Launch, now: float) -> None:
         batch = launch.requests
@@ -251,6 +250,5 @@ class Batcher:
         any_stage = first.kind.model in self._iterating
         if any(r.kind != first.kind or (r.stage != first.stage and not any_stage) for r in batch):
             raise PolicyError("a batch must be of one kind and at one stage")
-        if len(batch) > self._max_batch_size[first.kind.model]:
-            limit = self._max_batch_size[first.kind.model]
-            raise PolicyError(f"a batch of {len(batch)} is above the maximum of {first.kind.model!r}, {limit}")
+        if len(batch) > (limit := self._max_batch_size[first.kind.model]):
+            raise PolicyError(f"a batch of {len(batch)} is above the maximum {limit} of model {first.kind.model!r}")

@@ -1,7 +1,7 @@
-"""Simulation of bins with one central queue and several servers (Multi-Bin Batching, algorithm 1 and figure 6).
+"""Simulation of Multi-Bin Batching with one central queue of formed batches (algorithm 1 and figure 6 of the paper).
 
 A bin forms batches of exactly B in order of arrival. Formed batches are served first come, first served by the first
-free server. The service time of a batch is that of its longest request.
+free of several servers. The service time of a batch is that of its longest request.
 """
 
 import heapq

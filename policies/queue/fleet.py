@@ -55,9 +55,9 @@ def shortest_expected_delay(stations: Sequence[Station], profiles: Sequence[Mapp
     """
 
     def route(request: Request) -> Station:
-        now, more = request.arrival, {request.kind.model: 1}
+        now, added = request.arrival, {request.kind.model: 1}
         remaining = (station.due - now if station.serving is not None else 0.0 for station in stations)
-        expected = map(backlog, (station.batcher for station in stations), profiles, remaining, [more] * len(stations))
+        expected = map(backlog, (station.batcher for station in stations), profiles, remaining, [added] * len(stations))
         return stations[least_delay(list(expected))]
 
     return route

@@ -25,13 +25,20 @@ class Monitor(Protocol):
 
 
 @dataclass(slots=True)
-class _Trail:
-    """Weighted arrival counts of one kind; a weight is the sum of exp(-(last - arrival) / time constant)."""
+class _ArrivalCounts:
+    """Weighted arrival counts of one kind: sums of exp(-(last - arrival) / time constant).
 
-    first: float  # instant, s
-    last: float  # instant, s
-    weight: float = 0.0  # of those before the last
-    long_weight: float = 0.0  # of those after the first, by the long time constant
+    Attributes:
+        first: instant of the first arrival, s.
+        last: instant of the last arrival, s.
+        short: count of the arrivals before the last.
+        long: count of the arrivals after the first, by the long time constant.
+    """
+
+    first: float
+    last: float
+    short: float = 0.0
+    long: float = 0.0
 
 
 class ForgettingMonitor:
@@ -53,40 +60,40 @@ class ForgettingMonitor:
         """
         self._time_constant = time_constant
         self._long = max(long, 100.0 * time_constant)
-        self._trails: dict[Kind, _Trail] = {}
+        self._counts: dict[Kind, _ArrivalCounts] = {}
 
     def arrive(self, kind: Kind, at: float) -> None:
         """Decay the counts and add the arrival."""
-        trail = self._trails.get(kind)
-        if trail is None:
-            self._trails[kind] = _Trail(at, at)
+        counts = self._counts.get(kind)
+        if counts is None:
+            self._counts[kind] = _ArrivalCounts(at, at)
             return
-        elapsed = trail.last - at
-        trail.weight = (trail.weight + 1.0) * exp(elapsed / self._time_constant)
-        trail.long_weight = trail.long_weight * exp(elapsed / self._long) + 1.0
-        trail.last = at
+        elapsed = counts.last - at
+        counts.short = (counts.short + 1.0) * exp(elapsed / self._time_constant)
+        counts.long = counts.long * exp(elapsed / self._long) + 1.0
+        counts.last = at
 
     def rates(self, now: float) -> Mapping[Kind, float]:
         """Return the short-term rates, 1/s."""
         span = self._time_constant
-        return {kind: t.weight * exp((t.last - now) / span) / span for kind, t in self._trails.items()}
+        return {kind: c.short * exp((c.last - now) / span) / span for kind, c in self._counts.items()}
 
     def mean_rates(self, now: float) -> Mapping[Kind, float]:
         """Return the long-term counts divided by the weight of the time since the first arrival, 1/s."""
-        return {kind: self._mean(trail, now) for kind, trail in self._trails.items()}
+        return {kind: self._mean(counts, now) for kind, counts in self._counts.items()}
 
-    def _mean(self, trail: _Trail, now: float) -> float:
+    def _mean(self, counts: _ArrivalCounts, now: float) -> float:
         # averaged over at least one short time constant, or two arrivals at one instant would give an infinite rate
-        since = max(now - trail.first, self._time_constant)
-        return trail.long_weight * exp((trail.last - now) / self._long) / (-expm1(-since / self._long) * self._long)
+        since = max(now - counts.first, self._time_constant)
+        return counts.long * exp((counts.last - now) / self._long) / (-expm1(-since / self._long) * self._long)
 
     def with_rates_of(self, before: "ForgettingMonitor") -> "ForgettingMonitor":
         """Return a monitor with these time constants and the rates of `before` at each kind's last arrival."""
         monitor = ForgettingMonitor(self._time_constant, self._long)
-        for kind, known in before._trails.items():
-            trail = replace(known, weight=known.weight * self._time_constant / before._time_constant, long_weight=1.0)
-            trail.long_weight = before._mean(known, known.last) / self._mean(trail, trail.last)
-            monitor._trails[kind] = trail
+        for kind, known in before._counts.items():
+            counts = replace(known, short=known.short * self._time_constant / before._time_constant, long=1.0)
+            counts.long = before._mean(known, known.last) / self._mean(counts, counts.last)
+            monitor._counts[kind] = counts
         return monitor
 
 
@@ -148,7 +155,7 @@ class PerModelMonitor:
 
 
 class NoMonitor:
-    """Measures nothing, for a policy of one known rate."""
+    """Measures nothing, for a policy that does not depend on the rate."""
 
     def arrive(self, kind: Kind, at: float) -> None:
         """Ignore the arrival."""

@@ -7,7 +7,7 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 
 
-def backlog(batcher: Batcher, profiles: Mapping[str, Profile], left: float, more: Mapping[str, int]) -> float:
+def backlog(batcher: Batcher, profiles: Mapping[str, Profile], remaining: float, added: Mapping[str, int]) -> float:
     """Return the least time in which a device serves its queue, s.
 
     With one additional request it is the expected delay of that request, which is served last.
@@ -15,26 +15,18 @@ def backlog(batcher: Batcher, profiles: Mapping[str, Profile], left: float, more
     Args:
         batcher: the queue of the device.
         profiles: profiles by model.
-        left: expected remaining time of the batch in service, s.
-        more: number of additional requests, by model.
+        remaining: expected remaining time of the batch in service, s.
+        added: number of additional requests, by model.
     """
     waiting = batcher.waiting_by_model()
     for (model, stage), requests in groupby(batcher.suspended, lambda r: (r.kind.model, r.stage)):
-        left += profiles[model].min_service_time(sum(1 for _ in requests), stage)
-    return left + sum(
-        _share(profiles[model]) * profiles[model].time_to_serve(waiting.get(model, 0) + n)
-        for model, n in {**dict.fromkeys(waiting, 0), **more}.items()
+        remaining += profiles[model].min_service_time(sum(1 for _ in requests), stage)
+    return remaining + sum(
+        profiles[model].min_time_to_serve(waiting.get(model, 0) + n)
+        for model, n in {**dict.fromkeys(waiting, 0), **added}.items()
     )
 
 
 def least_delay(expected: Sequence[float]) -> int:
     """Return the index of the least expected delay; the first of equal ones."""
     return min(range(len(expected)), key=expected.__getitem__)
-
-
-def _share(profile: Profile) -> float:
-    """Return the ratio of the service times of the largest batch at the least length and without a length."""
-    if profile.lengths is None:
-        return 1.0
-    largest = profile.max_batch_size
-    return profile.service_time(largest, profile.lengths[0]) / profile.service_time(largest)

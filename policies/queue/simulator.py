@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from policies.queue.batcher import Batcher
 from policies.types import Launch, Request
 
-_BLOCKS = 20  # of batch means: their standard deviation is known to a sixth, and each block is long
+_BLOCKS = 20  # of the method of batch means, see `estimate`
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,8 @@ import numpy as np
 from policies.queue.arrivals import Instants
 from policies.queue.simulator import Run
 from policies.rules.lookup import draw
+from policies.rules.traits import ActionTable
 from policies.types import Mix
-
-
-@dataclass(frozen=True)
-class QueueLengthTable:
-    """Actions by queue length, or a mix of two such tables.
-
-    Attributes:
-        batch_size: action for queue length 0, 1, 2, ...; 0 waits; the last one repeats.
-        max_batch_size: the largest batch launched before the final drain.
-        mix: the second table, if the policy is randomised.
-        seed: seed of the draws.
-    """
-
-    batch_size: Sequence[int]
-    max_batch_size: int
-    mix: Mix | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,10 +33,11 @@ class ServiceModel:
     energies: Sequence[float] | None = None
 
 
-def simulate_table(table: QueueLengthTable, device: ServiceModel, instants: Instants) -> Run:
+def simulate_table(table: ActionTable, device: ServiceModel, instants: Instants) -> Run:
     """Serve one request for each instant of arrival (s, sorted, at least one), and drain the queue greedily at the end.
 
-    A request's id, on which the draws of a mix depend, is its index among the arrivals.
+    A request's id, on which the draws of a mix depend, is its index among the arrivals. The final drain may launch
+    batches above the table's maximum.
     """
     starts, finishes, sizes = _serve(_actions(table, device.max_batch_size), device, instants.tolist())
     batch_sizes = np.array(sizes, dtype=np.int64)
@@ -87,7 +72,7 @@ class _Actions:
     seed: int
 
 
-def _actions(table: QueueLengthTable, largest: int) -> _Actions:
+def _actions(table: ActionTable, largest: int) -> _Actions:
     mix = table.mix or Mix(0.0, table.batch_size)
     lengths = range(max(len(table.batch_size), len(mix.batch_size), largest + 1))
     first, second = (

@@ -1,8 +1,9 @@
 """Several models on one device, each by stages: one LazyBatching for all of them (section VI-C, co-location).
 
 New requests of a model preempt only if the slack of all requests in flight allows, of whatever model. The model of
-least slack is launched first. That slack counts full times, so that a running model does not fall behind a waiting one
-and the device does not switch models at each boundary. Each model has its own profile, its own SLO and its own stack.
+least slack is launched first. For this comparison a request counts with its full service time, even if most stages are
+done: with the remaining time the device would switch models at each stage boundary. Each model has its own profile, its
+own SLO and its own stack.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from policies.types import Action, Launch, State, Wait
 
 
 @runtime_checkable
-class StagePolicy(Protocol):
-    """A policy by stages that can share the device with others."""
+class PreemptivePolicy(Protocol):
+    """A policy that preempts between stages and can share the device with those of other models."""
 
     def decide(self, state: State, /) -> Action:
-        """The action where no other model is on the device."""
+        """The action if no other model is on the device."""
         ...
 
     def next_launch(self, state: State, others: Claim) -> Launch | None:
@@ -39,17 +40,16 @@ class CoLocated:
     """Launches the model of least slack among those that may launch.
 
     Attributes:
-        rules: by model.
+        rules: policy of each model.
     """
 
-    rules: Mapping[str, StagePolicy]
+    rules: Mapping[str, PreemptivePolicy]
 
     def decide(self, state: State, /) -> Action:
-        """One stage of one sub-batch of one model; never waits."""
-        kinds = list(dict.fromkeys(r.kind for r in (*state.suspended, *state.waiting)))
-        own = {kind: state.of(kind) for kind in kinds}
-        claims = {kind: self.rules[kind.model].claim(own[kind]) for kind in kinds}
-        for kind in sorted(kinds, key=lambda k: self.rules[k.model].latest_start(own[k])):
+        """Launch one stage of one sub-batch of one model; Wait only without requests."""
+        own = state.by_kind()
+        claims = {kind: self.rules[kind.model].claim(part) for kind, part in own.items()}
+        for kind in sorted(own, key=lambda k: self.rules[k.model].latest_start(own[k])):
             others = sum((claim for other, claim in claims.items() if other != kind), NO_CLAIM)
             launch = self.rules[kind.model].next_launch(own[kind], others)
             if launch is not None:

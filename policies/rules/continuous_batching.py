@@ -13,7 +13,7 @@ from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.spec import Spec
 from policies.types import Action, Launch, SpecError, State
-from policies.unrolled import refuse_classifier
+from policies.unrolled import check_decode_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class ContinuousBatching(StepPolicy):
 
 
 def _build(spec: Spec, profile: Profile) -> ContinuousBatching:
-    refuse_classifier(spec, profile)
-    if profile.lengths is None:
+    check_decode_steps(spec, profile)
+    if not profile.varies_by_length:
         raise SpecError(
             f"policy {spec.text!r} is for models that generate tokens; profile {profile.name!r} has no lengths, or the "
             "simulated requests have none: name another policy, or add --sizes to a simulation"
@@ -44,13 +44,13 @@ def _build(spec: Spec, profile: Profile) -> ContinuousBatching:
     )
 
 
-JOINING = Rule(
+CONTINUOUS_BATCHING = Rule(
     name="joining",
     build=_build,
     takes_arg=True,
     needs_lengths=True,
     description="Experimental. Continuous batching: between two decode steps finished requests leave the batch and "
-    "waiting ones join it. It pays where a decode step takes longer than launching it; with a very small network it "
-    "does only up to about half load.",
+    "waiting ones join it. It is faster if a decode step takes longer than its launch; with a very small network only "
+    "up to about half load.",
     example="joining",
 )

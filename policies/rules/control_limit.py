@@ -1,7 +1,7 @@
 """Control limit: launch all waiting requests once at least `limit` wait.
 
-Greedy, serial, static and timeout are control limits. Journal, definitions 1 and 2 (equations 15 and 16); where fewer
-than B_min wait, nothing is launched (exact-tail.md, misprint of equation 16).
+Greedy, serial, static and timeout are control limits. Source: Xu, Zhou and Niu (arXiv 2501.02181), definitions 1 and 2,
+equations (15) and (16).
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from policies.rules.rule import Rule
 from policies.rules.traits import ActionTable, control_limit_table
-from policies.types import Action, Reason, State, Wait, launch_oldest
+from policies.types import Action, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class ControlLimit:
         limit: smallest number that is launched before the time-out.
         max_batch_size: largest batch.
         timeout: waiting time of the oldest request at which a partial batch is launched, s.
-        reason: of a launch below the maximum.
     """
 
     depends_on_rate: ClassVar[bool] = False
@@ -29,14 +28,13 @@ class ControlLimit:
     limit: int
     max_batch_size: int
     timeout: float = inf
-    reason: Reason = "policy"
 
     def decide(self, state: State, /) -> Action:
-        """Compare one count and one instant."""
+        """Launch at the limit or at the time-out, else wait for the time-out."""
         due = state.waiting[0].arrival + self.timeout
         if len(state.waiting) < self.limit and state.now < due:
             return Wait(until=due)
-        launch = launch_oldest(state, self.max_batch_size, self.max_batch_size, self.reason)
+        launch = launch_oldest(state, self.max_batch_size, self.max_batch_size)
         return launch if state.now >= due else replace(launch, formed=state.waiting[self.limit - 1].arrival)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
@@ -87,7 +85,7 @@ TIMEOUT = Rule(
     name="timeout",
     build=lambda spec, profile: timeout(profile.max_batch_size, spec.number("ARG") / 1e3),
     takes_arg=True,
-    description="Launches a full batch, or a partial batch once the oldest request has waited {arg} ms. The chart is "
-    "of requests that have just arrived.",
+    description="Launches a full batch, or a partial batch once the oldest request has waited {arg} ms. The chart "
+    "shows the actions for requests that have just arrived.",
     example="timeout:20",
 )

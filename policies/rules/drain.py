@@ -1,4 +1,4 @@
-"""Drain: launch what is left, as greedy does, for every kind and stage. The policy of a server that shuts down."""
+"""Drain: launch the remaining requests of all kinds and stages without waiting, as at the shutdown of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ class Drain:
 
     Attributes:
         max_batch_size: largest batch of each model.
-        reason: of its launches.
+        reason: reason of its launches.
     """
 
     max_batch_size: Mapping[str, int]
     reason: Reason = "drain"
 
     def decide(self, state: State, /) -> Action:
-        """Never waits."""
+        """Launch requests of the kind and stage of the first suspended request, else of the oldest waiting one."""
         candidates = state.suspended or state.waiting
         first = candidates[0]
         batch = [r for r in candidates if r.kind == first.kind and r.stage == first.stage]

@@ -12,8 +12,8 @@ Choi, Kim and Rhu, "LazyBatching: An SLA-aware Batching System for Cloud Machine
     BatchTable           state.suspended, the latest run last: the stack, its top at the end
     sub-batch            neighbours in the stack at the same stage: catching up with a sub-batch merges the two
     active batch         LazyBatching.active: the topmost sub-batch
-    model-allowed        profile.max_batch_size: new requests are limited to the room in the active batch. Where the
-    maximum batch size     next sub-batch is then reached and has too little room, the requests run last go first
+    model-allowed        profile.max_batch_size: new requests are limited to the free places in the active batch. If
+    maximum batch size     the next sub-batch that they reach has too few places, the requests run last go first
 
 At each stage boundary the oldest waiting requests preempt, as many as the slack allows; else the active batch
 continues. The slack is the smallest of all requests in flight, new ones included; equation (1) is the case of one
@@ -35,7 +35,7 @@ from policies.rules.rule import Rule
 from policies.rules.traits import StepPolicy
 from policies.spec import Spec
 from policies.types import Action, Launch, Request, SpecError, State, Wait
-from policies.unrolled import planned
+from policies.unrolled import staged_profile
 
 Slack = Literal["printed", "remaining", "oracle"]
 SLACKS: tuple[Slack, ...] = ("printed", "remaining", "oracle")
@@ -69,8 +69,8 @@ class LazyBatching(StepPolicy):
     """Preempts whenever the slack allows.
 
     Attributes:
-        profile: of the model, by stage.
-        slack: how it is estimated.
+        profile: profile of the model, with stage times.
+        slack: estimate of the slack.
         predicted: number of stages assumed for a request; None: the profile's.
     """
 
@@ -89,7 +89,7 @@ class LazyBatching(StepPolicy):
         return self.profile.span(1, 0, self.stages)
 
     def decide(self, state: State, /) -> Action:
-        """One stage of one sub-batch; never waits."""
+        """Launch one stage of one sub-batch; Wait only without requests."""
         return self.next_launch(state, NO_CLAIM) or Wait()
 
     def next_launch(self, state: State, others: Claim) -> Launch | None:
@@ -169,7 +169,7 @@ class LazyBatching(StepPolicy):
                 return lambda n: self.completion_time(stack, n)
 
     def _span(self, size: int, stage: int) -> float:
-        """Time of `size` requests from a stage to the end, s; in several batches where the maximum has become smaller.
+        """Time of `size` requests from a stage to the end, s, in several batches if they are above the maximum size.
 
         A request that has passed the predicted number of stages counts with one more stage.
         """
@@ -200,7 +200,7 @@ def _build(spec: Spec, profile: Profile) -> LazyBatching:
     slack = next((s for s in SLACKS if s == spec.parameters.get("slack", "printed")), None)
     if slack is None:
         raise SpecError(f"policy {spec.text!r}: unknown slack {spec.parameters['slack']!r}; give {', '.join(SLACKS)}")
-    by_stage, steps = planned(spec, profile)
+    by_stage, steps = staged_profile(spec, profile)
     return LazyBatching(by_stage, slack, steps)
 
 
@@ -212,7 +212,7 @@ LAZY = Rule(
     needs_stages=True,
     per_bin=False,
     description="Experimental. Launches one stage at a time. Between stages new requests go first as long as all "
-    "requests can be answered within {slo_ms} ms (slack {slack}); they catch up and are merged. It pays against a long "
-    "fixed batching window at low load; under load greedy is faster.",
+    "requests can be answered within {slo_ms} ms (slack {slack}); they catch up and are merged. It is faster than a "
+    "long fixed batching window at low load; under load greedy is faster.",
     example="lazy:slo_ms=60",
 )

@@ -1,10 +1,10 @@
 """Lookup: the action is read from a table by arrival rate and queue length.
 
-**Where the rate varies.** A run's mean response time is a mean over its requests, its mean power a mean over time. So a
-second in which n requests are in the system costs w1 n / (the run's mean rate), whatever the rate in that second. A row
-solved for w2 divides by its own rate: it gives too much weight to the few requests of a lull and too little to the many
-of a burst. Solved for w2 x (mean rate / the row's rate) it has the run's objective. Hence tables for a handful of
-factors of w2 (`Weighting`); with a steady rate the factor is 1.
+**Varying rates.** A run's mean response time is a mean over requests, its mean power a mean over time. A second with n
+requests in the system therefore costs w1 n / (the run's mean rate). A row solved for w2 divides by its own rate. This
+overweights the response times at low rates and underweights those in bursts. A row solved for w2 x (mean rate / the
+row's rate) minimises the cost of the run. Tables are therefore solved for a few factors of w2 (`Weighting`); at a
+steady rate the factor is 1.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ class ActionRow:
     Attributes:
         arrival_rate: 1/s.
         batch_size: action for queue length 0, 1, 2, ...; 0 waits; the last one repeats.
-        mix: the other table, if the policy is randomised.
+        mix: the second table, if the policy is randomised.
     """
 
     arrival_rate: float
@@ -38,9 +38,9 @@ class Weighting:
     """The rows solved for another weight of power.
 
     Attributes:
-        factor: of w2.
+        factor: factor of w2.
         rows: ascending in arrival rate.
-        boundaries: ascending, 1/s; row i + 1 serves from boundaries[i] on.
+        boundaries: ascending, 1/s; row i + 1 is used from boundaries[i] on.
     """
 
     factor: float
@@ -48,7 +48,7 @@ class Weighting:
     boundaries: Sequence[float]
 
     def row(self, arrival_rate: float) -> ActionRow:
-        """The row that serves at this rate (1/s)."""
+        """The row for this rate, 1/s."""
         return self.rows[bisect_right(self.boundaries, arrival_rate)]
 
 
@@ -61,11 +61,11 @@ class Lookup:
 
     Attributes:
         rows: ascending in arrival rate.
-        boundaries: ascending, 1/s; row i serves from boundaries[i] up to boundaries[i + 1].
+        boundaries: ascending, 1/s; row i is used from boundaries[i] up to boundaries[i + 1].
         max_batch_size: largest batch.
-        seed: of the draws, where a row is a mix of two tables.
+        seed: seed of the draws, if a row is a mix of two tables.
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
-        ratios: of mean rate to row's rate; weighting i + 1 serves from ratios[i] on.
+        ratios: ascending; weighting i + 1 is used from a ratio of mean rate to the row's rate of ratios[i] on.
     """
 
     depends_on_rate: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class Lookup:
     ratios: Sequence[float] = ()
 
     def row(self, arrival_rate: float) -> ActionRow | None:
-        """The row that serves at this rate (1/s); None below half the lowest."""
+        """The row for this rate, 1/s; None below half the lowest."""
         index = bisect_right(self.boundaries, arrival_rate) - 1
         return self.rows[index] if index >= 0 else None
 
@@ -117,25 +117,25 @@ def draw(seed: int, oldest: int, newest: int) -> float:
     """A number in [0, 1) that depends only on the waiting requests' ids, so that the same state gets the same action.
 
     The hash alone is uniform, but its values at neighbouring ids are correlated. Folding and multiplying removes the
-    correlation, as far as the share of a mix can show.
+    correlation as far as a test of the share of a mix can detect it.
     """
-    mixed = hash((seed, oldest, newest)) % 2**64
-    mixed = (mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15 % 2**64
-    return (mixed ^ mixed >> 32) / 2**64
+    bits = hash((seed, oldest, newest)) % 2**64
+    bits = (bits ^ bits >> 32) * 0x9E3779B97F4A7C15 % 2**64
+    return (bits ^ bits >> 32) / 2**64
 
 
 def lookup(rows: Sequence[ActionRow], max_batch_size: int, seed: int = 0) -> Lookup:
-    """A Lookup whose rows serve up to halfway to the next rate, the lowest one down to half its own rate."""
-    return Lookup(rows, [rows[0].arrival_rate / 2, *_middles(rows)], max_batch_size, seed)
+    """Return a Lookup whose rows are used up to halfway to the next rate, the lowest one down to half its own rate."""
+    return Lookup(rows, [rows[0].arrival_rate / 2, *_midpoints(rows)], max_batch_size, seed)
 
 
 def weighted(plain: Lookup, others: Mapping[float, Sequence[ActionRow]]) -> Lookup:
-    """Add the rows for other factors of w2; each factor serves up to the geometric mean with the next."""
+    """Add the rows for other factors of w2; each factor is used up to its geometric mean with the next."""
     tables = sorted({1.0: plain.rows, **others}.items())
-    weightings = [Weighting(factor, rows, _middles(rows)) for factor, rows in tables]
+    weightings = [Weighting(factor, rows, _midpoints(rows)) for factor, rows in tables]
     ratios = [sqrt(low.factor * high.factor) for low, high in pairwise(weightings)]
     return replace(plain, weightings=weightings, ratios=ratios)
 
 
-def _middles(rows: Sequence[ActionRow]) -> list[float]:
+def _midpoints(rows: Sequence[ActionRow]) -> list[float]:
     return [(low.arrival_rate + high.arrival_rate) / 2 for low, high in pairwise(rows)]

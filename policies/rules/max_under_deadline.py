@@ -33,12 +33,12 @@ class MaxUnderDeadline:
 
     def _still_on_time(self, now: float, deadline: float, size: int) -> int:
         """The largest batch that meets the oldest request's deadline after an arrival; all of them if none does."""
-        # Instants are compared as `decide` computed them: a span would be an ulp short at the very instant waited for.
+        # as in `decide`: `deadline - now >= service time` may be false, by rounding, at the instant waited for
         return next((b for b in range(size, 0, -1) if now <= deadline - self.service_times[b - 1]), size)
 
 
 def _build(spec: Spec, profile: Profile) -> MaxUnderDeadline:
-    spec.number("slo_ms")
+    spec.number("slo_ms")  # required: it sets the deadlines
     return MaxUnderDeadline(profile.service_times)
 
 
@@ -47,6 +47,6 @@ MAX_UNDER_DEADLINE = Rule(
     build=_build,
     keys=frozenset({"slo_ms"}),
     description="Launches a full batch, or a partial batch at the last instant at which the oldest request can be "
-    "answered within {slo_ms} ms. The chart is of requests that have just arrived.",
+    "answered within {slo_ms} ms. The chart shows the actions for requests that have just arrived.",
     example="max-under-deadline:slo_ms=60",
 )

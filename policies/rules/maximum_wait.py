@@ -28,5 +28,5 @@ class MaximumWait:
         if state.now < due:
             return action if isinstance(action, Launch) else Wait(min(action.until, due))
         if isinstance(action, Launch):
-            return replace(action, formed=None)  # after the maximum wait the oldest arrival ranks it, not the newest
+            return replace(action, formed=None)  # so that PerKind orders it by its oldest arrival, not the newest
         return launch_oldest(state, self.max_batch_size, self.max_batch_size, "max_wait")

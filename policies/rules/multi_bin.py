@@ -23,53 +23,54 @@ from functools import partial
 import numpy as np
 
 from policies.profile import Profile
-from policies.rules.rule import Cut, Division, Rule
+from policies.rules.rule import BinnedPolicy, EdgeFinder, Rule
 from policies.sizing.bins import equal_edges, optimised_edges
 from policies.spec import Spec
 from policies.types import Kind, SpecError
 
 _MAX_BINS = 64
 _WINDOW = 4096  # sizes kept
-_FIRST = 32  # sizes before the first edges
+_MIN_SIZES = 32  # before the first edges
 
 
 class Bins:
     """Gives each request its kind by its size, and learns the edges from the sizes.
 
-    Edges are recomputed when the number of sizes has doubled, and later once in half a window.
+    Edges are recomputed when the number of sizes has doubled, and later every half window.
 
     Attributes:
-        bins: how many, at most.
-        edges: between them, s, ascending; empty, so that all requests are in bin 0, until enough sizes are known.
+        bins: maximum number of bins.
+        edges: edges between the bins, s, ascending; empty, so that all requests are in bin 0, until enough sizes are
+            known.
     """
 
-    def __init__(self, bins: int, cut: Cut) -> None:
-        """`cut` finds the edges, at most `bins` - 1, for the sizes that it is given, s."""
+    def __init__(self, bins: int, find_edges: EdgeFinder) -> None:
+        """`find_edges` returns the edges, at most `bins` - 1, for observed sizes, s."""
         self.bins = bins
         self.edges: Sequence[float] = ()
-        self._cut = cut
+        self._find_edges = find_edges
         self._sizes: deque[float] | None = deque(maxlen=_WINDOW)
-        self._until_recut = _FIRST
+        self._until_update = _MIN_SIZES
 
     def kind(self, model: str, size: float) -> Kind:
         """The kind of a request of this size, s, by the current edges; a size on an edge belongs to the bin above."""
         return Kind(model, bisect_right(self.edges, size))
 
-    def knowing(self, sizes: Sequence[float]) -> "Bins":
-        """Bins with the edges of these sizes, which learn from no others, as of an oracle."""
-        known = Bins(self.bins, self._cut)
-        known.edges, known._sizes = self._cut(sizes), None
-        return known
+    def with_edges_of(self, sizes: Sequence[float]) -> "Bins":
+        """Return bins with the edges of these sizes, s, which do not learn from arriving requests."""
+        fixed = Bins(self.bins, self._find_edges)
+        fixed.edges, fixed._sizes = self._find_edges(sizes), None
+        return fixed
 
     def learn(self, size: float) -> None:
         """Record the size, s, of an arriving request; recompute the edges from time to time."""
         if self._sizes is None:
             return
         self._sizes.append(size)
-        self._until_recut -= 1
-        if not self._until_recut:
-            self.edges = self._cut(self._sizes)
-            self._until_recut = min(len(self._sizes), _WINDOW // 2)
+        self._until_update -= 1
+        if not self._until_update:
+            self.edges = self._find_edges(self._sizes)
+            self._until_update = min(len(self._sizes), _WINDOW // 2)
 
 
 def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Generator) -> Kind:
@@ -86,28 +87,28 @@ def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Gener
     return Kind(kind.model, neighbour) if 0 <= neighbour < bins else kind
 
 
-def _divide(spec: Spec, profile: Profile) -> Division:
+def _build(spec: Spec, profile: Profile) -> BinnedPolicy:
     largest = profile.max_batch_size
     bins = spec.whole("ARG", 1, _MAX_BINS)
     size = spec.whole("batch_size", 1, largest) if "batch_size" in spec.parameters else largest
-    cuts: dict[str, Cut] = {
+    finders: dict[str, EdgeFinder] = {
         "optimised": partial(optimised_edges, bins=bins, batch_size=size),
         "equal": partial(equal_edges, bins=bins),
     }
     edges = spec.parameters.get("edges", "optimised")
-    if edges not in cuts:
-        raise SpecError(f"policy {spec.text!r}: unknown edges {edges!r}; give {' or '.join(cuts)}")
+    if edges not in finders:
+        raise SpecError(f"policy {spec.text!r}: unknown edges {edges!r}; give {' or '.join(finders)}")
     inner = f"{spec.parameters.get('inner', f'static:{size}')},max_wait_ms={spec.parameters['max_wait_ms']}"
-    return Division(bins, cuts[edges], size, inner)
+    return BinnedPolicy(bins, finders[edges], size, inner)
 
 
 MULTI_BIN = Rule(
     name="multi-bin",
-    build=_divide,
+    build=_build,
     keys=frozenset({"batch_size", "inner", "edges"}),
     takes_arg=True,
     defaults={"inner": "static"},
     per_bin=False,
-    description="Requests of similar size share batches, in {arg} bins; within each it decides as {inner} does.",
+    description="Requests of similar size share batches, in {arg} bins; the policy within a bin is {inner}.",
     example="multi-bin:3",
 )

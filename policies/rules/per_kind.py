@@ -16,15 +16,15 @@ class PerKind:
     occasional arrivals would always be the newest and would starve.
 
     Attributes:
-        policies: by model; the bins of a model share one.
-        together: models whose policy, the same for all of them, decides about all of them at once.
+        policies: policy of each model, which its bins share.
+        together: models that share one policy, which gets the requests of all of them in one state.
     """
 
     policies: Mapping[str, Policy]
     together: frozenset[str] = frozenset()
 
     def decide(self, state: State, /) -> Action:
-        """The launch of the earliest formation, or the shortest of the waits."""
+        """Return the launch that was formed first, else the shortest wait."""
         best: Launch | None = None
         until = inf
         for model, part in self._parts(state):

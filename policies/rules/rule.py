@@ -1,7 +1,6 @@
-"""A policy rule as the catalog lists it: how a spec becomes its policy, and the traits of the rule.
+"""A policy rule as the catalog lists it: its builder, and the traits that parser, simulator, server and tests use.
 
-Each rule's file ends with its `Rule`; `policies/catalog.py` lists them. The parser, the simulator, the server, the
-dashboard and the generic tests read everything about a rule from there.
+Each rule's file ends with its `Rule`; `policies/catalog.py` lists them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,35 +13,30 @@ from policies.smdp.table import PolicyTable
 from policies.spec import Spec
 from policies.types import Policy
 
-Cut = Callable[[Sequence[float]], Sequence[float]]
+EdgeFinder = Callable[[Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class SolvedPolicy:
-    """A policy that acts by a solved table.
-
-    Attributes:
-        policy: looks the actions up.
-        table: the solved table.
-    """
+    """A policy and the solved table in which it looks its actions up."""
 
     policy: Policy
     table: PolicyTable
 
 
 @dataclass(frozen=True)
-class Division:
+class BinnedPolicy:
     """Bins of requests of similar size, and the policy that decides within each bin.
 
     Attributes:
-        bins: how many, at most.
-        cut: finds the edges between the bins for the sizes that it is given, s.
+        bins: maximum number of bins.
+        find_edges: returns the edges between the bins for observed sizes, s.
         batch_size: largest batch.
         inner: spec of the policy within a bin.
     """
 
     bins: int
-    cut: Cut
+    find_edges: EdgeFinder
     batch_size: int
     inner: str
 
@@ -53,22 +47,22 @@ class Rule:
 
     Attributes:
         name: as specs write it.
-        build: the policy for a spec and a profile; what a rule with a table or with bins builds carries more.
-        description: how it decides, in a sentence or two for the dashboard. {arg} and {KEY} are replaced by the spec's
-            values, {parameters} by all of them.
+        build: builds the policy for a spec and a profile; with its table or its bins, if the rule has one.
+        description: one or two sentences for the dashboard. {arg} and {KEY} are replaced by the spec's values,
+            {parameters} by all of them.
         example: a spec of this rule for the generic tests, valid for any profile of at least eight batch sizes.
         keys: parameters that the spec may name, besides max_wait_ms.
         takes_arg: whether the spec may have an argument, NAME:ARG.
         defaults: values of the keys that the description names and the spec leaves open.
-        needs_stages: whether it decides between stages, so that the model has to be cut into some.
+        needs_stages: whether it decides between stages, so that the model has to be split into stages.
         needs_lengths: whether it serves only models that generate tokens.
         per_bin: whether it can decide within a bin of multi-bin.
-        monitor: makes what measures the arrival rate; None: an exponentially forgetting one, as fast as the device.
-        check: checks a spec without building the policy, for rules that take long to build.
+        monitor: makes the monitor of the arrival rate; None: a ForgettingMonitor with the device's time constant.
+        check: checks a spec without building the policy, if that takes long.
     """
 
     name: str
-    build: Callable[[Spec, Profile], Policy | SolvedPolicy | Division]
+    build: Callable[[Spec, Profile], Policy | SolvedPolicy | BinnedPolicy]
     description: str
     example: str
     keys: frozenset[str] = frozenset()

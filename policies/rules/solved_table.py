@@ -3,16 +3,16 @@
 from policies.profile import Profile
 from policies.rules.rule import Rule, SolvedPolicy
 from policies.smdp.table import load_table
-from policies.solving import following, solved_table, table_policy, weight_of
+from policies.solving import solved_table, table_policy, weight_of, weighted_table_policy
 from policies.spec import Spec
 
-_WEIGHT = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
+_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
 _DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
 
 
 def _solve(spec: Spec, profile: Profile) -> SolvedPolicy:
     table = solved_table(spec, profile)
-    return SolvedPolicy(following(table, profile), table)
+    return SolvedPolicy(weighted_table_policy(table, profile), table)
 
 
 def _load(spec: Spec, profile: Profile) -> SolvedPolicy:
@@ -24,7 +24,7 @@ SMDP = Rule(
     name="smdp",
     build=_solve,
     check=weight_of,
-    keys=_WEIGHT,
+    keys=_WEIGHT_KEYS,
     description=_DESCRIPTION,
     example="smdp:w2=30",
 )
@@ -32,7 +32,7 @@ AUTO = Rule(
     name="auto",
     build=_solve,
     check=weight_of,
-    keys=_WEIGHT,
+    keys=_WEIGHT_KEYS,
     description=_DESCRIPTION,
     example="auto",
 )

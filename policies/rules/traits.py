@@ -1,4 +1,4 @@
-"""What a policy may offer beyond `decide`, and how the other packages recognise it."""
+"""Optional interfaces of policies beyond `decide`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class ActionTable:
     Attributes:
         batch_size: action for queue length 0, 1, 2, ...; 0 waits; the last one repeats.
         max_batch_size: the largest batch that the policy launches.
-        mix: the other table, if the policy is randomised.
-        seed: of the draws between the two tables.
+        mix: the second table, if the policy is randomised.
+        seed: seed of the draws between the two tables.
     """
 
     batch_size: Sequence[int]
@@ -26,7 +26,7 @@ class ActionTable:
 
 @runtime_checkable
 class QueueLengthPolicy(Protocol):
-    """A policy whose action depends on the queue length, and at most on the measured rate besides.
+    """A policy whose action depends on nothing but the queue length and, possibly, the measured rate.
 
     Such a policy is evaluated exactly, and simulated without a State for each decision.
 
@@ -41,7 +41,7 @@ class QueueLengthPolicy(Protocol):
         ...
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
-        """The actions at this measured rate, 1/s, or before any is measured (None); None with a time-out."""
+        """Return the actions at this measured rate, 1/s (None: before a rate is measured); None with a time-out."""
         ...
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Floats = NDArray[np.float64]
-_FINEST = 128  # resolution of edges, in probability and in size
+_RESOLUTION = 128  # of edges, in probability and in size
 
 
 def equal_edges(sizes: Sequence[float] | _Floats, bins: int) -> tuple[float, ...]:
@@ -89,17 +89,17 @@ class _Groups:
 def _grouped(sizes: _Floats) -> _Groups:
     """Group sizes by probability and by size, because the rare large sizes determine the longest of a batch."""
     values, counts = np.unique(sizes, return_counts=True)
-    if len(values) <= 2 * _FINEST:
+    if len(values) <= 2 * _RESOLUTION:
         return _Groups(values, values, counts / len(sizes))
-    by_share = (np.cumsum(counts) - counts) * _FINEST // len(sizes)
-    by_size = ((values - values[0]) / (values[-1] - values[0]) * _FINEST).astype(np.int64)
+    by_share = (np.cumsum(counts) - counts) * _RESOLUTION // len(sizes)
+    by_size = ((values - values[0]) / (values[-1] - values[0]) * _RESOLUTION).astype(np.int64)
     starts = np.flatnonzero(np.diff(by_share + by_size, prepend=-1))
     weights = np.add.reduceat(counts, starts)
     return _Groups(np.add.reduceat(values * counts, starts) / weights, values[starts], weights / len(sizes))
 
 
 def _mean_longest(ordered: _Floats, batch_size: int) -> float:
-    """Return E[max of B] of draws from ascending sizes: the i-th is the longest with (i/n)^B - ((i-1)/n)^B."""
+    """Return E[max of B] of draws from n ascending sizes: Pr(the i-th is the longest) = (i/n)^B - ((i-1)/n)^B."""
     if not len(ordered):
         return 0.0
     distribution = (np.arange(len(ordered) + 1) / len(ordered)) ** batch_size
@@ -141,16 +141,17 @@ def _least_cost_cuts(costs: _Floats, bins: int) -> list[int]:
     return cuts[::-1]
 
 
-def least_response_time(batch_time: float, bins: int, batch_size: int, arrival_rate: float) -> float:
-    """The mean response time if no formed batch ever waited for a server (equation 7), s.
+def least_response_time(mean_batch_time: float, bins: int, batch_size: int, arrival_rate: float) -> float:
+    """Return the mean response time if no formed batch waits for a server (equation 7), s; a lower bound.
 
-    Lemma 5.1 says it of uniform sizes and bins of equal probability. It holds for any: a bin that takes the share p of
-    the requests forms a batch in (B - 1) / (2 lambda p) in the mean, and p of all wait for that. A server can only add.
+    Lemma 5.1 proves it for uniform sizes and bins of equal probability, but it is true for any: a request in a bin with
+    the share p of the requests waits (B - 1) / (2 lambda p) for its batch in the mean. Weighted by p, each bin
+    contributes (B - 1) / (2 lambda).
 
     Args:
-        batch_time: E[t_service,k], s.
-        bins: k, those that are not empty.
+        mean_batch_time: E[t_service,k], s.
+        bins: k, the number of bins that are not empty.
         batch_size: B.
         arrival_rate: lambda, 1/s.
     """
-    return batch_time + bins * (batch_size - 1) / (2.0 * arrival_rate)
+    return mean_batch_time + bins * (batch_size - 1) / (2.0 * arrival_rate)

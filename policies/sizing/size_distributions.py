@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from policies.queue.arrivals import trace_column
 from policies.types import SpecError
 
-SIZES = "uniform:LO:HI, exponential:MEAN, trace:FILE:COLUMN"
+SIZES_USAGE = "uniform:LO:HI, exponential:MEAN, trace:FILE:COLUMN"
+LONGEST_REQUEST = "longest"  # the Multi-Bin Batching paper's server: a batch takes as long as its longest request
+LONGEST_REQUEST_BATCH = 128  # its largest batch, if no other is given
 _Floats = NDArray[np.float64]
 Draw = Callable[[int, np.random.Generator], _Floats]
 
@@ -33,7 +35,7 @@ def parse_sizes(text: str) -> Draw:
             values = trace_column(":".join(words[:-1]), column)
             return lambda number, rng: rng.choice(values, number)
         case _:
-            raise SpecError(f"--sizes {text!r} is none of {SIZES}; give one of them")
+            raise SpecError(f"--sizes {text!r} is none of {SIZES_USAGE}; give one of them")
 
 
 def _number(text: str, word: str) -> float:

@@ -21,12 +21,12 @@ from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import simulated_percentile
 from policies.types import Mix, SpecError
 
-_SAME = 1e-7  # a policy below the line through two others by less than this share is not a vertex of its own
-_BESIDE = 1e-6  # relative distance from a breakpoint at which one of its two policies is strictly the best
+_ON_LINE = 1e-7  # a policy below the line through two others by less than this share is not a vertex of its own
+_OFFSET = 1e-6  # relative distance from a breakpoint at which one of its two policies is strictly the best
 _ROUNDING = 1e-9  # averages agree to 1e-10
-_HEAVY = 1e4  # w2, in units of the order of 1, at which only power matters
+_POWER_ONLY = 1e4  # w2, in units of the order of 1, at which only power matters
 _COARSE = 0.1  # resolution of a frontier on which a starting point is sought
-_SEARCH = 12  # bisection steps for the probability of a mix, where it is found by simulation
+_BISECTIONS = 12  # for the probability of a mix, if it is found by simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class UnreachableError(SpecError):
         self.nearest = nearest
 
 
-def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
+def choose_weight(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
     """Return the policy of least power within a bound on response times, or of least response time within a power cap.
 
     Args:
@@ -126,7 +126,7 @@ def choose(problem: Problem, bound: Bound, mixed: bool = True) -> Solution:
     """
     _check(problem, bound)
     scale = _scale(problem)
-    solution, kept = _choose(scale.problem(problem), scale.bound(bound), mixed)
+    solution, kept = _choose_scaled(scale.problem(problem), scale.bound(bound), mixed)
     found = scale.back(solution)
     if not kept:
         raise UnreachableError(_unreachable(problem, bound, found), found)
@@ -191,10 +191,10 @@ def _scale(problem: Problem) -> _Scale:
     return _Scale(1e3 * gather, (max(energies) or 1.0) / gather, problem.w1)
 
 
-def _choose(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool]:
+def _choose_scaled(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool]:
     """Return the policy (in scaled units), or the nearest one if none keeps the bound, and whether it keeps it."""
     kept = _keeps(problem, bound)
-    fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_HEAVY))
+    fast, cheap = _fastest(problem, bound), solve(replace(problem, w2=_POWER_ONLY))
     inside, outside = (cheap, fast) if isinstance(bound, PowerBound) else (fast, cheap)
     if kept(outside):
         return outside, True
@@ -206,13 +206,13 @@ def _choose(problem: Problem, bound: Bound, mixed: bool) -> tuple[Solution, bool
 
 def _frontier(problem: Problem, resolution: float) -> list[Solution]:
     """Return the frontier in scaled units."""
-    ends = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_HEAVY))
+    ends = solve(replace(problem, w2=0.0)), solve(replace(problem, w2=_POWER_ONLY))
     found, pending = [ends[0]], [ends[1]]
     width, height = _differences(*ends)
     while pending:
         slower, cheaper = _differences(found[-1], pending[-1])
         near = hypot(slower / (width or 1.0), cheaper / (height or 1.0)) < resolution
-        between = None if near else _below(problem, found[-1], pending[-1])
+        between = None if near else _vertex_below(problem, found[-1], pending[-1])
         if between is None:
             found.append(pending.pop())
         else:
@@ -231,17 +231,17 @@ def breakpoint_of(fast: Solution, cheap: Solution) -> float:
     return slower / (_power(fast) - _power(cheap))
 
 
-def _below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
+def _vertex_below(problem: Problem, fast: Solution, cheap: Solution) -> Solution | None:
     """Return a vertex below the line through these two; None if they are neighbours."""
-    if not _saves(fast, cheap):
+    if not _is_tradeoff(fast, cheap):
         return None
     w2 = breakpoint_of(fast, cheap)
     found = solve(replace(problem, w2=w2))
     on_the_line = 1e3 * fast.w1 * fast.mean_response_time + w2 * _power(fast)
-    return found if found.gain < on_the_line * (1.0 - _SAME) else None
+    return found if found.gain < on_the_line * (1.0 - _ON_LINE) else None
 
 
-def _saves(fast: Solution, cheap: Solution) -> bool:
+def _is_tradeoff(fast: Solution, cheap: Solution) -> bool:
     """Return whether one is faster and the other cheaper, by more than rounding."""
     slower, cheaper = _differences(fast, cheap)
     return slower > _ROUNDING * fast.mean_response_time and cheaper > _ROUNDING * _power(fast)
@@ -253,16 +253,16 @@ def _neighbours(
     """Return the last vertex that keeps the bound and the first that does not, each solved near their breakpoint."""
     while True:
         fast, cheap = sorted((inside, outside), key=lambda solution: solution.mean_response_time)
-        between = _below(problem, fast, cheap)
+        between = _vertex_below(problem, fast, cheap)
         if between is None:
             break
         inside, outside = (between, outside) if kept(between) else (inside, between)
-    if not _saves(fast, cheap):
+    if not _is_tradeoff(fast, cheap):
         return inside, inside
     w2 = breakpoint_of(fast, cheap)
-    toward = -_BESIDE if inside is fast else _BESIDE
+    toward = -_OFFSET if inside is fast else _OFFSET
     near, far = (solve(replace(problem, w2=w2 * (1.0 + step))) for step in (toward, -toward))
-    return (near, far) if kept(near) and not kept(far) else (inside, outside)  # three may meet in one point
+    return (near, far) if kept(near) and not kept(far) else (inside, outside)  # more than two may tie at w2
 
 
 def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) -> Solution:
@@ -280,7 +280,7 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
         case PowerBound(power):
             return at(_root(lambda p: _power(at(p)) - power))
         case ShareBound():
-            return at(_largest(lambda p: _keeps(problem, bound)(at(p))))
+            return at(_largest_probability(lambda p: _keeps(problem, bound)(at(p))))
 
 
 def _root(excess: Callable[[float], float]) -> float:
@@ -290,9 +290,10 @@ def _root(excess: Callable[[float], float]) -> float:
     return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)  # on the side that keeps the bound
 
 
-def _largest(kept: Callable[[float], bool]) -> float:
+def _largest_probability(kept: Callable[[float], bool]) -> float:
+    """Return the largest probability that keeps the bound, by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(_SEARCH):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         low, high = (middle, high) if kept(middle) else (low, middle)
     return low
@@ -336,7 +337,7 @@ def _check_energies(problem: Problem) -> None:
     if problem.profile.energies is None:
         raise SpecError(
             f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
-            "leave the bound out (w2 = 0 is the fastest), or take a profile with energy_j"
+            "leave the bound out (w2 = 0 is the fastest), or give a profile with energy_j"
         )
 
 
@@ -345,11 +346,11 @@ def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:
     match bound:
         case MeanBound(response_time):
             least = f"the least {at} is {1e3 * nearest.mean_response_time:.6g} ms"
-            return f"no policy keeps the mean response time within {1e3 * response_time:g} ms: {least}; allow that"
+            return f"no policy keeps the mean response time within {1e3 * response_time:g} ms: {least}; raise the bound"
         case PowerBound(power):
             unit = problem.profile.power_unit
             least = f"the least {at} is {_power(nearest):.6g} {unit}"
-            return f"no policy keeps the mean power within {power:g} {unit}: {least}; allow that"
+            return f"no policy keeps the mean power within {power:g} {unit}: {least}; raise the bound"
         case ShareBound(response_time, share, percentile):
             least = f"the least time {at} is {1e3 * percentile(problem, nearest):.4g} ms"
-            return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; allow that"
+            return f"no policy answers a share of {share:g} within {1e3 * response_time:g} ms: {least}; raise the bound"

@@ -53,7 +53,7 @@ class Gamma:
 
     def second_moments(self, service_times: Floats) -> Floats:
         """Return E[G_b^2] = l(b)^2 (1 + cv^2), s^2."""
-        return np.asarray(np.square(service_times) * (1.0 + np.square(self._of(service_times))))
+        return np.asarray(np.square(service_times) * (1.0 + np.square(self._cvs_by_size(len(service_times)))))
 
     def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
         """Return negative binomial probabilities, r = 1 / cv^2, by logarithms because p_0 underflows for large batches.
@@ -64,10 +64,10 @@ class Gamma:
         mean = (arrival_rate * service_times)[:, None]
         k = np.arange(counts)
         logarithm = k * np.log(mean) - gammaln(k + 1.0)
-        varying = self._of(service_times)[:, None]
-        if not varying.any():
+        cvs = self._cvs_by_size(len(service_times))[:, None]
+        if not cvs.any():
             return np.asarray(np.exp(logarithm - mean))
-        inverse = np.square(varying)  # 1 / r
+        inverse = np.square(cvs)  # 1 / r
         falling = np.log1p(inverse * (k[:-1] - mean) / (1.0 + inverse * mean))
         logarithm[:, 1:] += np.cumsum(falling, axis=1)
         empty = np.where(inverse > 0.0, np.log1p(inverse * mean) / np.where(inverse > 0.0, inverse, 1.0), mean)
@@ -78,18 +78,18 @@ class Gamma:
         if not any(self.cvs):
             return [0.0, *service_times.tolist()].__getitem__
 
-        def block(mean: float, cv: float) -> list[float]:
+        cvs = self._cvs_by_size(len(service_times))
+
+        def block(index: int) -> Floats:
+            cv = float(cvs[index])
             shape = 1.0 / cv**2 if cv > 0.0 else inf
             drawn = np.ones(_BLOCK) if shape == inf else rng.gamma(shape, 1.0 / shape, _BLOCK)
-            values: list[float] = (mean * drawn).tolist()
-            return values
+            return float(service_times[index]) * drawn
 
-        return _in_blocks(service_times, self._of(service_times), block)
+        return _in_blocks(len(service_times), block)
 
-    def _of(self, service_times: Floats) -> Floats:
-        return (
-            np.resize(self.cvs, len(service_times)) if len(self.cvs) == 1 else np.array(self.cvs[: len(service_times)])
-        )
+    def _cvs_by_size(self, sizes: int) -> Floats:
+        return np.resize(self.cvs, sizes) if len(self.cvs) == 1 else np.array(self.cvs[:sizes])
 
 
 DETERMINISTIC = Gamma((0.0,))
@@ -113,12 +113,11 @@ class Hyperexponential:
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
         """Return a sampler that draws in blocks."""
 
-        def block(mean: float, _: float) -> list[float]:
+        def block(index: int) -> Floats:
             scale = np.where(rng.random(_BLOCK) < 2.0 / 3.0, 0.5, 2.0)
-            values: list[float] = (mean * scale * rng.exponential(1.0, _BLOCK)).tolist()
-            return values
+            return float(service_times[index]) * scale * rng.exponential(1.0, _BLOCK)
 
-        return _in_blocks(service_times, service_times, block)
+        return _in_blocks(len(service_times), block)
 
 
 def distribution(text: str, profile: Profile) -> ServiceDistribution:
@@ -149,21 +148,20 @@ def _cv(text: str, parameter: str) -> float:
     try:
         cv = float(parameter)
     except ValueError:
-        raise SpecError(
-            f"service distribution {text!r} needs gamma:CV, a number; write for example gamma:0.3"
-        ) from None
+        raise SpecError(f"service distribution {text!r}: CV is not a number; write for example gamma:0.3") from None
     if not 0.0 <= cv <= 10.0:
-        raise SpecError(f"service distribution {text!r}: a coefficient of variation lies within 0..10; write gamma:0.3")
+        raise SpecError(f"service distribution {text!r}: CV is not within 0..10; write for example gamma:0.3")
     return cv
 
 
-def _in_blocks(means: Floats, spreads: Floats, block: Callable[[float, float], list[float]]) -> Callable[[int], float]:
-    blocks: list[list[float]] = [[] for _ in means]
+def _in_blocks(sizes: int, block: Callable[[int], Floats]) -> Callable[[int], float]:
+    """Return a sampler by batch size; `block` draws service times, s, for the size at an index."""
+    blocks: list[list[float]] = [[] for _ in range(sizes)]
 
     def draw(batch_size: int) -> float:
         drawn = blocks[batch_size - 1]
         if not drawn:
-            drawn.extend(block(float(means[batch_size - 1]), float(spreads[batch_size - 1])))
+            drawn.extend(block(batch_size - 1).tolist())
         return drawn.pop()
 
     return draw

@@ -49,7 +49,6 @@ Ints = NDArray[np.intp]
 RESPONSE, POWER, LAUNCHES = range(3)
 HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per second, times lambda
 
-
 _MIN_RATE = 1e-12  # 1/s; lower rates are lost in rounding
 _MAX_WEIGHT = 1e9  # above, the other term of the objective is lost in rounding
 
@@ -75,6 +74,11 @@ class Problem:
     min_batch_size: int = 1
     max_batch_size: int | None = None
     service: ServiceDistribution = DETERMINISTIC
+
+    @property
+    def truncated_profile(self) -> Profile:
+        """The profile for batches up to B_max."""
+        return self.profile.truncated(self.max_batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +163,7 @@ def build_model(problem: Problem) -> Model:
         SpecError: an invalid arrival rate, weight or batch size.
     """
     _check(problem)
-    profile = problem.profile.truncated(problem.max_batch_size)
+    profile = problem.truncated_profile
     _check_min_batch_size(problem.min_batch_size, profile.max_batch_size)
     rate, times = problem.arrival_rate, np.array(profile.service_times)
     second = problem.service.second_moments(times)
@@ -234,7 +238,7 @@ def _check(problem: Problem) -> None:
     if problem.w2 > 0.0 and problem.profile.energies is None:
         raise SpecError(
             f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "
-            "take w2 = 0, or a profile with energy_j"
+            "give w2 = 0, or a profile with energy_j"
         )
 
 

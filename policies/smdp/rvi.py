@@ -41,14 +41,14 @@ from policies.smdp.model import HOLDING, Ints, Model, Problem, build_model, chec
 from policies.types import SpecError
 
 _TOLERANCE = 1e-3  # delta of section VII-D
-_LONGEST = 2048  # largest s_max tried where none is given
+_MAX_LENGTH = 2048  # largest s_max tried if none is given
 _SHARE_OF_BOUND = 0.99  # eta over its bound
 _NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision
 _ABSORBING = 1e-290  # a state with a smaller probability of leaving is absorbing; the inverse must not overflow
-_FARTHEST = 2**14  # arrivals summed one by one for a tail probability
-_SMALL = 2**18  # multiplications in a matrix product up to which OpenBLAS uses one thread
-_NARROWEST = 16  # columns of such a product, at least
-_ROUNDING = 1e-9  # a sum of probabilities is further from 1 only where arrivals lie beyond the farthest
+_MAX_ARRIVALS = 2**14  # summed one by one for a tail probability
+_MAX_PRODUCT = 2**18  # multiplications in a matrix product up to which OpenBLAS uses one thread
+_MIN_COLUMNS = 16  # of such a product
+_ROUNDING = 1e-9  # a larger difference of a sum of probabilities from 1 is the probability of more arrivals
 
 
 class IterationLimitWarning(UserWarning):
@@ -119,7 +119,7 @@ def relative_value_iteration(problem: Problem, scheme: Rvi) -> RviResult:
     model = build_model(problem)
     _check(problem, model, scheme)
     weights, cost = objective_weights(problem), scheme.overflow_cost
-    longest = scheme.max_queue_length or max(_LONGEST, 2 * model.max_batch_size)
+    longest = scheme.max_queue_length or max(_MAX_LENGTH, 2 * model.max_batch_size)
     length = scheme.max_queue_length or 2 * model.max_batch_size
     while True:
         truncated = _Truncated(model, weights, cost, length)
@@ -217,7 +217,7 @@ def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
     listed, last, overflow = total[:, :-1], total[:, -2], total[:, -1]
     stays, growth, values = 1.0 - truncated.per_sojourn, np.empty(limit + 2), np.empty(limit + 2)
     # on a busy machine a multi-threaded product of this size takes up to a hundred times as long
-    width = max(_NARROWEST, _SMALL // slotted.size)
+    width = max(_MIN_COLUMNS, _MAX_PRODUCT // slotted.size)
     blocks = [(copied[:, i : i + width], expected[:, i : i + width]) for i in range(0, limit + 1, width)]
     iterations, span = 0, inf
     while span >= scheme.epsilon and iterations < scheme.max_iterations:
@@ -296,7 +296,7 @@ def _tails(model: Model, length: int) -> Floats:
 
     reach = 4 * (length + 1)
     beyond = from_far(reach)
-    while reach < _FARTHEST and bool(np.any(beyond[:, reach // 2] > _NEGLIGIBLE * beyond[:, length + 1])):
+    while reach < _MAX_ARRIVALS and bool(np.any(beyond[:, reach // 2] > _NEGLIGIBLE * beyond[:, length + 1])):
         reach *= 2
         beyond = from_far(reach)
     lacking = 1.0 - beyond[:, :1]
@@ -329,10 +329,10 @@ def _check(problem: Problem, model: Model, scheme: Rvi) -> None:
     length, largest = scheme.max_queue_length, model.max_batch_size
     check_solvable(problem, model)
     if not 0.0 <= scheme.overflow_cost < inf:
-        raise SpecError(f"overflow_cost {scheme.overflow_cost:g} is not a cost; give a finite number of 0 or more")
+        raise SpecError(f"overflow_cost {scheme.overflow_cost:g} is invalid; give a finite number of 0 or more")
     if length is not None and length < largest:
         raise SpecError(f"max_queue_length {length} is below the largest batch, {largest}; give at least {largest}")
     if not 0.0 < scheme.epsilon < inf:
-        raise SpecError(f"epsilon {scheme.epsilon:g} is not a span to end at; give a positive number such as 0.01")
+        raise SpecError(f"epsilon {scheme.epsilon:g} is invalid; give a positive number such as 0.01")
     if scheme.max_iterations < 1:
         raise SpecError(f"max_iterations {scheme.max_iterations} is below 1; give at least 1")

@@ -27,7 +27,7 @@ from policies.smdp.model import (
     objective_weights,
 )
 from policies.smdp.rvi import Rvi, RviResult, relative_value_iteration
-from policies.smdp.tail import Closure, Measured, ShortModel, best_tail, close
+from policies.smdp.tail import Closure, PolicyValue, ShortModel, best_tail, close
 from policies.types import Mix, SpecError
 
 _SETTLED = 1e-10  # relative change from one s_max to the next
@@ -142,10 +142,10 @@ def _best(model: Model, weights: Floats) -> _Run:
     """
     closure, others = close(model, best_tail(model, weights)), []
     run, moved = _improve(closure, weights, _REACH // 4)
-    second = int(run.policy[-2])  # the last action before that of the tail
-    out_of_sight = len(run.policy) > model.max_batch_size + _REACH // 16
-    if moved > _SETTLED and out_of_sight and model.throughput[second] > model.arrival_rate:
-        cheaper = close(model, second)
+    last_before_tail = int(run.policy[-2])
+    late_tail = len(run.policy) > model.max_batch_size + _REACH // 16
+    if moved > _SETTLED and late_tail and model.throughput[last_before_tail] > model.arrival_rate:
+        cheaper = close(model, last_before_tail)
         other, still_moved = _improve(cheaper, weights, _REACH)
         others.append(_settle(cheaper, other))
         if still_moved <= _SETTLED:
@@ -167,28 +167,28 @@ def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]
     policy, average, gain, iterations = _start(model, closure.action, weights), np.full(3, inf), inf, 0
     short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
     while True:
-        policy, measured, steps = _policy_iteration(short, policy, weights)
-        before, average, iterations = average, measured.average, iterations + steps
+        policy, value, steps = _policy_iteration(short, policy, weights)
+        before, average, iterations = average, value.average, iterations + steps
         moved, gain = _change(float(average @ weights), gain), float(average @ weights)
         if moved <= _SETTLED or 2 * short.length > 2 * model.max_batch_size + most:
             return _Run(_trimmed(policy, closure.action), average, _change(average, before), iterations), moved
         short = ShortModel(closure, 2 * short.length - model.max_batch_size)
-        policy = short.resume(policy, measured, weights)
+        policy = short.resume(policy, value, weights)
 
 
-def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, Measured, int]:
+def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple[Ints, PolicyValue, int]:
     """Return the best policy at one length, its value, and the number of linear systems solved.
 
     If the iteration reaches its limit, the last policy is returned with its own averages.
     """
     policy, steps = short.extend(policy), 1
-    measured = short.measure(policy)
+    value = short.value_of(policy)
     while steps < _STEPS:
-        better = short.improve(policy, measured, weights)
+        better = short.improve(policy, value, weights)
         if np.array_equal(better, policy):
             break
-        policy, measured, steps = better, short.measure(better), steps + 1
-    return policy, measured, steps
+        policy, value, steps = better, short.value_of(better), steps + 1
+    return policy, value, steps
 
 
 def _first_reach(closure: Closure) -> int:
@@ -206,7 +206,7 @@ def _settle(closure: Closure, run: _Run) -> _Run:
     while run.change > _SETTLED and reach <= _REACH:
         short = ShortModel(closure, seen + reach)
         mixed = None if run.mixed is None else (run.mixed[0], short.extend(run.mixed[1]))
-        average = short.measure(short.extend(run.policy), mixed).average
+        average = short.value_of(short.extend(run.policy), mixed).average
         run = replace(run, average=average, change=_change(average, run.average), iterations=run.iterations + 1)
         reach *= 2
     return run
@@ -263,15 +263,14 @@ def _from_rvi(problem: Problem, model: Model, result: RviResult) -> Solution:
 def _solution(problem: Problem, model: Model, run: _Run) -> Solution:
     response, power, launches = (float(run.average[i]) for i in (RESPONSE, POWER, LAUNCHES))
     measurable = problem.profile.energies is not None
+    mean_batch_size = model.arrival_rate / launches if launches else 0.0  # the papers' method may never launch
     return Solution(
         batch_size=tuple(run.policy.tolist()),
         gain=float(run.average @ objective_weights(problem)),
         mean_response_time=response,
         mean_power=power if measurable else None,
         energy_per_request=power / model.arrival_rate if measurable else None,
-        mean_batch_size=model.arrival_rate / launches
-        if launches
-        else 0.0,  # a policy of the papers' method may never serve
+        mean_batch_size=mean_batch_size,
         iterations=run.iterations,
         change=run.change,
         arrival_rate=model.arrival_rate,

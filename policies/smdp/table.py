@@ -93,13 +93,13 @@ def table_of(
     problem: Problem, solutions: Sequence[Solution], bound: Mapping[str, float | str] | None = None
 ) -> PolicyTable:
     """Build the table of these solutions, ascending in arrival rate, with the bound that chose them."""
-    rows = tuple(_row(solution) for solution in solutions)
+    rows = tuple(_row_of_solution(solution) for solution in solutions)
     largest = problem.max_batch_size or problem.profile.max_batch_size
     w2 = problem.w2 if bound is None else None
     return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
 
 
-def _row(solution: Solution) -> TableRow:
+def _row_of_solution(solution: Solution) -> TableRow:
     return TableRow(
         arrival_rate=solution.arrival_rate,
         load=solution.load,
@@ -164,12 +164,12 @@ def parse_table(text: str, origin: str) -> PolicyTable:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
         raise SpecError(f"policy file {origin!r} is malformed at {first_error(error)}; solve it again") from error
-    rows = tuple(_row_from(row) for row in file.rows)
+    rows = tuple(_row_of_file(row) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
 
 
-def _row_from(row: _RowFile) -> TableRow:
+def _row_of_file(row: _RowFile) -> TableRow:
     return TableRow(
         arrival_rate=row.arrival_rate_hz,
         load=row.load,
@@ -202,12 +202,12 @@ def to_json(table: PolicyTable) -> str:
         "w1": table.w1,
         **({"w2": table.w2} if table.bound is None else {"bound": dict(table.bound)}),
         "max_batch_size": table.max_batch_size,
-        "rows": [_row_to(row) for row in table.rows],
+        "rows": [_row_json(row) for row in table.rows],
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def _row_to(row: TableRow) -> dict[str, Any]:
+def _row_json(row: TableRow) -> dict[str, Any]:
     mix = None if row.mix is None else {"probability": row.mix.probability, "batch_size": row.mix.batch_size}
     response = None if row.mean_response_time is None else 1e3 * row.mean_response_time
     content = {

@@ -93,7 +93,7 @@ def _quadratic(model: Model, action: int) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class PolicyValue:
     """The value of a policy.
 
     Attributes:
@@ -129,12 +129,12 @@ class ShortModel:
         missing = max(len(self.states) - len(policy), 0)
         return np.pad(policy, (0, missing), constant_values=self.closure.action)[: len(self.states)]
 
-    def resume(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
+    def resume(self, policy: Ints, value: PolicyValue, weights: Floats) -> Ints:
         """Extend the policy of a shorter model to these queue lengths and improve it once."""
-        bias = np.pad(measured.bias, ((0, self.length - len(measured.bias)), (0, 0)))
-        return self.improve(self.extend(policy), Measured(bias, measured.average), weights)
+        bias = np.pad(value.bias, ((0, self.length - len(value.bias)), (0, 0)))
+        return self.improve(self.extend(policy), PolicyValue(bias, value.average), weights)
 
-    def measure(self, policy: Ints, mixed: tuple[float, Ints] | None = None) -> Measured:
+    def value_of(self, policy: Ints, mixed: tuple[float, Ints] | None = None) -> PolicyValue:
         """Return bias and average of every accumulated quantity under a policy, by one linear solve.
 
         The unknowns are e(s) - e(0) and, in place of state 0, the averages. Fixing e(length) = 0 instead gives an
@@ -156,27 +156,28 @@ class ShortModel:
         solved = np.linalg.solve(matrix, charges + self._holding * lost_time[:, None])
         average = solved[0].copy()
         solved[0] = 0.0
-        return Measured(solved[:-1] - solved[-1], average)
+        return PolicyValue(solved[:-1] - solved[-1], average)
 
     def _rows(self, policy: Ints) -> tuple[Floats, Floats, Floats]:
         """Return transition probabilities (length + 1, length), kappa and f by state."""
-        starts = policy * (self._lead.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
-        transitions = self._lead.ravel()[self._window + starts[:, None]]
+        shifted = self._shifted_arrivals
+        starts = policy * (shifted.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
+        transitions = shifted.ravel()[self._window + starts[:, None]]
         return transitions, self.closure.lost_time[policy], self.closure.charges[policy]
 
-    def improve(self, policy: Ints, measured: Measured, weights: Floats) -> Ints:
+    def improve(self, policy: Ints, value: PolicyValue, weights: Floats) -> Ints:
         """Improve the policy in every state with a better action, equation (17); (length + 1,).
 
         Args:
             policy: the current actions, (length + 1,).
-            measured: their value by `measure`.
+            value: their value by `value_of`.
             weights: weights of the accumulated quantities, (3,).
         """
-        bias, gain = measured.bias @ weights, measured.average @ weights
+        bias, gain = value.bias @ weights, value.average @ weights
         counts = self._likely.shape[1]
         padded = np.concatenate([bias, np.zeros(counts)])
         after = self._likely @ np.ascontiguousarray(sliding_window_view(padded, counts)).T
-        cost = after.ravel()[self._left] + self._barred
+        cost = after.ravel()[self._after_launch] + self._infeasible
         cost += (self.closure.charges @ weights)[:, None]
         cost += np.outer(self.closure.lost_time, self._holding @ weights - gain)
         best = cost.argmin(axis=0)
@@ -194,13 +195,13 @@ class ShortModel:
         return self._arrivals[:, : int(np.flatnonzero(self._arrivals.max(axis=0) > _NEGLIGIBLE)[-1]) + 1]
 
     @cached_property
-    def _lead(self) -> Floats:
+    def _shifted_arrivals(self) -> Floats:
         """p_k at column length + k, and 0 for k < 0: a row of the transition matrix is a window of it."""
         return np.hstack([np.zeros((len(self._arrivals), self.length + 1)), self._arrivals])
 
     @cached_property
     def _window(self) -> Ints:
-        """Flat index into `_lead` of the probability of j after s for action 0; (length + 1, length)."""
+        """Flat index into `_shifted_arrivals` of the probability of j after s for action 0; (length + 1, length)."""
         return self.length + 1 + self.states[:-1] - self.states[:, None]
 
     @cached_property
@@ -209,13 +210,13 @@ class ShortModel:
         return np.outer(self.states / self.closure.model.arrival_rate, HOLDING)
 
     @cached_property
-    def _left(self) -> Ints:
+    def _after_launch(self) -> Ints:
         """Flat index of (action, queue length just after the launch)."""
         actions = self.closure.model.actions[:, None]
         return np.asarray(np.maximum(self.states - actions, 0) + (self.length + 1) * actions)
 
     @cached_property
-    def _barred(self) -> Floats:
+    def _infeasible(self) -> Floats:
         """Infinite where the action launches more than waits, or is not allowed; else 0.
 
         In the last state only the action of the tail is allowed. With another action, in particular a wait, that state

@@ -8,7 +8,8 @@ import numpy as np
 
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.simulator import Run
-from policies.queue.table_simulator import QueueLengthTable, ServiceModel, simulate_table
+from policies.queue.table_simulator import ServiceModel, simulate_table
+from policies.rules.traits import ActionTable
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 
@@ -35,16 +36,15 @@ class Trial:
 
     def service_time(self) -> Callable[[int], float]:
         """Return a new sampler of the service time of a batch of b, s; all samplers draw the same sequence."""
-        times = np.array(self.problem.profile.truncated(self.problem.max_batch_size).service_times)
+        times = np.array(self.problem.truncated_profile.service_times)
         return self.problem.service.sampler(times, np.random.default_rng([self.seed, 1]))
 
     def run(self, solution: Solution) -> Run:
         """Simulate a solved or evaluated policy."""
-        profile = self.problem.profile.truncated(self.problem.max_batch_size)
-        table = QueueLengthTable(solution.batch_size, profile.max_batch_size, solution.mix)
-        return simulate_table(
-            table, ServiceModel(self.service_time(), profile.max_batch_size, profile.energies), self.instants
-        )
+        profile = self.problem.truncated_profile
+        table = ActionTable(solution.batch_size, profile.max_batch_size, solution.mix)
+        device = ServiceModel(self.service_time(), profile.max_batch_size, profile.energies)
+        return simulate_table(table, device, self.instants)
 
 
 def simulated_percentile(share: float, requests: int, seed: int) -> Callable[[Problem, Solution], float]:

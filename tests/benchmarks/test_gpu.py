@@ -58,7 +58,7 @@ def test_joules_per_request_are_the_devices_energy_over_the_requests_answered(lo
     assert cell["total_mj"] == pytest.approx(1e3 * WATTS / cell["answered_hz"])
     assert cell["marginal_mj"] == pytest.approx(1e3 * (WATTS - IDLE) / cell["answered_hz"])
     assert cell["refused"] == 0
-    assert cell["load"] == pytest.approx(PROFILE.load(200.0))
+    assert cell["load"] == pytest.approx(200.0 / PROFILE.capacity)
     assert 11.0 < cell["mean_ms"] < cell["p95_ms"] < 40.0
 
 

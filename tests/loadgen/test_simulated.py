@@ -12,7 +12,6 @@ from loadgen.report import Record, RunObjective, make_report, outcome_from_recor
 from loadgen.schedule import make_schedule
 from loadgen.simulated import Simulation, simulate_policy
 from loadgen.sizes import RequestSizes
-from policies.action_lookup import queue_length_table
 from policies.catalog import Chosen, choose, solved
 from policies.profile import Profile
 from policies.queue.arrivals import Instants
@@ -108,8 +107,8 @@ def test_the_fast_simulation_of_a_policy_of_the_queue_length_gives_the_same_run(
     arrivals = make_schedule("poisson", 400.0, 5.0, 3).instants
     # an infinite maximum wait changes no action, but prevents the table lookup
     slow = replace(chosen, policy=MaximumWait(chosen.policy, DEVICE.max_batch_size, inf))
-    assert queue_length_table(chosen) is not None
-    assert queue_length_table(slow) is None
+    assert chosen.fixed_action_table() is not None
+    assert slow.fixed_action_table() is None
     a, b = (simulate_policy(each, arrivals, "net", sampler(cv)) for each in (chosen, slow))
     assert np.array_equal(a.batch_sizes, b.batch_sizes)
     assert np.array_equal(a.responses, b.responses)
@@ -128,7 +127,7 @@ def sampler(cv: float) -> Callable[[int], float]:
 
 @pytest.mark.parametrize("spec", ["static:4", "timeout:10,max_wait_ms=inf", "rate-matching,max_wait_ms=inf"])
 def test_a_policy_of_time_or_rate_has_no_table(spec: str) -> None:
-    assert queue_length_table(choose(spec, DEVICE)) is None
+    assert choose(spec, DEVICE).fixed_action_table() is None
 
 
 @pytest.mark.parametrize("spec", ["static:1,max_wait_ms=inf", "timeout:0"])
@@ -139,7 +138,7 @@ def test_service_times_can_be_drawn_in_both_simulations(spec: str) -> None:
 
 def test_a_policy_that_measures_the_rate_has_no_table() -> None:
     chosen = choose("smdp,max_wait_ms=inf", DEVICE)
-    assert queue_length_table(chosen) is None
+    assert chosen.fixed_action_table() is None
     assert simulate_policy(chosen, np.zeros(11)).scheduled == 11
 
 

@@ -168,10 +168,10 @@ def test_longest_goes_up_to_the_largest_batch_size_of_the_specs() -> None:
         ([*FIXED, "--policy", "greedy"], "add --sizes uniform:LO:HI"),
         (
             [*FIXED, "--policy", "lazy:slo_ms=9,timesteps=0", "--sizes", "uniform:1:2"],
-            "the smallest value allowed for timesteps",
+            "the minimum of lazy:timesteps=VALUE",
         ),
         ([*FIXED, "--policy", "static:5000", "--sizes", "uniform:1:2"], r"within 1\.\.4096"),
-        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "a stage is an iteration"),
+        ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--stages", "4"], "a stage is a decode step"),
         ([*FIXED, "--policy", "greedy", "--bin-error", "0.1"], "are for --sizes"),
         ([*FIXED, "--policy", "greedy", "--sizes", "uniform:1:2", "--bin-error", "0.6"], "0 to 0.5"),
         (

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from policies.action_lookup import action_table
 from policies.catalog import choose, combine, in_stages, solved, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
@@ -16,6 +15,7 @@ from policies.rules.lookup import Lookup
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.per_kind import PerKind
+from policies.rules.traits import ActionTable
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import save_table, solve_table
@@ -82,9 +82,9 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("multi-bin:2,batch_size=8,inner=static:9", r"within 1\.\.8"),
         ("multi-bin:2,edges=even", "'even'; give optimised or equal"),
         ("multi-bin:2,inner=clever", "unknown policy 'clever'"),
-        ("multi-bin:2,inner=lazy", "lazy cannot decide within a bin"),
-        ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot decide within a bin"),
-        ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot decide within a bin"),
+        ("multi-bin:2,inner=lazy", "lazy cannot be used within a bin"),
+        ("multi-bin:2,inner=multi-bin:2", "multi-bin cannot be used within a bin"),
+        ("multi-bin:2,inner= /nowhere/table.json:3", "/nowhere/table.json cannot be used within a bin"),
         ("joining", "has no lengths"),
     ],
 )
@@ -184,10 +184,10 @@ def test_a_policy_file_is_loaded_and_one_for_larger_batches_is_an_error(tmp_path
 )
 def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[int, ...]) -> None:
     rate = 1.5 / P4.service_time(1) if spec == "rate-matching" else 100.0  # needs l(2) <= 2 / rate: 1.25 <= 1.81 ms
-    found = action_table(choose(spec, P4, max_wait=inf), rate)
+    found = choose(spec, P4, max_wait=inf).action_table(rate)
     assert found is not None
-    assert found[0][: len(table)] == table
-    assert found[1] is None
+    assert found.batch_size[: len(table)] == table
+    assert found.mix is None
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_a_policy_of_the_queue_length_alone_has_a_table(spec: str, table: tuple[
     ],
 )
 def test_a_policy_that_depends_on_waiting_times_has_no_table(spec: str) -> None:
-    assert action_table(choose(spec, P4, max_wait=1.0), 100.0) is None
+    assert choose(spec, P4, max_wait=1.0).action_table(100.0) is None
 
 
 def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
     chosen = choose("smdp:w2=1.6", P4, max_wait=inf)
     assert chosen.table is not None
-    assert action_table(chosen, 0.7 * P4.capacity) == (chosen.table.rows[34].batch_size, None)
-    assert action_table(chosen, 0.001 * P4.capacity) == ((0, *range(1, 33)), None)
+    assert chosen.action_table(0.7 * P4.capacity) == ActionTable(chosen.table.rows[34].batch_size, 32)
+    assert chosen.action_table(0.001 * P4.capacity) == ActionTable((0, *range(1, 33)), 32)
     again = solved(chosen.table.rows[34].batch_size, P4)
-    assert action_table(again, 123.0) == (chosen.table.rows[34].batch_size, None)
+    assert again.action_table(123.0) == ActionTable(chosen.table.rows[34].batch_size, 32)
 
 
 def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
@@ -258,9 +258,9 @@ def test_a_bound_chooses_a_row_for_each_rate_and_the_nearest_where_none_keeps_it
     times = [row.mean_response_time or inf for row in chosen.table.rows]
     assert times[:42] == pytest.approx([0.008] * 42)  # up to load 0.84
     assert times[-1] > 0.019
-    found = action_table(chosen, 0.5 * P4.capacity)
+    found = chosen.action_table(0.5 * P4.capacity)
     assert found is not None
-    assert found[1] is not None
+    assert found.mix is not None
 
 
 def test_a_percentile_in_the_spec_is_the_deadline_too() -> None:

@@ -215,7 +215,7 @@ def test_a_mixed_policy_file_is_evaluated_exactly(tmp_path: Path) -> None:
 def test_loads_at_which_the_bound_is_missed_are_reported() -> None:
     some = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "6")
     assert some.returncode == 0
-    assert some.stderr == "solve-policy: no policy keeps the bound at load 0.9: the row has the nearest policy\n"
+    assert some.stderr == "solve-policy: no policy keeps the bound at load 0.9; each such row has the nearest policy\n"
     assert "kept" in some.stdout
     none = call("googlenet-tesla-p4", "--rates", "0.5:0.9:2", "--slo-mean-ms", "1")
     assert none.returncode == 2

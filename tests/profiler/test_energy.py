@@ -182,16 +182,16 @@ def test_marginal_energy_is_above_idle_and_never_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "error", "holds"),
+    ("measured", "error", "passed"),
     [(220.0, 0.0, True), (230.0, 1 / 22, True), (240.0, 1 / 11, False), (200, -0.1, False)],
 )
 def test_the_duty_cycle_check_interpolates_between_idle_and_busy_power(
-    measured: float, error: float, holds: bool
+    measured: float, error: float, passed: bool
 ) -> None:
     check = duty_cycle(idle=100.0, busy=400.0, load=0.4, measured=measured)
     assert check.predicted == pytest.approx(220.0)
     assert check.error == pytest.approx(error, abs=0.01)
-    assert check.holds() is holds
+    assert check.passed is passed
 
 
 def test_batches_run_back_to_back_until_the_context_ends() -> None:

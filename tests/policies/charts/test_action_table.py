@@ -87,7 +87,7 @@ def test_many_queue_lengths_are_thinned() -> None:
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_policy_is_described(name: str) -> None:
     text = describe_policy(choose(CATALOG[name].example, TEXTS))
-    assert text.endswith("When the oldest request has waited 1000 ms, it launches in any case.")
+    assert text.endswith("Launches at the latest when the oldest request has waited 1000 ms.")
     assert "{" not in text
 
 

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from policies.charts.action_chart import ChartRow, breaking, chart_rows, policy_chart, policy_key
+from policies.charts.action_chart import ChartRow, chart_rows, control_limit_violations, legend_handles, policy_chart
 from policies.charts.averages import Tradeoff, benchmarks, distribution_chart, frontier_chart, tradeoff
 from policies.charts.plots import plot_policy, plot_table
 from policies.profile import load_profile
-from policies.smdp.choice import MeanBound, choose, frontier
+from policies.smdp.choice import MeanBound, choose_weight, frontier
 from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution, solve
@@ -53,7 +53,7 @@ def frames(axes: Axes) -> list[tuple[float, float]]:
     ],
 )
 def test_deviations_from_the_control_limit_of_the_first_launch(table: Sequence[int], expected: list[int]) -> None:
-    assert list(breaking(table, 4)) == expected
+    assert list(control_limit_violations(table, 4)) == expected
 
 
 def test_a_policy_chart_has_numbers_if_there_is_room(axes: Axes) -> None:
@@ -84,7 +84,7 @@ def test_a_chart_of_many_columns_marks_deviations_by_dots(axes: Axes) -> None:
 
 
 def test_a_mix_is_two_rows_with_their_probabilities() -> None:
-    mixed = choose(at(0.3), MeanBound(5.3e-3))
+    mixed = choose_weight(at(0.3), MeanBound(5.3e-3))
     first, second = chart_rows([mixed])
     assert mixed.mix is not None
     assert (first.batch_size, second.batch_size) == (mixed.batch_size, tuple(mixed.mix.batch_size))
@@ -93,7 +93,7 @@ def test_a_mix_is_two_rows_with_their_probabilities() -> None:
 
 
 def test_the_legend_has_an_entry_for_each_type_of_cell() -> None:
-    assert len({str(handle.get_label()) for handle in policy_key()}) == 4
+    assert len({str(handle.get_label()) for handle in legend_handles()}) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from policies.planning.devices import CapacityProblem, plan_capacity, simulate_f
 from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
-from policies.smdp.choice import MeanBound, UnreachableError, choose, parse_bound
+from policies.smdp.choice import MeanBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.types import SpecError
@@ -26,7 +26,7 @@ def problem(rate: float, mean: float, price: Price = DEVICES, profile: Profile =
 
 def keeps(profile: Profile, rate: float, mean: float) -> bool:
     try:
-        choose(Problem(profile, rate), MeanBound(mean))
+        choose_weight(Problem(profile, rate), MeanBound(mean))
     except UnreachableError:
         return False
     return True
@@ -51,7 +51,7 @@ def test_the_cheapest_number_is_found_and_none_costs_less_than_its_lower_bound(p
     costs = {}
     for n in range(2, 7):
         if keeps(P4, rate / n, mean):
-            costs[n] = price.cost(n, n * (choose(Problem(P4, rate / n), MeanBound(mean)).mean_power or 0.0))
+            costs[n] = price.cost(n, n * (choose_weight(Problem(P4, rate / n), MeanBound(mean)).mean_power or 0.0))
             assert costs[n] >= capacity.least_cost(n)
     found = plan_capacity(capacity)
     assert found.best.devices == min(costs, key=costs.__getitem__)

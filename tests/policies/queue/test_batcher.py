@@ -67,8 +67,8 @@ UNKNOWN = Request(99, 0.0, M)
         (LaunchIndices([0, 0]), "distinct"),
         (LaunchIndices([0, 1, 2]), "above the maximum"),
         (LaunchIndices([0], stages=0), "at least one stage"),
-        (Constant(Wait(1.0)), "does not end after now"),
-        (Constant(Wait(float("nan"))), "does not end after now"),
+        (Constant(Wait(1.0)), "which is not after the decision"),
+        (Constant(Wait(float("nan"))), "which is not after the decision"),
     ],
 )
 def test_an_invalid_action_raises_and_loses_no_request(policy: Policy, rule: str) -> None:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.action_lookup import queue_length_table
 from policies.catalog import solved
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Run, estimate, percentile, run, share_within
-from policies.queue.table_simulator import QueueLengthTable, ServiceModel, simulate_table
+from policies.queue.table_simulator import ServiceModel, simulate_table
 from policies.rules.control_limit import ControlLimit
 from policies.rules.lookup import ActionRow, lookup
+from policies.rules.traits import ActionTable
 from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
@@ -35,7 +35,7 @@ M = Kind("m")
 class Case:
     """A policy of the queue length, a profile and arrivals."""
 
-    table: QueueLengthTable
+    table: ActionTable
     profile: Profile
     instants: Instants
 
@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
     largest = draw(st.integers(1, 5))
     mix = draw(st.none() | st.builds(Mix, st.floats(0.0, 1.0), tables(largest)))
     most = draw(st.integers(1, largest))
-    table = QueueLengthTable(draw(tables(largest)), most, mix, draw(st.integers(0, 9)))
+    table = ActionTable(draw(tables(largest)), most, mix, draw(st.integers(0, 9)))
     instants = np.cumsum(draw(st.lists(gaps(), min_size=1, max_size=60)))
     return Case(table, draw(profiles(largest)), instants)
 
@@ -107,7 +107,7 @@ def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> No
 def test_control_limits_equal_the_general_simulation_to_the_bit(case: Case, limit: int) -> None:
     policy = ControlLimit(limit, case.table.max_batch_size)
     sizes = [0 if n < limit else n for n in range(max(limit, policy.max_batch_size) + 1)]
-    case = Case(QueueLengthTable(sizes, policy.max_batch_size), case.profile, case.instants)
+    case = Case(ActionTable(sizes, policy.max_batch_size), case.profile, case.instants)
     assert_same(case.fast, case.general(policy))
 
 
@@ -123,7 +123,7 @@ def test_control_limits_equal_the_general_simulation_to_the_bit(case: Case, limi
     ],
 )
 def test_batches_of_literal_arrivals(sizes: Sequence[int], instants: list[float], expected: list[int]) -> None:
-    done = Case(QueueLengthTable(sizes, 4), Profile("second", (1.0,) * 4), np.array(instants)).fast
+    done = Case(ActionTable(sizes, 4), Profile("second", (1.0,) * 4), np.array(instants)).fast
     assert done.batch_sizes.tolist() == expected
 
 
@@ -131,8 +131,8 @@ def test_batches_of_literal_arrivals(sizes: Sequence[int], instants: list[float]
 def test_a_mix_of_probability_0_or_1_is_one_of_its_tables(probability: float, other: bool) -> None:
     one, two = (0, 0, 2), (0, 1, 1)
     profile, instants = Profile("half", (0.5, 0.5)), np.cumsum(np.random.default_rng(3).exponential(1.0, 200))
-    mixed = Case(QueueLengthTable(one, 2, Mix(probability, two)), profile, instants)
-    assert_same(mixed.fast, Case(QueueLengthTable(two if other else one, 2), profile, instants).fast)
+    mixed = Case(ActionTable(one, 2, Mix(probability, two)), profile, instants)
+    assert_same(mixed.fast, Case(ActionTable(two if other else one, 2), profile, instants).fast)
 
 
 def test_service_times_are_drawn_once_a_batch_in_order_of_launch() -> None:
@@ -142,9 +142,7 @@ def test_service_times_are_drawn_once_a_batch_in_order_of_launch() -> None:
         drawn.append(batch_size)
         return 0.25 * len(drawn)
 
-    done = simulate_table(
-        QueueLengthTable((0, 1, 2), 2), ServiceModel(service_time, 2), np.array([0.0, 0.125, 0.125, 5.0])
-    )
+    done = simulate_table(ActionTable((0, 1, 2), 2), ServiceModel(service_time, 2), np.array([0.0, 0.125, 0.125, 5.0]))
     assert drawn == done.batch_sizes.tolist() == [1, 2, 1]
     assert done.responses.tolist() == [0.25, 0.625, 0.625, 0.75]
     assert done.waits.tolist() == [0.0, 0.125, 0.125, 0.0]
@@ -171,7 +169,7 @@ def test_exact_averages_are_within_five_standard_errors(table: tuple[int, ...] |
     exact = solve(problem) if table is None else evaluate(problem, table)
     sampler = problem.service.sampler(np.array(P4.service_times), np.random.default_rng(8))
     done = simulate_table(
-        QueueLengthTable(exact.batch_size, 32), ServiceModel(sampler, 32, P4.energies), arrivals(load, 300_000, 7)
+        ActionTable(exact.batch_size, 32), ServiceModel(sampler, 32, P4.energies), arrivals(load, 300_000, 7)
     )
     assert done.energies is not None
     mean = estimate(done.responses, lambda block: float(block.mean()))
@@ -195,7 +193,7 @@ def test_exact_averages_are_within_five_standard_errors(table: tuple[int, ...] |
 def test_table_i_of_the_journal_paper(w2: float | None, power: float, milliseconds: tuple[float, ...]) -> None:
     """Power, and mean, 50th, 90th and 95th percentile of the response times, at load 0.7 with the paper's requests."""
     table = STATIC_8 if w2 is None else solve(Problem(P4, 0.7 * P4.capacity, w2=w2)).batch_size
-    counted = queue_length_table(solved(table, P4))
+    counted = solved(table, P4).fixed_action_table()
     assert counted is not None
     done = simulate_table(counted, device(P4), arrivals(0.7, 1_660_000, 1))
     found = [float(done.responses.mean()), *(percentile(done.responses, share).value for share in (0.5, 0.9, 0.95))]
@@ -230,7 +228,7 @@ def test_the_standard_error_of_a_short_run_is_infinite() -> None:
 def test_successive_draws_of_a_mix_are_independent(seed: int) -> None:
     # constant arrivals, one meanwhile: each decision with one waiting launches it with probability 1/4, else the pair
     # goes; 8000 arrivals make some 4600 such decisions, of which 0.25 is missed by 0.026 with four standard errors
-    table = QueueLengthTable((0, 0, 2), 2, Mix(0.25, (0, 1, 2)), seed)
+    table = ActionTable((0, 0, 2), 2, Mix(0.25, (0, 1, 2)), seed)
     run = simulate_table(table, ServiceModel(lambda _: 0.5, 2), np.arange(8000.0))
     assert np.mean(run.batch_sizes == 1) == pytest.approx(0.25, abs=0.026)
 

@@ -25,7 +25,7 @@ def halves(sizes: Sequence[float]) -> Sequence[float]:
 
 
 def test_a_size_on_an_edge_belongs_to_the_bin_above() -> None:
-    bins = Bins(2, halves).knowing([1.0, 3.0])
+    bins = Bins(2, halves).with_edges_of([1.0, 3.0])
     assert [bins.kind("m", size).bin for size in (0.5, 1.9, 2.0, 99.0)] == [0, 0, 1, 1]
 
 
@@ -55,7 +55,7 @@ def test_edges_are_recomputed_seldom() -> None:
 
 
 def test_bins_with_given_sizes_learn_from_no_others() -> None:
-    bins = Bins(2, halves).knowing([1.0, 3.0])
+    bins = Bins(2, halves).with_edges_of([1.0, 3.0])
     for _ in range(100):
         bins.learn(50.0)
     assert list(bins.edges) == [2.0]
@@ -90,7 +90,7 @@ def test_without_errors_every_kind_is_the_true_one() -> None:
 def knowing(spec: str, sizes: Sequence[float]) -> Chosen:
     chosen = choose(spec, LENGTHS)
     assert chosen.bins is not None
-    return replace(chosen, bins=chosen.bins.knowing(sizes))
+    return replace(chosen, bins=chosen.bins.with_edges_of(sizes))
 
 
 def requests(chosen: Chosen, gaps: Sequence[float], sizes: Sequence[float]) -> list[Request]:
@@ -201,7 +201,7 @@ def waits(spec: str, horizon: float, **rates: float) -> dict[float, float]:
     chosen = choose(spec, profile)
     assert chosen.bins is not None
     sizes = [size for _, size in arrivals]
-    chosen = replace(chosen, bins=chosen.bins.knowing(sizes))
+    chosen = replace(chosen, bins=chosen.bins.with_edges_of(sizes))
     here = requests(chosen, np.diff([at for at, _ in arrivals], prepend=0.0).tolist(), sizes)
     policy, monitor = combine({"m": chosen})
     list(simulate(Batcher(policy, {"m": 8}, monitor, ("m",)), here, longest))
@@ -231,7 +231,7 @@ def test_uniform_sizes_have_the_throughput_of_equation_4(spec: str, bins: int, t
     profile = Profile("longest", (1.0,) * 128, lengths=(0, 1), length_service_times=((0.0, 1.0),) * 128)
     chosen = choose(f"{spec},batch_size=128,max_wait_ms=inf", profile)
     assert chosen.bins is not None
-    chosen = replace(chosen, bins=chosen.bins.knowing(sizes))
+    chosen = replace(chosen, bins=chosen.bins.with_edges_of(sizes))
     policy, monitor = combine({"m": chosen})
     batcher = Batcher(policy, {"m": 128}, monitor)
     here = requests(chosen, rng.exponential(1.0 / rate, number).tolist(), sizes)

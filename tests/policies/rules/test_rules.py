@@ -173,9 +173,9 @@ def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
     a, b = Kind("a"), Kind("b")
     both = State(1.0, [Request(0, 0.9, a), Request(1, 0.9, b)], rates={a: 10.0, b: 30.0}, mean_rates={a: 7.0, b: 5.0})
     assert (both.arrival_rate, both.mean_rate) == (40.0, 12.0)
-    own = both.of(a)
+    own, other = both.by_kind()[a], both.among([Kind("c")])
     assert (own.arrival_rate, own.mean_rate, own.reevaluate_at) == (10.0, 7.0, 1.0 + 3 / 10)
-    assert (both.of(Kind("c")).rates, both.of(Kind("c")).mean_rates) == ({}, {})
+    assert (other.rates, other.mean_rates) == ({}, {})
     action = PerKind({"a": WEIGHTED, "b": WEIGHTED}).decide(both)
     assert isinstance(action, Launch)
     assert action.requests[0].kind == a, "limit 1 by its own mean; by both means it would be 2"

@@ -85,7 +85,7 @@ def test_draws_have_the_moments(name: str) -> None:
     ("name", "message"),
     [
         ("normal", "choose one of deterministic"),
-        ("gamma", "needs gamma:CV"),
+        ("gamma", "CV is not a number"),
         ("gamma:wide", "write for example gamma:0.3"),
         ("gamma:-1", "within 0..10;"),
         ("gamma:10.1", "within 0..10;"),

@@ -90,7 +90,7 @@ def text(limit: int, ends: int = 100) -> TextSample:
 
 def two_bins(spec: str = "multi-bin:2,batch_size=2,max_wait_ms=inf") -> Chosen:
     """Bins of texts below and above 10 ms."""
-    return replace(choose(spec, PROFILE), bins=Bins(2, lambda _: (0.010,)).knowing([0.0]))
+    return replace(choose(spec, PROFILE), bins=Bins(2, lambda _: (0.010,)).with_edges_of([0.0]))
 
 
 def limits(executor: FakeExecutor) -> list[list[int]]:
