@@ -218,7 +218,7 @@ def _in_device_stages(settings: Settings, model: str, profile: Profile, emulated
     """
     if emulated is not None:
         return profile if profile.stages == emulated.stages else profile.in_stages(emulated.stages)
-    if is_text(settings.specs[model]) and profile.lengths is None:
+    if is_text(settings.specs[model]) and not profile.varies_by_length:
         raise SpecError(
             f"profile {profile.name!r} has no service times by length, which the text model {model} needs; measure one "
             "with profile-model"
