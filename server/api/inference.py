@@ -110,6 +110,7 @@ class Inference:
             read_inputs: reads and parses the body, by `read` and `parse`.
 
         Raises:
+            BadInputError: a sample is malformed, or decoding all samples takes too long.
             ServerError: the call is rejected, expired or failed.
             ClientDisconnectedError: the client closed the connection.
         """
@@ -202,10 +203,6 @@ class Inference:
 
         Pending samples count as queued, so that a burst is rejected before it is decoded. The time of the check does
         not depend on the queue length.
-
-        Raises:
-            RejectedError: there is no room in the queue, or the wait would exceed the client's timeout.
-            ExpiredError: the client's timeout has passed.
         """
         context.memory.end_pending()  # the sample that was pending during decompression
         timeout, budget = context.remaining_timeout(), self.budget
@@ -214,15 +211,7 @@ class Inference:
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
-        """Decode encoded samples off the event loop, until the client disconnects or its timeout passes.
-
-        Raises:
-            BadInputError: a sample is malformed.
-            TooLargeError: decoding all samples takes too long.
-            RejectedError: there is no room in the queue, or in the memory budget for the decoded samples.
-            ExpiredError: the client's timeout has passed.
-            ClientDisconnectedError: the client closed the connection.
-        """
+        """Decode encoded samples off the event loop, until the client disconnects or its timeout passes."""
         self._begin_pending(model.name, inputs.count, context)
         context.memory.grow(inputs.memory)
         codec, encoded = model.codec, inputs.encoded
@@ -269,12 +258,7 @@ class Inference:
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
     async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Answer]:
-        """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call.
-
-        Raises:
-            ServerError: the call is rejected, expired or failed.
-            ClientDisconnectedError: the client closed the connection.
-        """
+        """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call."""
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]

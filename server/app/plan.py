@@ -211,11 +211,7 @@ def _check_stages(settings: Settings) -> None:
 
 
 def _in_device_stages(settings: Settings, model: str, profile: Profile, emulated: Profile | None) -> Profile:
-    """The profile in as many stages as the device has.
-
-    Raises:
-        SpecError: it cannot be used for the model on that device.
-    """
+    """The profile in as many stages as the device has, if it can be used for the model on that device."""
     if emulated is not None:
         return profile if profile.stages == emulated.stages else profile.in_stages(emulated.stages)
     if is_text(settings.specs[model]) and not profile.varies_by_length:

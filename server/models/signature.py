@@ -15,8 +15,8 @@ class TensorSpec:
 
     Attributes:
         name: the tensor's name.
-        sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 stands for any size
-            above 0. The metadata advertise the first datatype.
+        sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 is any size above
+            0. The metadata advertise the first datatype.
         optional_inputs: further inputs for the same samples, which a call may leave out.
         parameters: names of the call's parameters that the model reads.
     """

@@ -153,11 +153,7 @@ class Fleet:
             dispatcher.abandon()
 
     def _route(self, model: str, n: int) -> Dispatcher:
-        """Return the device to which `n` more samples go.
-
-        Raises:
-            QueueFullError: the queues of all devices together have no room for them.
-        """
+        """Return the device to which `n` more samples go, if the queues of all devices together have room for them."""
         if len(self._serving) == 1:  # it checks its own capacity
             return self._serving[0]
         reject_if_full(n, self.waiting, self._capacity, self.backlog)

@@ -270,7 +270,7 @@ def render_infer(
         model: The model's name.
         outputs: Output name -> float32 array [samples, classes], or int64; with an entry for each requested one.
         labels: One for each class, or None.
-        parameters: Facts about the response, left out if empty.
+        parameters: Parameters of the response, left out if empty.
 
     Returns:
         The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
