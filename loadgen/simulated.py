@@ -189,7 +189,7 @@ class SimulatedTextDevice:
         batch = launch.requests
         if launch.stages is None:
             return self.profile.service_time(len(batch), max(r.payload for r in batch))
-        return launch.stages * self.profile.iteration_time(len(batch), sum(r.stage == 0 for r in batch))
+        return launch.stages * self.profile.decode_step_time(len(batch), sum(r.stage == 0 for r in batch))
 
     def energy(self, service: Service) -> None:
         """None: profiles have no energy by length."""

@@ -141,7 +141,7 @@ class Profile:
         low, high = self.lengths[i - 1], self.lengths[i]
         return times[i - 1] + (times[i] - times[i - 1]) * (length - low) / (high - low)
 
-    def iteration_time(self, batch_size: int, joined: int = 0) -> float:
+    def decode_step_time(self, batch_size: int, joined: int = 0) -> float:
         """Return the time of one decode step of a batch, plus the prefill of its `joined` new requests, s.
 
         The time of a decode step is the slope between the least and the greatest length. The prefill is the service
@@ -151,10 +151,10 @@ class Profile:
         assert self.length_service_times is not None
         prefill = 0.0
         if joined:
-            prefill = self.length_service_times[joined - 1][0] - self.lengths[0] * self._decode_step_time(joined)
-        return self._decode_step_time(batch_size) + max(0.0, prefill)
+            prefill = self.length_service_times[joined - 1][0] - self.lengths[0] * self._time_per_step(joined)
+        return self._time_per_step(batch_size) + max(0.0, prefill)
 
-    def _decode_step_time(self, batch_size: int) -> float:
+    def _time_per_step(self, batch_size: int) -> float:
         assert self.lengths is not None
         assert self.length_service_times is not None
         lengths, times = (0, *self.lengths), (0.0, *self.length_service_times[batch_size - 1])
@@ -317,7 +317,7 @@ class Profile:
         batch_size = min(batch_size, self.max_batch_size)
         if not self.varies_by_length:
             return self.launch_time(batch_size, first)
-        return self.iteration_time(batch_size, 0 if first else batch_size)
+        return self.decode_step_time(batch_size, 0 if first else batch_size)
 
     def expected_service_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:
         """Return the expected time of the stages first..last - 1 (None: to the end) in one launch, s."""
@@ -325,7 +325,7 @@ class Profile:
             return self.launch_time(min(batch_size, self.max_batch_size), first, last)
         if last is None:
             return self.service_time(batch_size)
-        return (last - first) * self.iteration_time(batch_size, 0 if first else batch_size)
+        return (last - first) * self.decode_step_time(batch_size, 0 if first else batch_size)
 
     def max_service_time(
         self, batch_size: int, first: int, last: int | None, max_lengths: Iterable[int | None]
@@ -343,7 +343,7 @@ class Profile:
         if not self.varies_by_length:
             return self.min_service_time(batch_size, first)
         if last is not None:
-            return (last - first) * self.iteration_time(batch_size, batch_size)
+            return (last - first) * self.decode_step_time(batch_size, batch_size)
         longest = max(self.max_length if length is None else length for length in max_lengths)
         return self.service_time(batch_size, longest)
 

@@ -58,8 +58,8 @@ def with_decode_steps(profile: Profile, max_steps: int) -> Profile:
         max_steps: maximum number of decode steps of a request.
     """
     sizes = range(1, profile.max_batch_size + 1)
-    prompt = Node("static", tuple(profile.iteration_time(b, b) for b in sizes))
-    token = Node("decoder", tuple(profile.iteration_time(b) for b in sizes))
+    prompt = Node("static", tuple(profile.decode_step_time(b, b) for b in sizes))
+    token = Node("decoder", tuple(profile.decode_step_time(b) for b in sizes))
     return unrolled(profile.name, [prompt, token], 0, max_steps - 1)
 
 

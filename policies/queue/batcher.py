@@ -27,7 +27,7 @@ class Batcher:
     """
 
     def __init__(
-        self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor, iterating: Collection[str] = ()
+        self, policy: Policy, max_batch_size: Mapping[str, int], monitor: Monitor, stepwise: Collection[str] = ()
     ) -> None:
         """Start with an empty queue.
 
@@ -35,11 +35,11 @@ class Batcher:
             policy: the first policy.
             max_batch_size: the largest batch of each model; requests of other models are rejected.
             monitor: the first monitor.
-            iterating: models whose stages are decode steps; requests at different steps may share a batch.
+            stepwise: models whose stages are decode steps; requests at different steps may share a batch.
         """
         self.policy = policy
         self._max_batch_size = dict(max_batch_size)
-        self._iterating = frozenset(iterating)
+        self._stepwise = frozenset(stepwise)
         self.monitor = monitor
         self._waiting: list[Request] = []
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
@@ -167,8 +167,8 @@ class Batcher:
         """
         batch = launch.requests
         stage = batch[0].stage + (launch.stages or 0)
-        iterating = batch[0].kind.model in self._iterating  # completions are known only at the end of the step
-        if launch.stages is None or iterating or self._removed or any(stage >= request.stages for request in batch):
+        stepwise = batch[0].kind.model in self._stepwise  # completions are known only at the end of the step
+        if launch.stages is None or stepwise or self._removed or any(stage >= request.stages for request in batch):
             return None
         moved = [replace(request, stage=stage) for request in batch]
         rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
@@ -247,7 +247,7 @@ class Batcher:
         if launch.stages is not None and launch.stages < 1:
             raise PolicyError(f"a launch must run at least one stage, not {launch.stages}")
         first = batch[0]
-        any_stage = first.kind.model in self._iterating
+        any_stage = first.kind.model in self._stepwise
         if any(r.kind != first.kind or (r.stage != first.stage and not any_stage) for r in batch):
             raise PolicyError("a batch must be of one kind and at one stage")
         if len(batch) > (limit := self._max_batch_size[first.kind.model]):

@@ -170,7 +170,7 @@ def test_a_length_has_no_effect_without_lengths() -> None:
 
 def test_a_decode_step_takes_a_token_per_request_and_the_prefill_of_new_ones() -> None:
     profile = parsed(**LENGTHS)
-    assert profile.iteration_time(2) == pytest.approx(0.01)
-    assert profile.iteration_time(2, 1) == pytest.approx(0.01 + 0.1 - 10 * 0.2 / 30)
-    assert profile.iteration_time(4, 4) == pytest.approx(0.03 + 0.1)
-    assert parsed(length=[10], length_service_time_s=[[0.1]] * 3).iteration_time(1, 1) == pytest.approx(0.01)
+    assert profile.decode_step_time(2) == pytest.approx(0.01)
+    assert profile.decode_step_time(2, 1) == pytest.approx(0.01 + 0.1 - 10 * 0.2 / 30)
+    assert profile.decode_step_time(4, 4) == pytest.approx(0.03 + 0.1)
+    assert parsed(length=[10], length_service_time_s=[[0.1]] * 3).decode_step_time(1, 1) == pytest.approx(0.01)
