@@ -26,7 +26,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, NoMonitor
 from policies.rules.lazy_batching import LazyBatching, Slack
 from policies.types import Action, Kind, Policy, Request, State
-from policies.unrolled import Node, timesteps, unrolled
+from policies.unrolled import Node, unrolled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +56,11 @@ COVERAGES = (0.16, 0.5, 0.7, 0.9, 0.99, 1.0)
 TRANSLATED: tuple[Slack, ...] = ("printed", "remaining")
 LONGEST = 80  # words
 _Runner = Callable[[Instants], simulator.Run]
+
+
+def timesteps(lengths: Sequence[int], coverage: float) -> int:
+    """Return the least number of time steps that covers this share (above 0, up to 1) of the lengths (section IV-C)."""
+    return sorted(lengths)[ceil(coverage * len(lengths)) - 1]
 
 
 def resnet() -> Profile:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lazy import timesteps
 from benchmarks.lazy_live import CELL_HEAD, cell_row
 from benchmarks.support import harness
 from benchmarks.text_live import BATCH, NO_TIME, TextServer, Workload, poisson, served
 from policies.profile import Profile
 from policies.queue.arrivals import trace_column
-from policies.unrolled import timesteps
 
 NAME = "lazy_texts"
 MODEL, SCALE = "translator", 0.12

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -334,9 +334,8 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
     reports = {result.policy: result.report for result in results}
     if job.json:
         rows = [{"policy": spec, **content} for spec, content in reports.items()]
-        _print_json(
-            {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2} if job.compare else results[0].report
-        )
+        compared = {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2}
+        print(json.dumps(compared if job.compare else results[0].report, allow_nan=False))
     else:
         Console().print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
     title = _title(job)
@@ -353,10 +352,6 @@ def _title(job: _Job) -> str:
     how = ("simulated", about["profile"]) if about["server"] is None else ("measured", hide_password(about["server"]))
     which = f"{len(job.specs)} policies" if job.compare else about["policy"]
     return " · ".join(filter(None, (*how, which, about["rate"])))
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, allow_nan=False))
 
 
 def main() -> None:

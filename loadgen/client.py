@@ -7,9 +7,10 @@ import asyncio
 import importlib.util
 import mimetypes
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -136,43 +137,20 @@ def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -
 
 
 @dataclass(frozen=True)
-class Post:
-    """A prepared POST request."""
+class PostSender:
+    """Sends one POST request for each body, in order, to /predict or by the Open Inference Protocol."""
 
     session: aiohttp.ClientSession
     url: str
-    body: bytes
+    bodies: Iterator[bytes]
     headers: dict[str, str]
 
-    async def send(self) -> tuple[int, bytes]:
-        """Send the request; return the status and the body of the response."""
-        post = self.session.post(self.url, data=self.body, headers=self.headers, allow_redirects=False)
+    async def send(self) -> Response:
+        """Send one request; see Sender."""
+        post = self.session.post(self.url, data=next(self.bodies), headers=self.headers, allow_redirects=False)
         async with post as response:
-            return response.status, await response.read()
-
-
-@dataclass(frozen=True)
-class ImageSender:
-    """Sends an encoded image to /predict."""
-
-    post: Post
-
-    async def send(self) -> Response:
-        """Send one request; see Sender."""
-        status, body = await self.post.send()
-        return to_response(status, read_object(body))
-
-
-@dataclass(frozen=True)
-class PixelSender:
-    """Sends raw pixels by the Open Inference Protocol, as a binary tensor."""
-
-    post: Post
-
-    async def send(self) -> Response:
-        """Send one request; see Sender."""
-        status, body = await self.post.send()
-        return to_response(status, read_object(body).get("parameters"))
+            status, document = response.status, read_object(await response.read())
+        return to_response(status, document.get("parameters", document))  # /predict has the facts at the top level
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -203,7 +181,7 @@ def _number(facts: dict[str, Any], key: str, divisor: float = 1.0) -> float | No
     return value / divisor if isinstance(value, int | float) else None
 
 
-async def image_sender(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> ImageSender:
+async def image_sender(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> PostSender:
     """Prepare to send an image to the server at `url`; None is matplotlib's sample photograph.
 
     Raises:
@@ -217,10 +195,10 @@ async def image_sender(session: aiohttp.ClientSession, url: str, model: str | No
     name = await find_model(session, url, model)
     target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
     content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    return ImageSender(Post(session, target, body, {"Content-Type": content_type}))
+    return PostSender(session, target, repeat(body), {"Content-Type": content_type})
 
 
-async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | None) -> PixelSender:
+async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | None) -> PostSender:
     """Prepare to send pixels of the size in the model's metadata.
 
     Raises:
@@ -235,7 +213,7 @@ async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | No
         raise SpecError(f"{path} responds {status} instead of the model's metadata; check the URL and --model")
     document, tensor = _pixel_request(_read_metadata(body, path))
     headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
-    return PixelSender(Post(session, f"{path}/infer", document + tensor, headers))
+    return PostSender(session, f"{path}/infer", repeat(document + tensor), headers)
 
 
 def sample_photograph() -> Path:

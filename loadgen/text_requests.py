@@ -4,7 +4,6 @@ The length is the number of generated tokens for a generator, and the number of 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from urllib.parse import quote
 
@@ -13,7 +12,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from loadgen.client import Post, Response, fetch, find_model, read_object, to_response
+from loadgen.client import PostSender, fetch, find_model
 from policies.types import SpecError
 
 SAMPLE = "What is a batch?"
@@ -32,24 +31,9 @@ class _Metadata(BaseModel):
     parameters: _Bounds
 
 
-@dataclass(frozen=True)
-class TextSender:
-    """Sends the bodies one after another."""
-
-    session: aiohttp.ClientSession
-    url: str
-    bodies: Iterator[bytes]
-
-    async def send(self) -> Response:
-        """Send one request; see Sender."""
-        status, body = await Post(self.session, self.url, next(self.bodies), _HEADERS).send()
-        document = read_object(body)
-        return to_response(status, document.get("parameters", document))  # /predict has the facts at the top level
-
-
 async def text_sender(
     session: aiohttp.ClientSession, url: str, model: str | None, lengths: Sequence[int] | None
-) -> TextSender | None:
+) -> PostSender | None:
     """Prepare to send texts to the server at `url`; return None if the model takes no text.
 
     Args:
@@ -67,11 +51,11 @@ async def text_sender(
         return None
     path = quote(name, safe="")
     if lengths is None:
-        return TextSender(session, f"{url}/predict/{path}", repeat(orjson.dumps({"text": SAMPLE})))
+        return PostSender(session, f"{url}/predict/{path}", repeat(orjson.dumps({"text": SAMPLE})), _HEADERS)
     limit = bounds.max_new_tokens or bounds.max_tokens
     if max(lengths) > limit:
         raise SpecError(f"--sizes has {max(lengths)} tokens, the limit of {name} is {limit}; lower --size-scale")
-    return TextSender(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths))
+    return PostSender(session, f"{url}/v2/models/{path}/infer", _bodies(bounds, lengths), _HEADERS)
 
 
 async def _bounds(session: aiohttp.ClientSession, url: str, name: str) -> _Bounds | None:

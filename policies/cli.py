@@ -25,7 +25,7 @@ from policies.profile import load_profile
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
 from policies.smdp.choice import ShareBound, UnreachableError, choose_weight, parse_bound
-from policies.smdp.distributions import NAMES, distribution
+from policies.smdp.distributions import DISTRIBUTIONS_USAGE, distribution
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import save_table, table_of
@@ -105,7 +105,7 @@ def solve_policy(
         int | None, typer.Option(help="Largest batch size, in requests (default: the profile's).")
     ] = None,
     service_distribution: Annotated[
-        str, typer.Option(help=f"Distribution of the service times: {NAMES}.")
+        str, typer.Option(help=f"Distribution of the service times: {DISTRIBUTIONS_USAGE}.")
     ] = "deterministic",
     evaluate_: Annotated[
         str | None, typer.Option("--evaluate", help="Evaluate this policy spec instead of solving.")

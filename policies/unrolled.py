@@ -3,20 +3,17 @@
 Algorithm 1 sums NodeLatency(n) over the nodes n of a graph: once if n is static, enc_timesteps times in the encoder,
 dec_timesteps times in the decoder. Here each static node is a stage, and so is each time step of neighbouring encoder
 or decoder nodes; the sum is then `Profile.span`. A request completes after the number of steps of its own output, which
-is not known beforehand. A policy therefore plans with `timesteps`, a quantile of the lengths observed (section IV-C).
-In the server a time step is a decode step.
+is not known beforehand. A policy therefore assumes the number `timesteps` of its spec, the dec_timesteps of section
+IV-C. In the server a time step is a decode step.
 
     symbol          name
     NodeLatency(n)  Node.times[b - 1], s
     Type(n)         Node.type
-    dec_timesteps   timesteps(lengths, coverage)
-    N               coverage
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import ceil
 from typing import Literal
 
 from policies.profile import Profile
@@ -91,8 +88,3 @@ def check_decode_steps(spec: Spec, profile: Profile) -> None:
             f"policy {spec.text!r} decides between decode steps, but {profile.name!r} generates no tokens; "
             "use greedy or multi-bin"
         )
-
-
-def timesteps(lengths: Sequence[int], coverage: float) -> int:
-    """Return the least number of time steps that covers this share (above 0, up to 1) of the lengths."""
-    return sorted(lengths)[ceil(coverage * len(lengths)) - 1]

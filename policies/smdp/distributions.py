@@ -22,7 +22,7 @@ from policies.types import SpecError
 
 Floats = NDArray[np.float64]
 _BLOCK = 1024  # service times drawn at once
-NAMES = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measured"
+DISTRIBUTIONS_USAGE = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measured"
 
 
 class ServiceDistribution(Protocol):
@@ -140,7 +140,7 @@ def distribution(text: str, profile: Profile) -> ServiceDistribution:
         "hyperexponential": Hyperexponential(),
     }
     if text not in known:
-        raise SpecError(f"unknown service distribution {text!r}: choose one of {NAMES}")
+        raise SpecError(f"unknown service distribution {text!r}: choose one of {DISTRIBUTIONS_USAGE}")
     return known[text]
 
 

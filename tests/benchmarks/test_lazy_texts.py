@@ -5,12 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.lazy import timesteps
 from benchmarks.lazy_texts import COVERAGES, capacity, policies, table
 from benchmarks.text_live import NO_TIME, Workload
 from policies.catalog import choose
 from policies.profile import Profile
 
 TEXTS = Profile("texts", (1.0,) * 8, lengths=(1, 8), length_service_times=((0.1, 0.8),) * 8)  # 0.1 s a token
+
+
+@pytest.mark.parametrize(("coverage", "steps"), [(0.1, 1), (0.5, 5), (0.51, 6), (0.9, 9), (1.0, 30)])
+def test_time_steps_cover_a_share_of_the_lengths(coverage: float, steps: int) -> None:
+    assert timesteps([30, 9, 8, 7, 6, 5, 4, 3, 2, 1], coverage) == steps
 
 
 def test_capacity_is_of_full_batches_in_order_of_arrival() -> None:

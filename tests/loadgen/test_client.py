@@ -225,7 +225,7 @@ def prepare(stub: Stub, model: str | None, pixels: bool = False) -> str:
             if pixels
             else await client.image_sender(session, url, model, None)
         )
-        return sender.post.url.removeprefix(url)
+        return sender.url.removeprefix(url)
 
     path = with_server(stub, scenario, TIMEOUT)
     assert isinstance(path, str)

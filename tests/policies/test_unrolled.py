@@ -15,7 +15,7 @@ from policies.rules.catch_up import CatchUp
 from policies.rules.co_located import CoLocated
 from policies.rules.lazy_batching import LazyBatching, Slack
 from policies.types import Kind, Launch, Request, SpecError, State
-from policies.unrolled import Node, timesteps, unrolled, with_decode_steps
+from policies.unrolled import Node, unrolled, with_decode_steps
 
 NODES = [
     Node("static", (1.0, 1.5)),
@@ -41,11 +41,6 @@ def test_algorithm_1_is_the_sum_up_to_the_predicted_step() -> None:
     policy = LazyBatching(longest, predicted=5 + 32)
     assert policy.alone == 1.0 + 2 * (0.25 + 0.5) + 2.0 + 3.0 + 32 * 0.125
     assert LazyBatching(longest).alone == pytest.approx(7.5 + 80 * 0.125)
-
-
-@pytest.mark.parametrize(("coverage", "steps"), [(0.1, 1), (0.5, 5), (0.51, 6), (0.9, 9), (1.0, 30)])
-def test_time_steps_cover_a_share_of_the_lengths(coverage: float, steps: int) -> None:
-    assert timesteps([30, 9, 8, 7, 6, 5, 4, 3, 2, 1], coverage) == steps
 
 
 # a prompt takes 0.5 and 0.75 s, a token 0.125 and 0.25 s
