@@ -1,5 +1,7 @@
 """The rules that act by a solved table: smdp and auto solve one, a policy file has one."""
 
+from dataclasses import replace
+
 from policies.profile import Profile
 from policies.rules.rule import Rule, SolvedPolicy
 from policies.smdp.table import load_table
@@ -28,14 +30,7 @@ SMDP = Rule(
     description=_DESCRIPTION,
     example="smdp:w2=30",
 )
-AUTO = Rule(
-    name="auto",
-    build=_solve,
-    check=weight_of,
-    keys=_WEIGHT_KEYS,
-    description=_DESCRIPTION,
-    example="auto",
-)
+AUTO = replace(SMDP, name="auto", example="auto")
 FILE = Rule(
     name="file",
     build=_load,
