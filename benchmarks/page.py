@@ -150,7 +150,7 @@ SECTIONS = (
     Section(
         "Overload",
         "overload",
-        "More requests than the device can serve, from clients with a time-out of 1 s. Goodput counts answers in time. "
+        "More requests than the device can serve, from clients with a timeout of 1 s. Goodput counts answers in time. "
         "The rows of other servers are of an earlier run.",
     ),
     Section(
@@ -162,7 +162,7 @@ SECTIONS = (
     Section(
         "Soak",
         "soak",
-        "Bursts, corrupt images, abandoned calls, time-outs, policy swaps, and a fault of the device every 30 s.",
+        "Bursts, corrupt images, abandoned calls, timeouts, policy swaps, and a fault of the device every 30 s.",
         _soak,
     ),
     Section("Hostile input", "fuzz", "Randomly invalid bodies, headers and images.", _fuzz),
