@@ -40,16 +40,16 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "reserve memory for each piece of a body",
-        "server/transport/asgi.py",
+        "server/transport/request.py",
         "        reserve(size)\n",
         "",
         ("tests/server/api/test_inference.py",),
     ),
     Mutation(
-        "decide nothing ahead while a time-out may pass",
+        "offer no standby launch while a timeout may pass",
         "server/scheduling/lookahead.py",
-        "if standby is None or self._batcher.next_expiry() < end + self._forecast.least_time(batch):",
-        "if standby is None:",
+        "if batcher.next_expiry() < end + forecast.least_time(batch):",
+        "if False:",
         ("tests/server/scheduling/test_lookahead.py",),
     ),
     Mutation(
@@ -76,7 +76,7 @@ MUTATIONS = (
     Mutation(
         "count a lost device only for some calls",
         "server/scheduling/calls.py",
-        "any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)",
+        "any(r.started < inf and r.payload.output is None for r in self.requests)",
         "True",
         ("tests/server/scheduling/test_calls.py",),
     ),
@@ -90,8 +90,7 @@ MUTATIONS = (
     Mutation(
         "set the expiry timer again after it has fired",
         "server/scheduling/dispatcher.py",
-        "        self._expire(self._clock())\n        self._on_change()\n"
-        "        self._expiry_timer.set(self._batcher.next_expiry())\n",
+        "        self._expire(self._clock())\n        self._on_change()\n        self._set_expiry_timer()\n",
         "        self._expire(self._clock())\n        self._on_change()\n",
         ("tests/server/scheduling/test_dispatcher_expiry.py",),
     ),

@@ -71,7 +71,7 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
     dispatcher = Dispatcher(ThreadExecutor(device, "jumping"), chosen, metrics, time.monotonic)
     metrics.watch_meter("jumping", meter.source, LastReading(meter))
     if adapt:
-        dispatcher.delivery.on_served = Controller(dispatcher, metrics, meter, pool).served
+        dispatcher.on_served = Controller(dispatcher, metrics, meter, pool).served
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     with bind("127.0.0.1", port) as bound:

@@ -30,7 +30,7 @@ from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
 from server.models.images import synthetic_images
 from server.scheduling.admission import Limits
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
 
@@ -74,7 +74,7 @@ class _Tally:
     progress: LoadProgress
     refused: int = 0
 
-    def answered(self, clock: Callable[[], float], due: float, future: "asyncio.Future[list[Answer]]") -> None:
+    def answered(self, clock: Callable[[], float], due: float, future: "asyncio.Future[list[Sample]]") -> None:
         if future.cancelled() or future.exception() is not None:
             self.refused += 1
             return

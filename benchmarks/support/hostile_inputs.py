@@ -21,8 +21,8 @@ from server.api.open_inference.protocol import InferCall, parse_header_length, p
 from server.errors import ServerError, render_error
 from server.models.images import ImageCodec
 from server.models.signature import RAW, Tensor, TensorSpec
-from server.transport.asgi import client_timeout
 from server.transport.content_encoding import compress, decompress
+from server.transport.request import client_timeout
 
 _NUMBERS = ["UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64"]
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "BOOL": (3,), **dict.fromkeys(_NUMBERS, (2,))})

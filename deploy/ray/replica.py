@@ -23,7 +23,7 @@ from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
 from server.telemetry.logs import configured_logging
-from server.transport.asgi import below_root, respond, respond_error
+from server.transport.request import below_root, respond, respond_error
 
 _log = logging.getLogger("batchwright")
 _RECONFIGURABLE = ("policy", "slo_p95_ms", "w2")  # settings that can change while serving

@@ -16,8 +16,8 @@ from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
-from server.transport.asgi import BodyLimit, headers_of, read_body
 from server.transport.memory_budget import MemoryBudget
+from server.transport.request import BodyLimit, headers_of, read_body
 
 _MAX_CHANGE = 2**16  # bytes of a request body
 _Change = TypeVar("_Change", bound=BaseModel)

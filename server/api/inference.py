@@ -16,14 +16,20 @@ from policies.cpus import available_cpus
 from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import BodyLimit, ClientDisconnectedError, read_body, respond_error, wait_for_disconnect
 from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request_context import RequestContext
+from server.transport.request import (
+    BodyLimit,
+    ClientDisconnectedError,
+    RequestContext,
+    read_body,
+    respond_error,
+    wait_for_disconnect,
+)
 
 _T = TypeVar("_T")
 _log = logging.getLogger("batchwright.inference")
@@ -77,8 +83,8 @@ class Inference:
         The outcome is counted. An error that is raised in the context is sent as the response. The call's memory
         reservation ends with the context.
         """
-        context = RequestContext(scope, receive, self.budget)
-        with context.memory:
+        context: RequestContext = scope["state"].get("context") or RequestContext(scope, receive)
+        with self.budget.reservation() as context.memory:
             try:
                 yield context
                 self._count_answered(self.model(name).name, context)
@@ -98,7 +104,7 @@ class Inference:
 
     async def infer(
         self, model: ServedModel, context: RequestContext, read_inputs: Callable[[], Awaitable[Inputs]]
-    ) -> list[Answer]:
+    ) -> list[Sample]:
         """Serve one call.
 
         Admission control checks for room before the body is read and before samples are decoded, so that an
@@ -257,7 +263,7 @@ class Inference:
         running.add_done_callback(release)
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
-    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Answer]:
+    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Sample]:
         """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call."""
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
@@ -295,7 +301,7 @@ class Inference:
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
-    def describe(self, model: str, answers: Sequence[Answer]) -> dict[str, Any]:
+    def describe(self, model: str, answers: Sequence[Sample]) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         profile = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile

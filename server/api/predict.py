@@ -11,9 +11,8 @@ from server.api.inference import ANY_BODY, Inference
 from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_asgi_route, documented, json_content
 from server.api.schemas import Generation, Prediction, TextCall
 from server.models.model import Inputs, ServedModel
-from server.transport.asgi import BodyLimit, client_timeout, respond
-from server.transport.multipart import field_of, is_form
-from server.transport.request_context import RequestContext
+from server.transport.multipart import field_of
+from server.transport.request import BodyLimit, RequestContext, client_timeout, is_form, respond
 
 
 class Predict:

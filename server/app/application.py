@@ -23,7 +23,7 @@ from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
 from server.errors import INTERNAL_ERROR, ServerError
-from server.transport.asgi import ClientDisconnectedError
+from server.transport.request import ClientDisconnectedError
 
 
 def create_app(inference: Inference, version: str) -> ASGIApp:
@@ -35,7 +35,7 @@ def create_app(inference: Inference, version: str) -> ASGIApp:
     fastapi = create_fastapi(inference, version)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        route = infer if infer.matches(scope) else predict if predict.matches(scope) else fastapi
+        route = predict if predict.matches(scope) else infer if infer.matches(scope) else fastapi
         await route(scope, receive, send)
 
     return app

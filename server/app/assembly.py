@@ -90,9 +90,10 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         metrics.watch(model, *(partial(read, model) for read in readings))
     metrics.watch_backlog(fleet.backlog)
     app, keys = create_app(inference, version("batchwright")), keys_of(settings)
-    return AssembledServer(
-        RequestMiddleware(app, keys, tracing, settings.host, metrics.access_denied), fleet, metrics, keys
+    front = RequestMiddleware(
+        app, keys, tracing, settings.host, metrics.access_denied, shutting_down=partial(getattr, fleet, "shutting_down")
     )
+    return AssembledServer(front, fleet, metrics, keys)
 
 
 def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:
@@ -101,9 +102,9 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
     dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
-    delivery, dispatcher.on_batch_size_reduced = dispatcher.delivery, controller.batch_size_reduced
-    delivery.on_served, delivery.on_unprofiled_work = controller.served, controller.unprofiled_work
-    delivery.tracing = tracing
+    dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
+    dispatcher.on_batch_size_reduced = controller.batch_size_reduced
+    dispatcher.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())

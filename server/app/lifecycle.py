@@ -7,13 +7,13 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
 
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from policies.types import SpecError
 from server.backends.glibc_heap import heap
@@ -87,24 +87,9 @@ def serve(
     _raise_file_limit()
     gc.collect()
     gc.freeze()  # later collections skip the objects of the loaded models
-    application = _closing_connections(app, fleet)
-    server = _Server(_config(application, listener), "http" if listener.tls is None else "https")
+    server = _Server(_config(app, listener), "http" if listener.tls is None else "https")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(server, fleet, bound, drain_delay, reloads))
-
-
-def _closing_connections(app: ASGIApp, fleet: Fleet) -> ASGIApp:
-    """Add Connection: close to every response while the server stops, so that clients reconnect to another server."""
-
-    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
-        def send_closing(message: Message) -> Awaitable[None]:
-            if fleet.shutting_down and message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            return send(message)
-
-        await app(scope, receive, send_closing)
-
-    return closing
 
 
 def _raise_file_limit() -> None:

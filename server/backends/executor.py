@@ -13,7 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from server.errors import DeviceLostError
+
 Logits = NDArray[np.float32]
+_LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,43 @@ class Executor(Protocol):
         Launches of `batch.standby` may be taken and run before the future is done.
         """
         ...
+
+
+def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
+    """Run a batch with a timeout, s.
+
+    A call of the device cannot be cancelled from outside, so the device is considered lost after the timeout: the
+    future then raises DeviceLostError.
+    """
+    running = executor.run(batch)
+    _start_timeout(running, len(batch.inputs), timeout)
+    return running
+
+
+def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: float) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_due(due: float) -> None:
+        if running.done():
+            return
+        if loop.time() > due + _LATE:  # the process was paused, so the result may arrive next
+            _start_timeout(running, size, timeout)
+        else:
+            running.set_exception(DeviceLostError(f"a batch of {size} did not finish within {timeout:g} s"))
+
+    timer = loop.call_later(timeout, on_due, loop.time() + timeout)
+    running.add_done_callback(lambda _: timer.cancel())
+
+
+def check_outputs(batch: Batch, completion: Completion) -> Completion:
+    """Check that the completion has one output for each input, and return it.
+
+    Raises:
+        RuntimeError: the numbers differ.
+    """
+    if len(completion.outputs) != len(batch.inputs):
+        raise RuntimeError(f"{len(completion.outputs)} outputs for {len(batch.inputs)} inputs")
+    return completion
 
 
 class Device(Protocol):

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from policies.profile import Profile
 from server.models.signature import Tensor, TensorSpec
+from server.models.text import DecodeState, GeneratedTokens, TextSample
 
 _BEST = 5  # classes in a prediction
 
@@ -195,3 +196,37 @@ class ServedModel(Generic[Codec_co]):
     weights: str
     max_batch_size: int
     size_predictor: SizePredictor | None = None
+
+
+def decode_steps(sample: Any) -> int | None:
+    """The maximum number of decode steps of a text, each a stage; None for a sample that is no text."""
+    return max(1, sample.max_new_tokens) if isinstance(sample, TextSample) else None
+
+
+def max_length(sample: Any) -> int | None:
+    """The maximum length of a text as profiles count it; None for a sample that is no text."""
+    return sample.max_new_tokens or len(sample.tokens) if isinstance(sample, TextSample) else None
+
+
+def is_finished(output: Any) -> bool:
+    """Whether the output of a stage is the whole generated text."""
+    return isinstance(output, GeneratedTokens)
+
+
+def generated_lengths(outputs: Sequence[Any]) -> list[int]:
+    """The number of tokens of each finished output."""
+    return [len(output.tokens) for output in outputs if isinstance(output, GeneratedTokens)]
+
+
+def count_tokens(inputs: Sequence[Any], outputs: Sequence[Any], decode_steps: int | None) -> tuple[int, int]:
+    """The number of tokens that a batch needs, and that the device computes; the difference is padding.
+
+    Prompts are padded to the longest. A batch that runs to its end (`decode_steps` is None) generates as many tokens
+    for each row as for the longest.
+    """
+    prompts = [len(sample.tokens) for sample in inputs if isinstance(sample, TextSample)]
+    if decode_steps is None:
+        generated = generated_lengths(outputs)
+    else:
+        generated = [decode_steps for output in outputs if isinstance(output, GeneratedTokens | DecodeState)]
+    return sum(map(sum, (prompts, generated))), sum(len(n) * max(n, default=0) for n in (prompts, generated))

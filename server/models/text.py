@@ -1,8 +1,7 @@
-"""Inputs and outputs of text models, and how many tokens a batch of them has. Without torch."""
+"""Inputs and outputs of text models. Without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from policies.sizing.size_models import Lengths
 
@@ -26,11 +25,6 @@ class TextSample:
         """The lengths that are known before the sample runs."""
         return Lengths(len(self.tokens), self.max_new_tokens, self.tokens)
 
-    @property
-    def decode_steps(self) -> int:
-        """Maximum number of decode steps; each is a stage."""
-        return max(1, self.max_new_tokens)
-
 
 class DecodeState:
     """State of a sample between two decode steps; opaque outside the backend."""
@@ -43,22 +37,3 @@ class GeneratedTokens:
     """Output of a generative model: token ids, including the end token."""
 
     tokens: Sequence[int]
-
-
-def generated_lengths(outputs: Sequence[Any]) -> list[int]:
-    """The number of tokens of each finished output."""
-    return [len(output.tokens) for output in outputs if isinstance(output, GeneratedTokens)]
-
-
-def count_tokens(inputs: Sequence[Any], outputs: Sequence[Any], decode_steps: int | None) -> tuple[int, int]:
-    """The number of tokens that a batch needs, and that the device computes; the difference is padding.
-
-    Prompts are padded to the longest. A batch that runs to its end (`decode_steps` is None) generates as many tokens
-    for each row as for the longest.
-    """
-    prompts = [len(sample.tokens) for sample in inputs if isinstance(sample, TextSample)]
-    if decode_steps is None:
-        generated = generated_lengths(outputs)
-    else:
-        generated = [decode_steps for output in outputs if isinstance(output, GeneratedTokens | DecodeState)]
-    return sum(map(sum, (prompts, generated))), sum(len(n) * max(n, default=0) for n in (prompts, generated))

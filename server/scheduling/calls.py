@@ -10,56 +10,61 @@ from policies.catalog import Chosen
 from policies.types import Launch, Request
 from server.backends.executor import Batch, Completion, StandbyLaunches
 from server.errors import ServerError
-from server.models.text import GeneratedTokens, TextSample
+from server.models.model import decode_steps, is_finished
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Result of one request.
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One sample of a call, from its input to its result; the payload of its request.
 
     Attributes:
-        output: logits, float32 [classes], or `GeneratedTokens`.
+        call: the call that it belongs to.
+        input: as the model's codec made it; None once it was served.
+        size: predicted service time when served alone, s; 0 where requests do not differ.
+        data: input of its next stage.
+        output: as the model's codec renders it; None until it was served.
         batch_size: size of the batch that completed it.
         waiting: waiting time from arrival to launch, s.
         service: service time of its batch, s; with stages, from its launch to the end of its last stage.
-        energy: its share of the batch's energy by the profile, J; None where unknown.
-        device: name of the device.
+        energy: its share of the energy of its batches so far by the profile, J; None where unknown.
+        device: name of the device that served it.
     """
 
-    output: Any
-    batch_size: int
-    waiting: float
-    service: float
-    energy: float | None
-    device: str
+    call: "Call"
+    input: Any
+    size: float = 0.0
+    data: Any = None
+    output: Any = None
+    batch_size: int = 0
+    waiting: float = 0.0
+    service: float = 0.0
+    energy: float | None = None
+    device: str = ""
 
 
 class Call:
-    """One call: its requests, and the future of their answers.
+    """One call: its samples, and the future of their results.
 
     Attributes:
-        future: the answers, in the order of the inputs.
+        future: the samples when all are served.
         model: name of the model.
-        inputs: decoded samples, as the model's codec made them.
-        sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
+        samples: in the order of the inputs; empty once the future is done.
         arrival: instant of arrival, s.
         expires: instant at which the client's timeout passes, s.
         earliest: the earliest possible instant of its answers, estimated at arrival, s; 0 where unknown.
         span: its tracing span; None where it is not traced.
         requests: its requests that are queued or in service.
-        answers: answer of each sample; None until there is one.
-        missing: number of samples without an answer.
+        missing: number of samples without an output.
         losses: number of devices that were lost while they served it.
     """
 
     __slots__ = (
-        *("answers", "arrival", "earliest", "expires", "future", "inputs", "losses", "missing", "model", "requests"),
-        *("sizes", "span"),
+        *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "samples", "span"),
     )
 
     def __init__(
         self,
-        future: "asyncio.Future[list[Answer]]",
+        future: "asyncio.Future[list[Sample]]",
         model: str,
         inputs: Sequence[Any],
         sizes: Sequence[float],
@@ -69,47 +74,46 @@ class Call:
         earliest: float,
         span: Any = None,
     ) -> None:
+        """`sizes` are those of the samples; empty where requests do not differ."""
         self.future = future
         self.model = model
-        self.inputs = inputs
-        self.sizes = sizes
+        self.samples = [Sample(self, *each) for each in (zip(inputs, sizes, strict=True) if sizes else zip(inputs))]
         self.arrival = arrival
         self.expires = expires
         self.earliest = earliest
         self.span = span
         self.requests: list[Request] = []
         self.missing = len(inputs)
-        self.answers: list[Any] = [None] * self.missing
         self.losses = 0
 
     def make_requests(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
-        """Make a request for each sample without an answer.
+        """Make a request for each sample without an output.
 
         Args:
             chosen: the model's policy and profile.
             ids: supplies the ids of the requests.
         """
-        for index, sample in enumerate(self.inputs):
-            if self.answers[index] is None:
-                size = self.sizes[index] if self.sizes else 0.0
-                kind = chosen.arriving(self.model, size)
-                request = Request(next(ids), self.arrival, kind, self.arrival + chosen.slo, self.expires, size)
-                request.stages = sample.decode_steps if isinstance(sample, TextSample) else chosen.profile.stages
-                request.payload = Sample(sample, self, index)
+        for sample in self.samples:
+            if sample.output is None:
+                kind = chosen.arriving(self.model, sample.size)
+                deadline = self.arrival + chosen.slo
+                request = Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size)
+                request.stages = decode_steps(sample.input) or chosen.profile.stages
+                request.payload = sample
+                sample.data, sample.energy = sample.input, None
                 self.requests.append(request)
         return self.requests
 
     def lose_device(self) -> None:
         """Count the loss of its device if that was serving it, since the call may have caused the loss."""
-        self.losses += any(r.started < inf and self.answers[r.payload.index] is None for r in self.requests)
+        self.losses += any(r.started < inf and r.payload.output is None for r in self.requests)
         self.earliest = 0.0  # its response time is no measure of the lateness of another device
 
-    def answer(self, index: int, answer: Answer) -> None:
-        """Record the answer of a sample; the last one completes the call."""
-        self.answers[index] = answer
+    def complete(self) -> None:
+        """Count one more sample with an output; the last one completes the call."""
         self.missing -= 1
         if self.missing == 0 and not self.future.done():
-            self.future.set_result(self.answers)
+            self.future.set_result(self.samples)
 
     def fail(self, error: ServerError) -> None:
         """End the whole call with this error, unless it has ended."""
@@ -121,23 +125,6 @@ def fail_all(calls: Iterable[Call], error: ServerError) -> None:
     """End all calls with this error."""
     for call in calls:
         call.fail(error)
-
-
-@dataclass(slots=True)
-class Sample:
-    """Payload of a request.
-
-    Attributes:
-        input: input of its next stage; after the last stage its output.
-        call: the call that it belongs to.
-        index: its index in the call.
-        energy: its share of the energy of the stages so far, J; None where unknown.
-    """
-
-    input: Any
-    call: Call
-    index: int
-    energy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +153,7 @@ class BatchRun:
         """Make the outputs the inputs of the next stage, and add each request's share of the energy, J."""
         share = None if energy is None else energy / len(self.launch.requests)
         for request, output in zip(self.launch.requests, completion.outputs, strict=True):
-            request.payload.input = output
+            request.payload.data = output
             if share is not None:
                 request.payload.energy = share + (request.payload.energy or 0.0)
 
@@ -176,7 +163,7 @@ def set_last_stages(launch: Launch, requests: Sequence[Request], completion: Com
     if launch.stages is None:
         return
     for request, output in zip(requests, completion.outputs, strict=True):
-        if isinstance(output, GeneratedTokens):
+        if is_finished(output):
             request.stages = min(request.stages, request.stage + launch.stages)
 
 
@@ -184,7 +171,7 @@ def make_batch(launch: Launch) -> Batch:
     """Make the batch of a launch."""
     first = launch.requests[0]
     standby = None if launch.stages is None else StandbyLaunches()
-    return Batch(first.kind.model, [r.payload.input for r in launch.requests], first.stage, launch.stages, standby)
+    return Batch(first.kind.model, [r.payload.data for r in launch.requests], first.stage, launch.stages, standby)
 
 
 def next_batch(batch: Batch, launch: Launch) -> Batch:

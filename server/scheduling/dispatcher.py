@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
 from policies.types import Action, Launch, Request, Wait
-from server.backends.executor import Batch, Completion, Executor
+from server.backends.executor import Batch, Completion, Executor, StandbyLaunches, check_outputs, with_timeout
 from server.errors import (
     DeviceLostError,
     DrainingError,
@@ -26,16 +26,18 @@ from server.errors import (
     ServerError,
     UnavailableError,
 )
-from server.models.text import count_tokens, generated_lengths
+from server.models.model import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full
-from server.scheduling.calls import Answer, BatchRun, Call, fail_all, make_batch, set_last_stages
-from server.scheduling.delivery import Delivery
+from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
 from server.scheduling.forecast import Forecast
-from server.scheduling.lookahead import Lookahead
-from server.scheduling.recovery import Part, check_outputs, recover, with_timeout
-from server.scheduling.timer import EarliestTimer
+from server.scheduling.lookahead import offer_standby_launches
+from server.scheduling.recovery import Part, recover
 from server.telemetry.batch_record import BatchRecord
+from server.telemetry.logs import log_batch
 from server.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.dispatcher")
 _TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
@@ -47,13 +49,19 @@ class Dispatcher:
 
     Attributes:
         chosen: by model, the current policy, its profile, and its spec.
-        delivery: fans out the results.
+        tracing: links the spans of calls and batches; None: nothing is traced.
+        on_served: called after each whole batch, with model, size, service time and response times, s.
+        on_unprofiled_work: called with a model that ran single stages or a failed attempt, whose energy the profile
+            does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
         on_broken: called when nothing can be served any more, with the calls that have no answer, which another device
             may take over, and the error for the others.
         broken: set when nothing can be served any more: the device is lost, or the loop failed.
     """
 
+    tracing: "Tracing | None" = None
+    on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
+    on_unprofiled_work: Callable[[str], None] | None = None
     on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
 
@@ -73,7 +81,6 @@ class Dispatcher:
         self._clock = clock
         self._limits = limits
         self._admission = Admission()
-        self.delivery = Delivery(metrics)
         policy, monitor = combine(self.chosen)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         iterating = [model for model, choice in chosen.items() if choice.profile.varies_by_length]
@@ -85,14 +92,14 @@ class Dispatcher:
         self._all_answered = asyncio.Event()
         self._calls: dict[Call, None] = {}  # in order of arrival
         self._draining = False
-        self._lookahead = Lookahead(self._batcher, self._forecast, clock)
+        self._standby: StandbyLaunches | None = None  # of the batch in service
         self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
-        self._expiry_timer = EarliestTimer(clock, self._on_expiry)  # fires also while the device is busy
+        self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
 
     def submit(
         self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
-    ) -> "asyncio.Future[list[Answer]]":
+    ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
         Args:
@@ -107,7 +114,7 @@ class Dispatcher:
             DrainingError: the server is stopping.
         """
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
         call = Call(
             future,
             model,
@@ -116,7 +123,7 @@ class Dispatcher:
             arrival=now,
             expires=now + timeout,
             earliest=earliest,
-            span=self.delivery.current_span(),
+            span=None if self.tracing is None else self.tracing.current(),
         )
         self._metrics.history.arrived(model, len(inputs))
         self.enqueue(call)
@@ -135,7 +142,7 @@ class Dispatcher:
         if not self._batcher.busy:
             self._next_step_by = now
         self._on_change()
-        self._expiry_timer.set(self._batcher.next_expiry())
+        self._set_expiry_timer()
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
@@ -305,7 +312,10 @@ class Dispatcher:
 
     async def _serve(self, run: BatchRun) -> None:
         """Wait for the completion of a batch and of the standby launches that the device takes after it."""
-        offered = self._lookahead.offer(run.launch, run.batch, run.policy)
+        standby = self._standby = run.batch.standby
+        offered: list[BatchRun] = []
+        if standby is not None:
+            offered = offer_standby_launches(self._batcher, self._forecast, run, standby, self._clock())
         for index, following in enumerate([*offered, None]):
             try:
                 completion = check_outputs(run.batch, await run.running)
@@ -315,7 +325,6 @@ class Dispatcher:
                 return
             if self._last_finish is not None:
                 self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-            standby = run.batch.standby
             if following is None or standby is None or standby.taken <= index:
                 set_last_stages(run.launch, run.launch.requests, completion)
                 self._pending_results = self._record(run, completion, self._batcher.complete(run.launch))
@@ -329,7 +338,8 @@ class Dispatcher:
 
     def _on_change(self) -> None:
         """Withdraw standby launches and wake the loop, since the queue or the policy has changed."""
-        self._lookahead.withdraw()
+        if self._standby is not None:
+            self._standby.withdraw()
         self._wake.set()
 
     async def _recover(self, run: BatchRun, error: Exception) -> None:
@@ -349,7 +359,7 @@ class Dispatcher:
                 self._answer(self._record(replace(run, launch=own, batch=retried), part.result, completed))
             else:
                 self._fail(own.requests, part)
-        self.delivery.report_unprofiled_work(batch.model)  # failed attempts took energy, too
+        self._report(self.on_unprofiled_work, batch.model)  # failed attempts took energy, too
         if recovery.max_batch_size is not None:
             self._reduce_batch_size(batch.model, recovery.max_batch_size)
 
@@ -387,7 +397,7 @@ class Dispatcher:
         timer.cancel()
 
     def _record(self, run: BatchRun, completion: Completion, finished: Sequence[Request]) -> BatchRecord:
-        energy = self._forecast.energy(run.batch)
+        energy, profile = self._forecast.energy(run.batch), self.chosen[run.batch.model].profile
         run.record_outputs(completion, energy)
         return BatchRecord(
             self.device,
@@ -399,7 +409,7 @@ class Dispatcher:
             completion.started,
             completion.finished,
             energy,
-            self.chosen[run.batch.model].profile.energy_source,
+            profile.energy_source,
             count_tokens(run.batch.inputs, completion.outputs, run.launch.stages),
             generated_lengths(completion.outputs),
         )
@@ -410,10 +420,38 @@ class Dispatcher:
             self._answer(batch)
 
     def _answer(self, batch: BatchRecord) -> None:
+        """Fan out the results of a completed batch to its calls, the metrics, the log, the trace and the controller."""
         now = self._clock()
-        for call in self.delivery.answer(batch, now, self._batcher.queue_length):
-            self._admission.observe(call.earliest, now)
-        self.delivery.report(batch, self._clock())
+        self._metrics.batch_completed(batch)
+        self._metrics.requests_completed(batch.device, batch.finished, now)
+        log_batch(batch, self._batcher.queue_length)
+        if self.tracing is not None:
+            self.tracing.batch(batch)
+        for request in batch.finished:
+            sample: Sample = request.payload
+            sample.output, sample.data, sample.input = sample.data, None, None
+            sample.batch_size, sample.device = batch.size, batch.device
+            sample.waiting = request.started - request.arrival
+            sample.service = batch.service if batch.whole else batch.ended - request.started
+            sample.call.complete()
+            if not sample.call.missing:
+                self._admission.observe(sample.call.earliest, now)
+        if not batch.whole:
+            self._report(self.on_unprofiled_work, batch.model)
+        elif self.on_served is not None:
+            now = self._clock()
+            responses = [now - request.arrival for request in batch.finished]
+            self._report(self.on_served, batch.model, batch.size, batch.service, responses)
+
+    def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:
+        """Report work of the device to the controller."""
+        if observer is None:
+            return
+        try:
+            observer(*work)
+        except Exception:  # noqa: BLE001  (a bug in the controller must not end the dispatcher)
+            _log.exception("the controller failed; the policy stays as it is from now on")
+            self.on_served = self.on_unprofiled_work = None
 
     def _remove(self, call: Call) -> None:
         """Remove a call that is answered, failed, cancelled or moved to another device, with its queued requests."""
@@ -424,14 +462,30 @@ class Dispatcher:
             for request in call.requests:
                 self._batcher.cancel(request)
         call.requests.clear()
+        if call.future.done():
+            call.samples = []  # they refer to the call: their memory is freed at once, not by the garbage collector
         del self._calls[call]
         if not self._calls:
             self._all_answered.set()
 
     def _on_expiry(self) -> None:
+        self._expiry_timer = None
         self._expire(self._clock())
         self._on_change()
-        self._expiry_timer.set(self._batcher.next_expiry())
+        self._set_expiry_timer()
+
+    def _set_expiry_timer(self) -> None:
+        """Set the timer to the next expiry, unless it is set to an earlier one."""
+        at = self._batcher.next_expiry()
+        if at == inf:
+            return
+        now, loop = self._clock(), asyncio.get_running_loop()
+        due = loop.time() + max(0.0, at - now)
+        if self._expiry_timer is not None:
+            if self._expiry_timer.when() <= due:
+                return
+            self._expiry_timer.cancel()
+        self._expiry_timer = loop.call_at(due, self._on_expiry)
 
     def _expire(self, now: float) -> None:
         """Drop the requests whose timeout has passed."""

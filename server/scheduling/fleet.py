@@ -13,7 +13,7 @@ from typing import Any
 from policies.queue.routing import least_delay
 from server.errors import BadInputError, DrainingError, NotFoundError, ServerError
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
-from server.scheduling.calls import Answer, Call, fail_all
+from server.scheduling.calls import Call, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright.fleet")
@@ -48,7 +48,7 @@ class Fleet:
 
     def submit(
         self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
-    ) -> "asyncio.Future[list[Answer]]":
+    ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
         return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes)
 

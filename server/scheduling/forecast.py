@@ -7,14 +7,13 @@ timeout.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from policies.catalog import Chosen
 from policies.queue.batcher import Batcher
 from policies.queue.routing import backlog
 from policies.types import Launch
 from server.backends.executor import Batch
-from server.models.text import TextSample
+from server.models.model import max_length
 
 
 class Forecast:
@@ -47,7 +46,7 @@ class Forecast:
 
     def greatest_time(self, batch: Batch) -> float:
         """Return the greatest service time of the stages of a batch."""
-        profile, lengths = self._chosen[batch.model].profile, (_max_length(sample) for sample in batch.inputs)
+        profile, lengths = self._chosen[batch.model].profile, (max_length(sample) for sample in batch.inputs)
         return profile.max_service_time(len(batch.inputs), batch.first_stage, batch.last_stage, lengths)
 
     def energy(self, batch: Batch) -> float | None:
@@ -81,8 +80,3 @@ class Forecast:
             return self.backlog({})
         waiting = self._batcher.waiting_by_model().items()
         return max((self._chosen[model].profile.min_service_time(n) for model, n in waiting if n), default=0.0)
-
-
-def _max_length(sample: Any) -> int | None:
-    """The maximum length of a text as profiles count it; None where unknown."""
-    return sample.max_new_tokens or len(sample.tokens) if isinstance(sample, TextSample) else None

@@ -1,4 +1,4 @@
-"""Batch timeout, and recovery of failed batches: retry parts of the batch, so that only the failing samples fail.
+"""Recovery of failed batches: retry parts of the batch, so that only the failing samples fail.
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
 finite, is bisected down to the failing samples. If the device is lost, recovery ends with DeviceLostError.
@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from server.backends.executor import Batch, Completion, Executor
+from server.backends.executor import Batch, Completion, check_outputs
 from server.errors import DeviceLostError, OutOfMemoryError
 
 _T = TypeVar("_T")
-_LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
 
 
@@ -57,43 +56,6 @@ class Recovery:
     def max_batch_size(self) -> int | None:
         """The maximum batch size from now on: half of the smallest size that did not fit; None if all fitted."""
         return None if self.smallest_unfit is None else max(1, (self.smallest_unfit + 1) // 2)
-
-
-def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
-    """Run a batch with a timeout, s.
-
-    A call of the device cannot be cancelled from outside, so the device is considered lost after the timeout: the
-    future then raises DeviceLostError.
-    """
-    running = executor.run(batch)
-    _start_timeout(running, len(batch.inputs), timeout)
-    return running
-
-
-def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: float) -> None:
-    loop = asyncio.get_running_loop()
-
-    def on_due(due: float) -> None:
-        if running.done():
-            return
-        if loop.time() > due + _LATE:  # the process was paused, so the result may arrive next
-            _start_timeout(running, size, timeout)
-        else:
-            running.set_exception(DeviceLostError(f"a batch of {size} did not finish within {timeout:g} s"))
-
-    timer = loop.call_later(timeout, on_due, loop.time() + timeout)
-    running.add_done_callback(lambda _: timer.cancel())
-
-
-def check_outputs(batch: Batch, completion: Completion) -> Completion:
-    """Check that the completion has one output for each input, and return it.
-
-    Raises:
-        RuntimeError: the numbers differ.
-    """
-    if len(completion.outputs) != len(batch.inputs):
-        raise RuntimeError(f"{len(completion.outputs)} outputs for {len(batch.inputs)} inputs")
-    return completion
 
 
 async def recover(run: Run, batch: Batch, error: Exception) -> Recovery:

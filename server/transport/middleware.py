@@ -5,6 +5,7 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from ipaddress import ip_address
 from itertools import count
 from random import getrandbits
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
-from server.transport.asgi import Headers, below_root, headers_of, respond_error
 from server.transport.auth import Keys
+from server.transport.request import Headers, RequestContext, below_root, respond_error
 
 if TYPE_CHECKING:
-    from server.telemetry.tracing import RequestSpan, Tracing
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.request")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -32,6 +33,7 @@ _PUBLIC = frozenset(
 _PUBLIC_PREFIX = "/v2/health/"
 _CHUNK = 2**14  # bytes of a body that are sent at once
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
+_CLOSE = (b"connection", b"close")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
 
 
@@ -53,6 +55,7 @@ class RequestMiddleware:
         tracing: "Tracing | None" = None,
         host: str | None = None,
         on_rejected: Callable[[int], object] = lambda _: None,
+        shutting_down: Callable[[], bool] = lambda: False,
     ) -> None:
         """Wrap an app.
 
@@ -62,12 +65,15 @@ class RequestMiddleware:
             tracing: creates the spans; None traces nothing.
             host: the host name that the server is bound to; admin requests without keys may use it as Host header.
             on_rejected: called with the status of each request that is rejected here.
+            shutting_down: whether the server stops: every response then closes its connection, so that clients
+                reconnect to another server.
         """
         self._app = app
         self._keys = keys
         self._tracing = tracing
         self._host = host
         self._on_rejected = on_rejected
+        self._shutting_down = shutting_down
         self._ids = count()
         self._id_prefix = secrets.token_hex(6)  # differs between runs
 
@@ -77,25 +83,38 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         scope = below_root(scope)
-        headers = headers_of(scope)
-        request = _Request(self._request_id(headers.get(b"x-request-id")), headers.get(b"traceparent"), send)
-        scope["state"]["request_id"] = request.id
+        context = scope["state"]["context"] = RequestContext(scope, receive)
+        context.request_id = self._request_id(context.headers.get(b"x-request-id"))
         if self._tracing is not None and not _is_public(scope["path"]):
-            request.span = self._tracing.request(scope, headers, request.id)
+            context.span = self._tracing.request(scope, context.headers, context.request_id)
+        response = partial(self._send, context, send)
         try:
-            request.key = self._authorise(scope["path"], headers, request.began)
-            await self._app(scope, receive, request.send)
+            context.key = self._authorise(scope["path"], context.headers, monotonic())
+            await self._app(scope, receive, response)
         except ServerError as error:
             self._on_rejected(error.status)
-            await respond_error(request.send, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
+            await respond_error(response, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
         except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
-            _log.exception("request %s failed with an exception", request.id, extra={"request_id": request.id})
-            if not request.status:
-                await respond_error(request.send, ServerError(INTERNAL_ERROR))
+            name = context.request_id
+            _log.exception("request %s failed with an exception", name, extra={"request_id": name})
+            if not context.status:
+                await respond_error(response, ServerError(INTERNAL_ERROR))
         finally:
-            if request.span is not None:
-                request.span.end(request.status)
-            request.log(scope)
+            if context.span is not None:
+                context.span.end(context.status)
+            _log_request(scope, context)
+
+    def _send(self, context: RequestContext, send: Send, message: Message) -> Awaitable[None]:
+        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
+        if message["type"] == "http.response.start":
+            context.status = message["status"]
+            headers = [*message.get("headers", ()), _NOSNIFF, (b"x-request-id", context.request_id.encode())]
+            if self._shutting_down():
+                headers.append(_CLOSE)
+            message["headers"] = [*headers, *_trace_headers(context)]
+        elif len(message.get("body", b"")) > _CHUNK:
+            return _send_in_chunks(send, message)
+        return send(message)
 
     def _request_id(self, sent: bytes | None) -> str:
         """Return the client's X-Request-Id if it is valid, else a new id."""
@@ -149,79 +168,52 @@ def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith(_PUBLIC_PREFIX)
 
 
-class _Request:
-    """State of one request.
+async def _send_in_chunks(send: Send, message: Message) -> None:
+    """Send a body in chunks, each once the client has read most of the one before.
 
-    Attributes:
-        id: id of the request, also sent as X-Request-Id.
-        key: name of its API key; None without one.
-        span: its span; None without tracing.
-        status: status of the response; 0 before it starts.
-        began: start, s of time.monotonic.
+    The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
     """
+    body, more = message["body"], message.get("more_body", False)
+    for end in range(_CHUNK, len(body) + _CHUNK, _CHUNK):
+        chunk = body[end - _CHUNK : end]
+        await send({**message, "body": chunk, "more_body": more or end < len(body)})
+        await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
 
-    __slots__ = ("_send", "_traceparent", "began", "id", "key", "span", "status")
 
-    def __init__(self, request_id: str, traceparent: bytes | None, send: Send) -> None:
-        self.id = request_id
-        self.key: str | None = None
-        self.span: RequestSpan | None = None
-        self.status = 0
-        self.began = monotonic()
-        self._traceparent = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
-        if self._traceparent is not None and self._traceparent[1] == b"00" and self._traceparent[4]:
-            self._traceparent = None  # version 00 has exactly four fields
-        self._send = send
+def _trace_context(context: RequestContext) -> tuple[bytes, bytes] | None:
+    """Trace id and flags of the request's traceparent header; None without a valid one."""
+    sent = context.headers.get(b"traceparent")
+    match = None if sent is None else _TRACEPARENT.fullmatch(sent)
+    if match is None or (match[1] == b"00" and match[4]):  # version 00 has exactly four fields
+        return None
+    return match[2], match[3]
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            request_id = (b"x-request-id", self.id.encode())
-            message["headers"] = [*message.get("headers", ()), _NOSNIFF, request_id, *self._trace_headers()]
-        elif len(message.get("body", b"")) > _CHUNK:
-            return self._send_in_chunks(message)
-        return self._send(message)
 
-    async def _send_in_chunks(self, message: Message) -> None:
-        """Send a body in chunks, each once the client has read most of the one before.
+def _trace_headers(context: RequestContext) -> Headers:
+    if context.span is not None:
+        traceparent = context.span.traceparent
+        return [] if traceparent is None else [(b"traceparent", traceparent)]
+    sent = _trace_context(context)
+    if sent is None:
+        return []
+    return [(b"traceparent", b"00-%b-%016x-%b" % (sent[0], getrandbits(64) or 1, sent[1]))]
 
-        The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
-        """
-        body, more = message["body"], message.get("more_body", False)
-        for end in range(_CHUNK, len(body) + _CHUNK, _CHUNK):
-            chunk = body[end - _CHUNK : end]
-            await self._send({**message, "body": chunk, "more_body": more or end < len(body)})
-            await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
 
-    def _trace_headers(self) -> Headers:
-        if self.span is not None:
-            traceparent = self.span.traceparent
-            return [] if traceparent is None else [(b"traceparent", traceparent)]
-        if self._traceparent is None:
-            return []
-        return [
-            (b"traceparent", b"00-%b-%016x-%b" % (self._traceparent[2], getrandbits(64) or 1, self._traceparent[3]))
-        ]
-
-    def _trace_id(self) -> str | None:
-        if self.span is not None:
-            return self.span.trace_id
-        return None if self._traceparent is None else self._traceparent[2].decode()
-
-    def log(self, scope: Scope) -> None:
-        """Log the request at debug level, and a response with status 500 at error level."""
-        if self.status == 500:
-            _log.error("request %s was answered with status 500", self.id, extra={"request_id": self.id})
-        if not _log.isEnabledFor(logging.DEBUG):
-            return
-        fields: dict[str, Any] = {
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": self.status or 499,  # the client disconnected
-            "ms": round(1e3 * (monotonic() - self.began), 3),
-            "request_id": self.id,
-            "trace_id": self._trace_id(),
-            "key": self.key,
-        }
-        _log.debug("request", extra=fields)
+def _log_request(scope: Scope, context: RequestContext) -> None:
+    """Log the request at debug level, and a response with status 500 at error level."""
+    name = context.request_id
+    if context.status == 500:
+        _log.error("request %s was answered with status 500", name, extra={"request_id": name})
+    if not _log.isEnabledFor(logging.DEBUG):
+        return
+    sent = _trace_context(context)
+    fields: dict[str, Any] = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": context.status or 499,  # the client disconnected
+        "ms": round(1e3 * (monotonic() - context.began), 3),
+        "request_id": name,
+        "trace_id": context.span.trace_id if context.span is not None else sent and sent[0].decode(),
+        "key": context.key,
+    }
+    _log.debug("request", extra=fields)

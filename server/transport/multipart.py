@@ -15,11 +15,6 @@ _MAX_BOUNDARY = 70  # bytes, by RFC 2046
 _WINDOW = 2**20  # bytes parsed at a time, since parsing holds the GIL
 
 
-def is_form(content_type: str) -> bool:
-    """Whether a Content-Type is that of a multipart form."""
-    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
-
-
 def field_of(body: bytes, content_type: str, name: str) -> bytes:
     """The content of the form's first field with this name.
 

@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from benchmarks.mutations import MUTATIONS, Mutation
 from benchmarks.support.harness import ROOT
 
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if path.stem != "__init__"]
@@ -20,3 +21,8 @@ def test_each_script_parses_its_command_line(script: object) -> None:
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     names = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in called}
     assert names & {"argument_parser", "measure_parts"}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.about)
+def test_each_mutation_changes_the_code_as_it_is(mutation: Mutation) -> None:
+    assert (ROOT / mutation.file).read_text().count(mutation.before) == 1

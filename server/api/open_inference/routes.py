@@ -44,9 +44,8 @@ from server.api.openapi import (
 )
 from server.errors import BadInputError, NotFoundError, TooLargeError
 from server.models.model import Codec, Inputs, ServedModel
-from server.transport.asgi import BodyLimit, Headers, client_timeout, headers_of, read_body, respond
 from server.transport.content_encoding import compress
-from server.transport.request_context import RequestContext
+from server.transport.request import BodyLimit, Headers, RequestContext, client_timeout, headers_of, read_body, respond
 
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond

@@ -29,13 +29,12 @@ from server.models.images import ImageCodec, emulated_model
 from server.models.model import DecodeCost, Inputs
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from server.transport.asgi import ClientDisconnectedError
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
-from server.transport.request_context import RequestContext
+from server.transport.request import ClientDisconnectedError, RequestContext
 from tests.support.fakes import chosen, run_scenario
 
 MODEL = emulated_model("m", 8)
@@ -106,7 +105,8 @@ class Client(NamedTuple):
 
 def context_of(inference: Inference, client: Client, headers: Mapping[bytes, bytes] | None = None) -> RequestContext:
     scope = {"headers": [*(headers or {}).items()], "state": {"began": monotonic() - client.age}}
-    context = RequestContext(scope, client.receive, inference.budget)
+    context = RequestContext(scope, client.receive)
+    context.memory = inference.budget.reservation()
     context.timeout = client.timeout
     return context
 
@@ -138,7 +138,7 @@ async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Cli
         return await inference.read(MODEL, context)
 
 
-async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> list[Answer]:
+async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> list[Sample]:
     async def inputs() -> Inputs:
         return Inputs(len(samples), lambda: samples)
 

@@ -13,7 +13,8 @@ from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
 from server.api.open_inference.routes import check_outputs
 from server.errors import BadInputError, TooLargeError
-from server.models.text import DecodeState, GeneratedTokens, TextSample, count_tokens
+from server.models.model import count_tokens
+from server.models.text import DecodeState, GeneratedTokens, TextSample
 from server.models.text_codec import ByteTokenizer, TextCodec
 from server.models.text_model_spec import is_text
 from server.models.text_size_predictor import make_size_predictor

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.rules.control_limit import greedy, serial, static
 from server.errors import ExpiredError, QueueFullError, TooLateError
 from server.scheduling.admission import Lateness, Limits
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
@@ -92,7 +92,7 @@ def test_late_answers_under_a_backlog_raise_the_margin_which_decays_without_obse
     slow = FakeExecutor(replace(STEPS, service_times=(0.1,) * 8))  # 11 to 18 ms by the profile
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
-        async def backlog() -> list["asyncio.Future[list[Answer]]"]:
+        async def backlog() -> list["asyncio.Future[list[Sample]]"]:
             calls = [dispatcher.submit("m", [float(n)], 2.0) for n in range(80)]
             await asyncio.sleep(0.001)
             return calls

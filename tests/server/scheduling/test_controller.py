@@ -81,7 +81,7 @@ def serve(
         metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose(spec, executor.assumed)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, meter or executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )
@@ -172,7 +172,7 @@ def test_a_policy_set_since_the_last_batch_is_the_one_solved_for_the_reduced_bat
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )
@@ -242,8 +242,7 @@ def test_recovered_batches_are_no_drift_of_energies() -> None:
         metrics = Metrics()
         dispatcher = Dispatcher(executor, {"m": choose("smdp:w2=16", P4)}, metrics, loop.time, UNLIMITED)
         controller = Controller(dispatcher, metrics, executor.meter, Inline())
-        delivery = dispatcher.delivery
-        delivery.on_served, delivery.on_unprofiled_work = controller.served, controller.unprofiled_work
+        dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
         task, answers = asyncio.ensure_future(dispatcher.run()), []
         for index, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
@@ -274,7 +273,7 @@ def test_answers_of_recovered_batches_count_for_the_objective() -> None:
     reported: list[tuple[int, int]] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.delivery.on_served = lambda model, size, service, responses: reported.append((size, len(responses)))
+        dispatcher.on_served = lambda model, size, service, responses: reported.append((size, len(responses)))
         await asyncio.gather(*(dispatcher.submit("m", [x]) for x in (1.0, 1.0, -1.0, 1.0)), return_exceptions=True)
         await asyncio.sleep(1.0)
 
@@ -318,7 +317,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         loop = asyncio.get_running_loop()
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
-        dispatcher.delivery.on_served, dispatcher.on_batch_size_reduced = (
+        dispatcher.on_served, dispatcher.on_batch_size_reduced = (
             controller.served,
             controller.batch_size_reduced,
         )

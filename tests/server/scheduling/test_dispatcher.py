@@ -24,7 +24,7 @@ from server.errors import (
     ExecutionError,
     ExpiredError,
 )
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
@@ -80,7 +80,7 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
 
 
 def test_an_answer_has_batch_size_times_and_energy() -> None:
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Sample]:
         first = dispatcher.submit("m", [10.0])
         await asyncio.sleep(0.002)
         second = dispatcher.submit("m", [20.0, 30.0])
@@ -136,7 +136,7 @@ def test_a_cancelled_call_leaves_the_queue_at_once() -> None:
 
 
 def test_a_call_cancelled_in_service_does_not_affect_the_others_in_its_batch() -> None:
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Answer]:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[Sample]:
         gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
         await asyncio.sleep(0.001)
         gone.cancel()
@@ -295,8 +295,8 @@ def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: p
         sizes.append(batch_size)
         raise RuntimeError("a bug")
 
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Answer]]:
-        dispatcher.delivery.on_served = broken
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> list[list[Sample]]:
+        dispatcher.on_served = broken
         first = await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         return [first, await dispatcher.submit("m", [2.0])]

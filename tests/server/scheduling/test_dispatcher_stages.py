@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from policies.catalog import Chosen, choose
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from tests.support.fakes import STEPS, FakeExecutor, run_scenario
 
@@ -16,7 +16,7 @@ def lazy(spec: str = "lazy:slo_ms=1000") -> dict[str, Chosen]:
 
 
 def test_requests_are_counted_once_and_energies_add_up_over_stages() -> None:
-    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> tuple[list[Answer], str]:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> tuple[list[Sample], str]:
         answers = await dispatcher.submit("m", [1.0, 2.0])
         assert len(executor.log) == 4
         return answers, dispatcher._metrics.render().decode()
@@ -44,8 +44,8 @@ def test_whole_batches_and_single_stages_are_reported_separately() -> None:
     reported: list[Any] = []
 
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
-        dispatcher.delivery.on_served = lambda *batch: reported.append(batch[1])
-        dispatcher.delivery.on_unprofiled_work = reported.append
+        dispatcher.on_served = lambda *batch: reported.append(batch[1])
+        dispatcher.on_unprofiled_work = reported.append
         await dispatcher.submit("m", [1.0])
         await asyncio.sleep(0)
         dispatcher.set_policy("m", choose("greedy", STAGED))

@@ -25,7 +25,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.scheduling.admission import Limits
-from server.scheduling.calls import Answer, Call
+from server.scheduling.calls import Call, Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
@@ -96,7 +96,7 @@ def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> No
     async def scenario(fleet: Fleet, _: list[FakeExecutor]) -> None:
         for dispatcher, profile in zip(fleet.dispatchers, (STEPS, SLOW), strict=True):
             dispatcher.set_policy("m", choose("smdp:w2=0", profile))
-        loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Answer]]]()
+        loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Sample]]]()
         rate = 0.6 * fleet.capacity("m")
         for instant in poisson(rate, 20.0, np.random.default_rng(1)).tolist():
             await asyncio.sleep(instant - loop.time())

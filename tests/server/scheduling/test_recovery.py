@@ -13,7 +13,7 @@ from policies.catalog import Chosen
 from policies.rules.control_limit import greedy
 from server.backends.executor import Batch, Completion
 from server.errors import DeviceLostError, DrainingError, ExecutionError, OutOfMemoryError, UnavailableError
-from server.scheduling.calls import Answer
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import FakeExecutor, chosen, run_scenario
@@ -171,7 +171,7 @@ def fail(outputs: list[Any]) -> list[Any]:
 def test_a_failing_batch_fails_its_requests_and_the_loop_continues(fault: Callable[[list[Any]], list[Any]]) -> None:
     executor = FakeExecutor()
 
-    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Answer]:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Sample]:
         executor.fault = fault
         with pytest.raises(ExecutionError, match="the device failed on this input alone"):
             await dispatcher.submit("m", [1.0, 2.0])

@@ -11,9 +11,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ServerError
-from server.transport.asgi import respond
 from server.transport.auth import Keys, parse_keys
 from server.transport.middleware import RequestMiddleware
+from server.transport.request import respond
 
 KEYS = f"""
 user  predict  {sha256(b"u").hexdigest()}
@@ -69,7 +69,7 @@ def test_every_response_has_a_unique_id_or_the_clients() -> None:
     middleware = RequestMiddleware(hello)
     first, second = call(middleware), call(middleware)
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
-    assert first.scope["state"]["request_id"] == first.headers["x-request-id"]
+    assert first.scope["state"]["context"].request_id == first.headers["x-request-id"]
     assert call(middleware, x_request_id=b"my-id_1.x").headers["x-request-id"] == "my-id_1.x"
     for invalid in (b"", b"a b", b"a\r\nb: c", b"x" * 129, b"\xff", b"a\n"):
         assert re.fullmatch(r"[\da-f]{12}-[\da-f]+", call(middleware, x_request_id=invalid).headers["x-request-id"])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadInputError, ServerError, TooLargeError
-from server.transport.multipart import field_of, is_form
+from server.transport.multipart import field_of
+from server.transport.request import is_form
 
 TYPE = "multipart/form-data; boundary=x1"
 

@@ -1,12 +1,17 @@
-"""Helpers for routes on bare ASGI, without FastAPI: headers, request bodies, responses and timeouts."""
+"""One request on bare ASGI, without FastAPI: its context, its body, its timeout and its response."""
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from server.errors import BadInputError, ServerError, TooLargeError, render_error
+from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError, render_error
+from server.transport.memory_budget import Reservation
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import RequestSpan
 
 Headers = list[tuple[bytes, bytes]]
 _READ_AHEAD = 2**19  # bytes of a body that the connection may buffer: `_BODY_BUFFER` and one read of the socket
@@ -21,6 +26,66 @@ class BodyLimit(NamedTuple):
 
     max_bytes: int
     remedy: str
+
+
+class RequestContext:
+    """What belongs to one request from its first byte to its response.
+
+    Attributes:
+        request_id: its id in logs and responses.
+        headers: request headers by lower-case name.
+        receive: ASGI receive.
+        began: arrival of the first byte, s of time.monotonic.
+        key: name of its API key; None without one.
+        span: its tracing span; None where it is not traced.
+        status: status of the response; 0 before it starts.
+        memory: reservation in the memory budget; only inference calls have one.
+        timeout: the client's timeout, s from `began`; inf without one.
+        samples: number of samples of an inference call; 1 until it is known.
+        queued: instant at which the samples were queued, s of time.monotonic; inf before.
+        waiting: longest waiting time of the samples, s.
+        service: longest service time of their batches, s.
+        device: name of the device that served the samples.
+    """
+
+    __slots__ = (
+        *("began", "device", "headers", "key", "memory", "queued", "receive", "request_id", "samples", "service"),
+        *("span", "status", "timeout", "waiting"),
+    )
+
+    memory: Reservation
+
+    def __init__(self, scope: Scope, receive: Receive, request_id: str = "") -> None:
+        """The request began at its first byte if the connection recorded that, else now."""
+        self.request_id = request_id
+        self.headers = headers_of(scope)
+        self.receive = receive
+        self.began: float = scope["state"].get("began") or monotonic()
+        self.key: str | None = None
+        self.span: RequestSpan | None = None
+        self.status = 0
+        self.timeout = inf
+        self.samples = 1
+        self.queued = inf
+        self.waiting = self.service = 0.0
+        self.device = ""
+
+    def remaining_timeout(self) -> float:
+        """Return the rest of the timeout, s; inf without one.
+
+        Raises:
+            ExpiredError: the timeout has passed.
+        """
+        if self.timeout == inf:
+            return inf
+        remaining = self.began + self.timeout - monotonic()
+        if remaining <= 0.0:
+            raise self.expired_error()
+        return remaining
+
+    def expired_error(self) -> ExpiredError:
+        """Return the error for a timeout that passes before the call is queued."""
+        return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
 
 
 def below_root(scope: Scope) -> Scope:
@@ -39,6 +104,11 @@ def below_root(scope: Scope) -> Scope:
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
     """Return the request's headers by lower-case name; of repeated headers the last one."""
     return dict(scope["headers"])
+
+
+def is_form(content_type: str) -> bool:
+    """Whether a Content-Type is that of a multipart form."""
+    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
 async def read_body(
