@@ -1,0 +1,1 @@
+"""Batchwright's Python interface."""
