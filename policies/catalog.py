@@ -3,7 +3,7 @@
 A new rule is one file in rules/ and one entry in `CATALOG`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -84,15 +84,17 @@ class Chosen:
     bins: Bins | None = None
     defaults: Mapping[str, str] = field(default_factory=dict)
 
-    def kind(self, model: str, size: float) -> Kind:
-        """The kind of a request, by its predicted service time alone, s."""
-        return Kind(model) if self.bins is None else self.bins.kind(model, size)
+    def kind(self, model: str, size: float, shape: str = "") -> Kind:
+        """The kind of a request, by its predicted service time alone, s, and the shape of its inputs."""
+        if self.bins is None:
+            return Kind(model, 0, shape)
+        return self.bins.kind(model, size)._replace(shape=shape)
 
-    def arriving(self, model: str, size: float) -> Kind:
+    def arriving(self, model: str, size: float, shape: str = "") -> Kind:
         """Return the kind of an arriving request and record its size, s, in the bins."""
         if self.bins is not None:
             self.bins.learn(size)
-        return self.kind(model, size)
+        return self.kind(model, size, shape)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """Return the actions by queue length at this rate, 1/s, or before a rate is measured (None).
@@ -264,10 +266,11 @@ def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
     return MaximumWait(policy, profile.max_batch_size, max_wait)
 
 
-def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
+def combine(chosen: Mapping[str, Chosen], by_shape: Collection[str] = ()) -> tuple[Policy, Monitor]:
     """Return one policy and one monitor for a device that serves these models.
 
-    Models whose policies preempt between stages share one CoLocated policy.
+    Models whose policies preempt between stages share one CoLocated policy. The requests of a model in `by_shape` are
+    of different shapes, each of which is a kind of its own, as a bin is.
     """
     largest = Drain({model: choice.profile.max_batch_size for model, choice in chosen.items()}, "policy")
     by_stage = {model: choice.policy for model, choice in chosen.items() if isinstance(choice.policy, PreemptivePolicy)}
@@ -277,7 +280,7 @@ def combine(chosen: Mapping[str, Chosen]) -> tuple[Policy, Monitor]:
     }
     if len(chosen) == 1:
         ((model, only),) = chosen.items()
-        if only.bins is not None:
+        if only.bins is not None or model in by_shape:
             return PerKind(policies), only.monitor
         return only.policy if by_stage else policies[model], only.monitor
     monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})

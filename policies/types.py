@@ -21,10 +21,13 @@ class SpecError(ValueError):
 
 
 class Kind(NamedTuple):
-    """The batch key: requests share a batch only if they are of one model and, with multi-bin batching, of one bin."""
+    """The batch key: requests share a batch only if they are of one model, with multi-bin batching of one bin, and,
+    where the model's inputs vary in shape, of one shape.
+    """
 
     model: str = ""
     bin: int = 0
+    shape: str = ""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

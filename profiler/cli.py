@@ -30,7 +30,7 @@ from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
-from server.models.text_model_spec import check_text, model_settings
+from server.models.sources import source_of
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _STAGE_REPEATS = 20
@@ -156,10 +156,14 @@ def _torch_job(model: str, device: str, weights: str, max_batch_size: int, stage
     found = preflight(str(place))
     model, _, spec = model.partition("=")
     spec = spec or model
-    check_text(model, spec, weights, stages)
+    source = source_of(spec)
+    source.check(model, weights, stages)
+    max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
     ((served, net),) = load_models({model: spec}, weights, {model: max_batch_size}, stages or 1)
-    executor = ThreadExecutor(make_device([(served, net)], place))
-    setting = ", ".join(filter(None, (device_settings(place, stages=stages), model_settings(model, spec))))
+    models = make_device([(served, net)], place)
+    executor = ThreadExecutor(models)
+    executor.call(models.load).result()
+    setting = ", ".join(filter(None, (device_settings(place, stages=stages), source.settings(model))))
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"

@@ -19,7 +19,7 @@ from server.config import Settings
 from server.energy.meters import EnergyMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.text_model_spec import model_settings
+from server.models.sources import source_of
 
 _log = logging.getLogger("batchwright.profiler")
 
@@ -95,7 +95,7 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
 
     place, device_name = torch_device.resolve_device(settings.device)
     device_about = torch_device.device_settings(place, stages=settings.stages)
-    model_about = model_settings(model, settings.specs[model])
+    model_about = source_of(settings.specs[model]).settings(model)
     about = f"{device_about}, {model_about}" if model_about else device_about
     return cache.CacheKey(model, device_name, largest, about)
 

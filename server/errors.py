@@ -97,6 +97,12 @@ class QueueFullError(RejectedError):
     reason = "queue_full"
 
 
+class TooManyShapesError(RejectedError):
+    """Requests of too many different shapes would wait at once."""
+
+    reason = "shapes"
+
+
 class TooLateError(RejectedError):
     """The response is expected after the client's timeout."""
 
@@ -118,6 +124,10 @@ class ExpiredError(ServerError):
 
 class ExecutionError(ServerError):
     """The device failed on the request."""
+
+
+class ModelError(ServerError):
+    """The code of a user's model failed, or returned what the model's signature does not allow."""
 
 
 class OutOfMemoryError(Exception):

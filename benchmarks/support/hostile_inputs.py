@@ -20,13 +20,14 @@ from server.api.open_inference.documents import parse_index_request
 from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.errors import ServerError, render_error
 from server.models.images import ImageCodec
-from server.models.signature import RAW, Tensor, TensorSpec
+from server.models.signature import RAW, Signature, Tensor, TensorSpec
 from server.transport.content_encoding import compress, decompress
 from server.transport.request import client_timeout
 
 _NUMBERS = ["UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64"]
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "BOOL": (3,), **dict.fromkeys(_NUMBERS, (2,))})
 OUTPUTS = ("logits", "features")
+SIGNATURE = Signature((SPEC,), tuple(TensorSpec(name, {"FP32": (-1,)}) for name in OUTPUTS))
 MOST_SAMPLES, MOST_BYTES, CLASSES = 64, 1 << 16, 5
 _ITEM_BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "BF16": 2} | {
     f"{kind}{bits}": bits // 8 for kind in ("UINT", "INT", "FP") for bits in (16, 32, 64)
@@ -277,15 +278,15 @@ CASES: st.SearchStrategy[Case] = st.one_of(
 
 
 def _infer(body: bytes, length: int | None) -> None:
-    call = parse_infer(body, length, SPEC, OUTPUTS, MOST_SAMPLES)
+    call = parse_infer(body, length, SIGNATURE, MOST_SAMPLES)
     _check_call(call)
-    if call.tensor.datatype in ("BYTES", RAW):
-        _read_images(call.tensor)
+    if call.tensors[SPEC.name].datatype in ("BYTES", RAW):
+        _read_images(call.tensors[SPEC.name])
 
 
 def _check_call(call: InferCall) -> None:
     """Check that an accepted call fits the model and can be answered."""
-    tensor = call.tensor
+    tensor = call.tensors[SPEC.name]
     assert call.timeout is None or 0 < call.timeout < float("inf")
     assert 0 < len({output.name for output in call.outputs}) == len(call.outputs)
     assert {output.name for output in call.outputs} <= {*OUTPUTS}
@@ -296,7 +297,7 @@ def _check_call(call: InferCall) -> None:
     else:
         assert tensor.shape == tensor.data.shape == (tensor.shape[0], *SPEC.sample_shapes[tensor.datatype])
     answers = {name: np.zeros((tensor.shape[0], CLASSES), np.float32) for name in OUTPUTS}
-    body, length = render_infer(call, "m", answers, None, {"batch_size": 1})
+    body, length = render_infer(call, "m", answers, SIGNATURE, None, {"batch_size": 1})
     written = orjson.loads(body[:length])
     assert written.get("id", "") == call.id
     blobs = [output.get("parameters", {}).get("binary_data_size", 0) for output in written["outputs"]]
@@ -308,7 +309,7 @@ def _read_raw(data: bytes) -> None:
 
 
 def _read_images(tensor: Tensor) -> None:
-    inputs = _CODEC.from_tensor(tensor, {}, {})
+    inputs = _CODEC.from_tensors({SPEC.name: tensor}, {})
     decoded = [_CODEC.decode(data, _CODEC.decode_cost(data)) for data in inputs.encoded]
     assert {sample.shape for sample in (*decoded, *inputs.read())} == {_CODEC.shape}
 

@@ -72,6 +72,10 @@ class Batcher:
         """Return the number of waiting requests of a model."""
         return self._waiting_by_model.get(model, 0)
 
+    def waiting_shapes(self, model: str) -> set[str]:
+        """Return the shapes of the waiting requests of a model."""
+        return {request.kind.shape for request in self._waiting if request.kind.model == model}
+
     def waiting_by_model(self) -> Mapping[str, int]:
         """Return the number of waiting requests of each model; a live view."""
         return self._waiting_by_model

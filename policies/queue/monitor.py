@@ -7,6 +7,8 @@ from typing import Protocol
 
 from policies.types import Kind
 
+_MAX_KINDS = 256  # measured at once; the shapes of inputs are not bounded
+
 
 class Monitor(Protocol):
     """Estimates the arrival rate of each kind from its arrivals."""
@@ -66,6 +68,8 @@ class ForgettingMonitor:
         """Decay the counts and add the arrival."""
         counts = self._counts.get(kind)
         if counts is None:
+            if len(self._counts) >= _MAX_KINDS:
+                del self._counts[min(self._counts, key=lambda known: self._counts[known].last)]
             self._counts[kind] = _ArrivalCounts(at, at)
             return
         elapsed = counts.last - at
@@ -110,6 +114,8 @@ class TumblingMonitor:
         """Count the arrival in the window that contains `at`."""
         index = floor(at / self._window)
         self._first = index if self._first is None else self._first
+        if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
+            del self._counts[min(self._counts, key=lambda known: self._counts[known][0])]
         current, count, before = self._counts.get(kind, (index, 0, 0))
         if index > current:
             current, count, before = index, 0, count if index == current + 1 else 0

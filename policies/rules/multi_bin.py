@@ -84,7 +84,7 @@ def mispredicted(kind: Kind, bins: int, probability: float, rng: np.random.Gener
     """
     draw = float(rng.random())
     neighbour = kind.bin + (-1 if draw < probability else 1 if draw >= 1.0 - probability else 0)
-    return Kind(kind.model, neighbour) if 0 <= neighbour < bins else kind
+    return kind._replace(bin=neighbour) if 0 <= neighbour < bins else kind
 
 
 def _build(spec: Spec, profile: Profile) -> BinnedPolicy:

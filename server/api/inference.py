@@ -127,10 +127,15 @@ class Inference:
             samples = await self._decode(model, inputs, context)
         else:
             context.memory.grow(inputs.memory)
-            samples = await self.run_in_thread(inputs.read) if inputs.slow else inputs.read()
+            samples = await self._read_slowly(inputs, context) if inputs.slow else inputs.read()
         del inputs  # frees their memory while the samples wait
         context.memory.end_pending()
         return await self._submit(model, samples, context)
+
+    async def _read_slowly(self, inputs: Inputs, context: RequestContext) -> list[Any]:
+        async with self.decoding:
+            reading = asyncio.get_running_loop().run_in_executor(self.pool, inputs.read)
+            return await _await_client(reading, context, context.remaining_timeout())
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; without a name the only model.
@@ -268,7 +273,8 @@ class Inference:
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        submitted = self.fleet.submit(model.name, samples, context.remaining_timeout(), sizes)
+        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
+        submitted = self.fleet.submit(model.name, samples, context.remaining_timeout(), sizes, shapes)
         answers = await _await_client(submitted, context)
         context.waiting = max(answer.waiting for answer in answers)
         context.service = max(answer.service for answer in answers)

@@ -41,19 +41,24 @@ class Predict:
         model = self._inference.model(name)
         context.timeout = client_timeout(context.headers)
         answers = await self._inference.infer(model, context, partial(self._inputs, model, context))
-        document = {"model": model.name, **model.codec.render(answers[0].output, model.labels)}
+        output = answers[0].output
+        if model.codec.renders_slowly(output):
+            rendered = await self._inference.run_in_thread(model.codec.render, output, model.labels)
+        else:
+            rendered = model.codec.render(output, model.labels)
+        document = {"model": model.name, **rendered}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec
         limit = ANY_BODY if codec.max_body is None else BodyLimit(*codec.max_body)
         body = await self._inference.read(model, context, limit)
-        if codec.json_body:
-            return await self._inference.parse(partial(codec.from_body, body), body, context)
         content_type = context.headers.get(b"content-type", b"").decode("latin-1")
+        if codec.json_body:
+            return await self._inference.parse(partial(codec.from_body, body, content_type), body, context)
         if codec.form_field is not None and is_form(content_type):
             body = await self._inference.run_in_thread(field_of, body, content_type, codec.form_field)
-        return codec.from_body(body)
+        return codec.from_body(body, content_type)
 
 
 def add_predict(app: FastAPI) -> None:

@@ -22,8 +22,8 @@ from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.config import Settings
 from server.energy.meters import CountingMeter, EnergyMeter, LastReading, meter_for
-from server.models.images import emulated_model
 from server.models.model import ServedModel
+from server.models.sources import source_of
 from server.scheduling.admission import Limits
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
@@ -100,7 +100,8 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     """Create the dispatcher of one device, with the controller that adapts its policies."""
     settings, name = device.settings, backend.executor.name
     limits = Limits(settings.queue_capacity, settings.hung_after_s)
-    dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits)
+    by_shape = [model.name for model in backend.served.values() if model.codec.varies_in_shape]
+    dispatcher = Dispatcher(backend.executor, _choose(device, backend.profiles), metrics, monotonic, limits, by_shape)
     controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"))
     dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
     dispatcher.on_batch_size_reduced = controller.batch_size_reduced
@@ -157,8 +158,9 @@ def _backends(plan: ServerPlan, profile_source: ProfileSource) -> list[_Backend]
 
 def _emulated_backend(plan: DevicePlan, profile: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
-    device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter)
-    served = {model: emulated_model(model, profile.max_batch_size) for model in settings.specs}
+    served = {name: source_of(spec).emulate(name, profile.max_batch_size) for name, spec in settings.specs.items()}
+    codecs = {name: model.codec for name, model in served.items()}
+    device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter, codecs)
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
@@ -170,7 +172,9 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     device, device_name = torch_device.resolve_device(settings.device)
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
     loaded = loading.load_models(settings.specs, settings.weights, largest, settings.stages or 1)
-    executor = ThreadExecutor(loading.make_device(loaded, device), device_name)
+    models = loading.make_device(loaded, device)
+    executor = ThreadExecutor(models, device_name)
+    executor.call(models.load).result()
     meter, profiles = meter_for(str(device)), dict(plan.profiles)
     served: dict[str, ServedModel] = {}
     for model, _ in loaded:

@@ -12,7 +12,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.lifecycle import bind
 from server.config import Settings, SettingsResult, by_model
-from server.models.text_model_spec import check_text, is_text
+from server.models.sources import source_of
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"
@@ -50,7 +50,7 @@ class DevicePlan:
 
     def max_batch_size(self, model: str) -> int:
         """The largest batch size of a model."""
-        return _max_batch_size(self.settings, self.profiles.get(model))
+        return _max_batch_size(self.settings, model, self.profiles.get(model))
 
 
 @dataclass(frozen=True)
@@ -169,23 +169,17 @@ def _check_distinct(devices: Sequence[Settings]) -> None:
 
 def _check_device(settings: Settings) -> None:
     """Check one device, and the models and weights that it needs if it is real."""
-    texts = {name: spec for name, spec in settings.specs.items() if is_text(spec)}
     if is_emulated(settings):
-        if texts:
-            raise SpecError(
-                f"{next(iter(texts))} is a text model, but an emulated device serves only images; give --device cpu"
-            )
+        for name, spec in settings.specs.items():
+            source_of(spec).emulate(name, 1)
         return
     # imported late, since torch takes seconds to import and an emulated device does not need it
     from server.backends import torch_device
-    from server.models import torchvision_source
 
     errors = _Errors()
     errors.check(partial(torch_device.resolve_device, settings.device))
     for name, spec in settings.specs.items():
-        errors.check(partial(check_text, name, spec, settings.weights, settings.stages))
-        if name not in texts:
-            errors.check(partial(torchvision_source.check_name, spec))
+        errors.check(partial(source_of(spec).check, name, settings.weights, settings.stages))
     if settings.weights not in ("auto", "random") and not Path(settings.weights).is_file():
         errors.messages.append(
             f"no weights file {settings.weights!r}; give auto, random, or a file of model.state_dict()"
@@ -204,17 +198,23 @@ def _emulated_profile(settings: Settings) -> Profile | None:
 
 def _check_stages(settings: Settings) -> None:
     """Check that policies that decide between stages have a network with stages."""
-    images = (model for model, spec in settings.specs.items() if not is_text(spec))
-    staged = [model for model in images if by_stages(_spec(settings, model))]
-    if staged and settings.stages is None and not is_emulated(settings):
-        raise SpecError(f"policy {_spec(settings, staged[0])!r} decides between stages; give --stages K, such as 4")
+    for model, spec in settings.specs.items():
+        if is_emulated(settings) or settings.stages is not None or not by_stages(_spec(settings, model)):
+            continue
+        source = source_of(spec)
+        if source.splits:
+            raise SpecError(f"policy {_spec(settings, model)!r} decides between stages; give --stages K, such as 4")
+        if not source.has_lengths:
+            raise SpecError(
+                f"policy {_spec(settings, model)!r} decides between stages, but {model} has none; give another"
+            )
 
 
 def _in_device_stages(settings: Settings, model: str, profile: Profile, emulated: Profile | None) -> Profile:
     """The profile in as many stages as the device has, if it can be used for the model on that device."""
     if emulated is not None:
         return profile if profile.stages == emulated.stages else profile.in_stages(emulated.stages)
-    if is_text(settings.specs[model]) and not profile.varies_by_length:
+    if source_of(settings.specs[model]).has_lengths and not profile.varies_by_length:
         raise SpecError(
             f"profile {profile.name!r} has no service times by length, which the text model {model} needs; measure one "
             "with profile-model"
@@ -231,8 +231,9 @@ def _load_profile(name: str, max_batch_size: int | None) -> Profile:
     return load_profile(name).truncated(max_batch_size)
 
 
-def _max_batch_size(settings: Settings, profile: Profile | None) -> int:
-    return profile.max_batch_size if profile else settings.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+def _max_batch_size(settings: Settings, model: str, profile: Profile | None) -> int:
+    largest = profile.max_batch_size if profile else settings.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    return min(largest, source_of(settings.specs[model]).max_batch_size or largest)
 
 
 def _profiles(
@@ -251,11 +252,12 @@ def _profiles(
     for model in settings.specs:
         profile = loaded[names[model]] if model in names else emulated
         if profile is None and model not in names and not is_emulated(settings) and not errors.messages:
-            profile = cached_profile(settings, model, _max_batch_size(settings, None))
+            profile = cached_profile(settings, model, _max_batch_size(settings, model, None))
         if profile is not None:
             largest = profile.max_batch_size if emulated is None else emulated.max_batch_size
             staged = errors.check(partial(_in_device_stages, settings, model, profile, emulated))
-            found[model] = (staged or profile).truncated(min(largest, profile.max_batch_size))
+            largest = _max_batch_size(settings, model, profile.truncated(min(largest, profile.max_batch_size)))
+            found[model] = (staged or profile).truncated(largest)
     return found
 
 
@@ -267,14 +269,14 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Error
     for model in settings.specs:
         profile = profiles.get(model)
         found[model] = errors.check(partial(_choice, settings, model, profile))
-        errors.check(partial(_check_capacity, settings, model, _max_batch_size(settings, profile)))
+        errors.check(partial(_check_capacity, settings, model, _max_batch_size(settings, model, profile)))
     return {model: choice for model, choice in found.items() if choice is not None}
 
 
 def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
     if profile is not None:
         return policy_of(settings, model, profile)
-    largest, texts = _max_batch_size(settings, None), is_text(settings.specs[model])
+    largest, texts = _max_batch_size(settings, model, None), source_of(settings.specs[model]).has_lengths
     check_spec(_spec(settings, model), largest, _defaults(settings), texts)
     return None
 

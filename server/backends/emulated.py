@@ -1,16 +1,14 @@
 """The emulated device: a profile's service times in real time, with outputs that identify their inputs."""
 
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from policies.profile import Profile
-from server.backends.executor import Batch, Logits
+from server.backends.executor import Batch
 from server.energy.meters import CountingMeter
-from server.models.images import EMULATED_CLASSES as CLASSES
+from server.models.images import ImageCodec
+from server.models.model import Codec
 
 _WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up
 
@@ -22,14 +20,16 @@ class EmulatedDevice:
     time includes making the outputs, and excludes the delay of the thread's wake-up.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter) -> None:
-        """`profiles` are by model name; `meter` counts the batches' energy, J."""
+    def __init__(
+        self, profiles: Mapping[str, Profile], meter: CountingMeter, codecs: Mapping[str, Codec] | None = None
+    ) -> None:
+        """`profiles` and `codecs` are by model name, images by default; `meter` counts the batches' energy, J."""
         self._profiles = profiles
+        self._codecs = codecs or dict.fromkeys(profiles, ImageCodec())
         self._meter = meter
-        self._noise = np.random.default_rng(0).normal(0.0, 2.0, 2 * CLASSES).astype(np.float32)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Sleep for l(b), or the time of the batch's stages, and return logits, float32 [1000], for each input.
+        """Sleep for l(b), or the time of the batch's stages, and return an output for each input.
 
         Before the last stage the outputs are the inputs.
         """
@@ -37,17 +37,8 @@ class EmulatedDevice:
         span = (size, batch.first_stage, batch.last_stage)
         end = time.monotonic() + profile.launch_time(*span)
         is_last = batch.last_stage is None or batch.last_stage >= profile.stages
-        outputs = [self._logits(sample) for sample in batch.inputs] if is_last else batch.inputs
+        outputs = [*map(self._codecs[batch.model].emulate, batch.inputs)] if is_last else batch.inputs
         self._meter.add(profile.launch_energy(*span) or 0.0)
         while (left := end - time.monotonic()) > 0:
             time.sleep(max(0.0, left - _WAKE_UP))  # the rest is spent yielding, since a sleep would end late
         return outputs
-
-    def _logits(self, sample: Any) -> Logits:
-        """Noise, rotated and scaled by a checksum of every 61st byte, which differs between nearly all samples.
-
-        Only some bytes are read because this thread shares the interpreter with the event loop.
-        """
-        checksum = zlib.crc32(sample.reshape(-1)[::61].tobytes())
-        offset, scale = checksum % CLASSES, 1.0 + checksum // CLASSES % 997 / 997
-        return self._noise[offset : offset + CLASSES] * np.float32(scale)

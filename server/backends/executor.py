@@ -5,10 +5,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,9 @@ from numpy.typing import NDArray
 from server.errors import DeviceLostError
 
 Logits = NDArray[np.float32]
+RESTART_TIMEOUT = 120.0  # s to load a model again
+_MAX_ABANDONED = 16  # threads that are hung in a batch
+_T = TypeVar("_T")
 _LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 
 
@@ -116,6 +121,15 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class RestartableExecutor(Protocol):
+    """An Executor that may survive a batch that does not end."""
+
+    async def restart(self, model: str, error: DeviceLostError, /) -> None:
+        """Make the device usable after a batch of `model` did not end in time; raises `error` if it cannot."""
+        ...
+
+
 def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
     """Run a batch with a timeout, s.
 
@@ -154,7 +168,10 @@ def check_outputs(batch: Batch, completion: Completion) -> Completion:
 
 
 class Device(Protocol):
-    """A device that runs batches on the calling thread."""
+    """A device that runs batches on the calling thread.
+
+    One whose models can be loaded again also has a method `restart(model)`, which does that, or raises DeviceLostError.
+    """
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch, block until it is complete, and return one output for each input."""
@@ -168,30 +185,59 @@ class ThreadExecutor:
         """Start the thread; from now on only it may call `device`."""
         self.name = name
         self._device = device
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
-        self._thread.start()
+        self._abandoned: list[threading.Thread] = []  # hung in a batch
+        self._start()
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Queue the batch for the thread."""
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._work.put((batch, done))
+        self._work.put(partial(self._serve, (batch, done)))
         return done
+
+    def call(self, function: Callable[[], _T]) -> "Future[_T]":
+        """Queue a function for the thread, and return the future of its result."""
+        done: Future[_T] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001  (it is the result)
+                done.set_exception(error)
+
+        self._work.put(call)
+        return done
+
+    async def restart(self, model: str, error: DeviceLostError, /) -> None:
+        """Abandon the thread, which is hung in a batch of `model`, and go on in a new one with the model loaded again.
+
+        Raises:
+            DeviceLostError: `error`, if the device cannot do that, or too many threads are hung.
+        """
+        restart = getattr(self._device, "restart", None)
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if restart is None or len(self._abandoned) >= _MAX_ABANDONED:
+            raise error
+        self._abandoned.append(self._thread)
+        self._work.put(None)  # ends the thread if the batch ends after all
+        self._start()
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self.call(partial(restart, model))), RESTART_TIMEOUT)
+        except Exception as failed:
+            raise error from failed
 
     def close(self) -> None:
         """End the thread after the batch that is running."""
         self._work.put(None)
         self._thread.join()
 
-    def _serve(self) -> None:
-        while self._serve_next():
-            pass
+    def _start(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work_off, args=(self._work,), name="device", daemon=True)
+        self._thread.start()
 
-    def _serve_next(self) -> bool:
-        """Run one batch and its standby launches; the thread keeps no reference to them while it waits for the next."""
-        work = self._work.get()
-        if work is None:
-            return False
+    def _serve(self, work: "_Work | None") -> None:
+        """Run one batch and its standby launches."""
+        assert work is not None
         standby, loop, results = work[0].standby, work[1].get_loop(), []
         while work is not None:
             batch, done = work
@@ -202,7 +248,6 @@ class ThreadExecutor:
                 work = standby.take(result.outputs)
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(_resolve, results)
-        return True
 
     def _result(self, batch: Batch) -> Completion | Exception:
         started = time.monotonic()
@@ -211,6 +256,13 @@ class ThreadExecutor:
         except Exception as error:  # noqa: BLE001  (any exception of the device is the result of this batch)
             return error
         return Completion(outputs, started, time.monotonic())
+
+
+def _work_off(work: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    """Call the functions of a queue until None; no reference to one is kept while waiting for the next."""
+    while (function := work.get()) is not None:
+        function()
+        del function
 
 
 def _resolve(results: Sequence[tuple[asyncio.Future[Completion], Completion | Exception]]) -> None:

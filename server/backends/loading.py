@@ -1,24 +1,24 @@
 """Loading of models from NAME=SPEC, and the device that runs them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import singledispatch
 from typing import Any
 
 import torch
 
 from server.backends.executor import Batch, Device
+from server.backends.tensor_device import TensorDevice
 from server.backends.torch_images import make_image_device
+from server.errors import DeviceLostError
 from server.models.model import ServedModel
-from server.models.text_model_spec import is_text
-from server.models.torchvision_source import PixelNet, load_image_model
-
-LoadedModel = tuple[ServedModel, Any]  # with its network: a PixelNet, or a text network
+from server.models.sources import LoadedModel, TensorSource, source_of
+from server.models.torchvision_source import PixelNet
 
 
 def load_models(
     specs: Mapping[str, str], weights: str, max_batch_sizes: Mapping[str, int], stages: int = 1
 ) -> list[LoadedModel]:
-    """Load models with their networks.
+    """Load models with what a device runs.
 
     Args:
         specs: spec by model name.
@@ -29,37 +29,56 @@ def load_models(
     Raises:
         SpecError: a model cannot be loaded.
     """
-    return [_load_model(name, spec, weights, max_batch_sizes[name], stages) for name, spec in specs.items()]
+    return [source_of(spec).load(name, weights, max_batch_sizes[name], stages) for name, spec in specs.items()]
 
 
-def _load_model(name: str, spec: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
-    if is_text(spec):
-        from server.models.huggingface_source import load_text_model  # transformers is an extra
-
-        return load_text_model(name, spec, weights, max_batch_size)
-    model, net = load_image_model(spec, weights, max_batch_size, stages)
-    return replace(model, name=name), net
-
-
-def make_device(models: Sequence[LoadedModel], device: torch.device) -> Device:
+def make_device(models: Sequence[LoadedModel], device: torch.device) -> "ModelDevices":
     """Put all models on one device, and set the process's threads and heap for it."""
-    images: list[Any] = [(model, net) for model, net in models if isinstance(net, PixelNet)]
-    texts = {model.name: net for model, net in models if not isinstance(net, PixelNet)}
-    image_device = make_image_device(images, device)
-    if not texts:
-        return image_device
+    return ModelDevices({served.name: _device_of(runnable, served, device) for served, runnable in models})
+
+
+@singledispatch
+def _device_of(runnable: Any, served: ServedModel, device: torch.device) -> Device:
+    """A Device for what was loaded: a text network."""
     from server.backends.torch_texts import TextDevice
 
-    return _MixedDevice(image_device, TextDevice(texts, device), frozenset(texts))
+    return TextDevice({served.name: runnable}, device)
 
 
-class _MixedDevice:
-    """A Device for image and text models."""
+@_device_of.register
+def _(net: PixelNet, served: ServedModel[Any], device: torch.device) -> Device:
+    return make_image_device([(served, net)], device)
 
-    def __init__(self, images: Device, texts: Device, text_models: frozenset[str]) -> None:
-        self._images = images
-        self._texts = texts
-        self._text_models = text_models
+
+@_device_of.register
+def _(source: TensorSource, served: ServedModel, device: torch.device) -> Device:
+    return TensorDevice(served, source.make, device)
+
+
+class ModelDevices:
+    """A Device for several models, each with a Device of its own on the same hardware."""
+
+    def __init__(self, devices: Mapping[str, Device]) -> None:
+        """`devices` are by model name."""
+        self._devices = devices
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
-        return (self._texts if batch.model in self._text_models else self._images).serve(batch)
+        """Run the batch on its model's device."""
+        return self._devices[batch.model].serve(batch)
+
+    def load(self) -> None:
+        """Load the models that are loaded on the executor's thread."""
+        for device in self._devices.values():
+            if isinstance(device, TensorDevice):
+                device.load()
+
+    def restart(self, model: str) -> None:
+        """Load a model again, after a batch of it did not come to an end.
+
+        Raises:
+            DeviceLostError: it is not a model of a user.
+        """
+        device = self._devices[model]
+        if not isinstance(device, TensorDevice):
+            raise DeviceLostError(f"{model} cannot be loaded again")
+        device.restart()

@@ -107,7 +107,7 @@ def autotunes(device: torch.device, model: ServedModel) -> bool:
 
     This requires samples of one shape, with which batches of one size are always the same computation.
     """
-    return device.type == "cuda" and -1 not in model.codec.input.sample_shape
+    return device.type == "cuda" and model.signature.has_fixed_shapes
 
 
 def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from policies.profile import Profile
-from server.models.signature import Tensor, TensorSpec
+from server.models.signature import Signature, Tensor
 from server.models.text import DecodeState, GeneratedTokens, TextSample
 
 _BEST = 5  # classes in a prediction
@@ -67,20 +67,18 @@ class Codec(ABC):
 
     Attributes:
         form_field: name of the multipart form field with the sample; None if POST /predict takes no forms.
-        json_body: whether the body of POST /predict is JSON.
     """
 
     form_field: ClassVar[str | None] = None
-    json_body: ClassVar[bool] = False
 
     @property
-    @abstractmethod
-    def input(self) -> TensorSpec:
-        """The input's signature."""
+    def json_body(self) -> bool:
+        """Whether the body of POST /predict is JSON."""
+        return False
 
-    def output(self, labels: int) -> TensorSpec:
-        """The output's signature, for a model with this number of labels."""
-        return TensorSpec("logits", {"FP32": (labels,)})
+    @abstractmethod
+    def signature(self, labels: int) -> Signature:
+        """The inputs and outputs of a model with this number of labels."""
 
     @property
     def generates(self) -> bool:
@@ -107,25 +105,33 @@ class Codec(ABC):
         return {}
 
     @abstractmethod
-    def from_body(self, body: bytes) -> Inputs:
+    def from_body(self, body: bytes, content_type: str) -> Inputs:
         """Read the sample of POST /predict.
 
         Raises:
-            BadInputError: the body is malformed.
+            BadInputError: the body is malformed; raised here or by `Inputs.read`.
         """
 
     @abstractmethod
-    def from_tensor(self, tensor: Tensor, optional: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+    def from_tensors(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
         """Read the samples of an inference call.
 
         Args:
-            tensor: matches `input`, or is a raw body.
-            optional: the optional inputs of the call, by name.
-            parameters: the parameters of the call that `input` names.
+            tensors: by input name; they match the signature, or one is a raw body.
+            parameters: the parameters of the call that the signature names.
 
         Raises:
             BadInputError: a value is out of bounds; raised here or by `Inputs.read`.
         """
+
+    @property
+    def varies_in_shape(self) -> bool:
+        """Whether only samples of one shape can share a batch, and the shapes of samples differ."""
+        return False
+
+    def shape_of(self, _sample: Any) -> str:
+        """The shape of a sample of a model that varies in shape."""
+        raise NotImplementedError
 
     def decode_cost(self, encoded: bytes, /) -> DecodeCost:
         """Read the cost of decoding a sample from its header; only for codecs with encoded samples.
@@ -147,13 +153,21 @@ class Codec(ABC):
     def synthetic_samples(self, count: int, rng: np.random.Generator, length: int | None = None) -> list[Any]:
         """Make random samples for measurements, of this length, one of `lengths`, or of a middle one by default."""
 
+    def renders_slowly(self, _output: Any) -> bool:
+        """Whether `render` takes over a millisecond for this output."""
+        return False
+
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
         """Render an output for the response of POST /predict."""
         return {"predictions": top_classes(output, labels)}
 
-    def stack(self, outputs: Sequence[Any]) -> NDArray[Any]:
-        """The outputs of all samples as one tensor: float32 [samples, classes]."""
-        return np.stack(outputs) if len(outputs) > 1 else outputs[0][None]
+    def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """The outputs of all samples as tensors by output name: float32 [samples, classes]."""
+        return {"logits": np.stack(outputs) if len(outputs) > 1 else outputs[0][None]}
+
+    def emulate(self, sample: Any) -> Any:
+        """Return an output for a sample without computing it, which depends only on that sample."""
+        raise NotImplementedError
 
     def make_size_predictor(self, _profile: Profile, _guess: str) -> SizePredictor | None:
         """Make a predictor of service times from a profile; None if they do not differ between samples."""
@@ -188,6 +202,7 @@ class ServedModel(Generic[Codec_co]):
         weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
         max_batch_size: the largest batch.
         size_predictor: predicts service times of requests; None if they do not differ.
+        signature: its inputs and outputs.
     """
 
     name: str
@@ -196,6 +211,11 @@ class ServedModel(Generic[Codec_co]):
     weights: str
     max_batch_size: int
     size_predictor: SizePredictor | None = None
+    signature: Signature = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Set the signature, which the number of labels determines."""
+        object.__setattr__(self, "signature", self.codec.signature(len(self.labels)))
 
 
 def decode_steps(sample: Any) -> int | None:

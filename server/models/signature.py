@@ -4,9 +4,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 RAW = "RAW"  # datatype of a raw body: one sample whose encoding the codec detects
+
+
+# NumPy's dtypes by datatype. It has no bfloat16: BF16 tensors are float32 arrays, and 16 bits a value only in bodies
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<f4"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype("O"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +37,12 @@ class TensorSpec:
         name: the tensor's name.
         sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 is any size above
             0. The metadata advertise the first datatype.
-        optional_inputs: further inputs for the same samples, which a call may leave out.
-        parameters: names of the call's parameters that the model reads.
+        optional: whether a call may leave the input out.
     """
 
     name: str
     sample_shapes: Mapping[str, tuple[int, ...]]
-    optional_inputs: tuple["TensorSpec", ...] = ()
-    parameters: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def datatype(self) -> str:
@@ -36,6 +54,11 @@ class TensorSpec:
         """The shape of one sample in the advertised datatype."""
         return self.sample_shapes[self.datatype]
 
+    @property
+    def is_scores(self) -> bool:
+        """Whether a sample is a vector of floating-point numbers, of which the largest can be named as classes."""
+        return DTYPES[self.datatype].kind == "f" and len(self.sample_shape) == 1
+
     def accepts(self, datatype: str, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape, whose first dimension is the number of samples, matches and is not empty."""
         expected = self.sample_shapes[datatype]
@@ -45,6 +68,30 @@ class TensorSpec:
     def __str__(self) -> str:
         forms = (f"{datatype} {[-1, *shape]}" for datatype, shape in self.sample_shapes.items())
         return f"`{self.name}` as {' or '.join(forms)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs and outputs of a model.
+
+    Attributes:
+        inputs: at least one is not optional.
+        outputs: at least one.
+        parameters: names of the call's parameters that the model reads.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether all samples have the same shapes."""
+        return not any(-1 in spec.sample_shape for spec in self.inputs)
+
+    def input_names(self) -> str:
+        """The inputs in words, for error messages."""
+        return ", ".join(f"{spec}{' (optional)' if spec.optional else ''}" for spec in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from policies.profile import Profile
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
 from server.models.model import Codec, Inputs
-from server.models.signature import Tensor, TensorSpec
+from server.models.signature import Signature, Tensor, TensorSpec
 from server.models.text import TextSample
 from server.models.text_size_predictor import TextSizePredictor, make_size_predictor
 
@@ -72,7 +72,10 @@ class TextCodec(Codec):
     pad_token_id: int
     tokenizer: Tokenizer | None
 
-    json_body: ClassVar[bool] = True
+    @property
+    def json_body(self) -> bool:
+        """Whether the body of POST /predict is JSON: always."""
+        return True
 
     @property
     def generates(self) -> bool:
@@ -103,19 +106,16 @@ class TextCodec(Codec):
     def _max_body(self) -> int:
         return _MAX_ESCAPED * _MAX_CHARACTERS * self.max_prompt_tokens + 1024
 
-    @property
-    def input(self) -> TensorSpec:
-        """Token ids padded at the end; for a generator optionally also each sample's max_new_tokens."""
-        limits = TensorSpec(_MAX_NEW_TOKENS, {"INT32": (), "INT64": ()})
-        optional = (limits,) if self.generates else ()
-        # a classifier reads the parameters too, in order to reject them
-        return TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)}, optional, (_MAX_NEW_TOKENS, _IGNORE_EOS))
+    def signature(self, labels: int) -> Signature:
+        """Token ids padded at the end, for a generator optionally also each sample's max_new_tokens; ids or logits."""
+        ids = TensorSpec(_IDS, {"INT64": (-1,), "INT32": (-1,)})
+        parameters = (_MAX_NEW_TOKENS, _IGNORE_EOS)  # a classifier reads them too, in order to reject them
+        if not self.generates:
+            return Signature((ids,), (TensorSpec("logits", {"FP32": (labels,)}),), parameters)
+        limits = TensorSpec(_MAX_NEW_TOKENS, {"INT32": (), "INT64": ()}, optional=True)
+        return Signature((ids, limits), (TensorSpec("output_ids", {"INT64": (-1,)}),), parameters)
 
-    def output(self, labels: int) -> TensorSpec:
-        """Token ids padded at the end, or logits."""
-        return TensorSpec("output_ids", {"INT64": (-1,)}) if self.generates else super().output(labels)
-
-    def from_body(self, body: bytes) -> Inputs:
+    def from_body(self, body: bytes, _: str) -> Inputs:
         """Read {"text": ..., "max_new_tokens": n, "ignore_eos": false}, of which only the text is required.
 
         Raises:
@@ -135,17 +135,17 @@ class TextCodec(Codec):
         sample = self._make_sample(self._tokenize(document["text"]), limit, ignore_eos)
         return Inputs(1, lambda: [sample])
 
-    def from_tensor(self, tensor: Tensor, optional: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
+    def from_tensors(self, tensors: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> Inputs:
         """Read samples from a tensor of token ids, [samples, longest].
 
         Raises:
             BadInputError: a token id or parameter is out of bounds.
         """
-        ids = tensor.data
+        ids = tensors[_IDS].data
         if not isinstance(ids, np.ndarray):
-            raise BadInputError(f"the model takes token ids, not a raw body; send {self.input}")
+            raise BadInputError(f"the model takes token ids, not a raw body; send {self.signature(0).inputs[0]}")
         limit, ignore_eos = _generation_parameters(parameters)
-        own = optional.get(_MAX_NEW_TOKENS)
+        own = tensors.get(_MAX_NEW_TOKENS)
 
         def read() -> list[TextSample]:
             limits = [limit] * len(ids) if own is None else np.asarray(own.data).tolist()
@@ -163,9 +163,11 @@ class TextCodec(Codec):
         assert self.tokenizer is not None  # else `from_body` raised
         return {"text": self.tokenizer.decode(output.tokens), "new_tokens": len(output.tokens)}
 
-    def stack(self, outputs: Sequence[Any]) -> NDArray[Any]:
+    def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """Generated tokens, int64 [samples, longest], or logits, float32 [samples, classes]."""
-        return self.pad_rows([output.tokens for output in outputs]) if self.generates else super().stack(outputs)
+        if not self.generates:
+            return super().stack(outputs)
+        return {"output_ids": self.pad_rows([output.tokens for output in outputs])}
 
     def make_size_predictor(self, profile: Profile, guess: str) -> TextSizePredictor:
         """Make a predictor of service times from lengths."""

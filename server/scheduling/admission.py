@@ -1,12 +1,13 @@
 """Admission control: calls are rejected when the queue is full, or when their answer would come too late."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import ceil, inf
 
-from server.errors import QueueFullError, TooLateError
+from server.errors import QueueFullError, TooLateError, TooManyShapesError
 
 _NETWORK_SHARE = 0.05  # share of a timeout for the network, which the client's timeout includes
+MAX_SHAPES = 32  # different shapes of one model that wait at once
 _HALF_LIFE = 5.0  # s without an observation after which the margin is half as large
 
 
@@ -98,6 +99,23 @@ def reject_if_full(n: int, taken: int, capacity: int, backlog: Callable[[], floa
         wait = _retry_after(backlog())
         raise QueueFullError(
             f"no room for {n} more: {taken} of {capacity} places in the queue are taken; retry in {wait} s", wait
+        )
+
+
+def reject_if_too_many(shapes: Collection[str], backlog: Callable[[], float]) -> None:
+    """Check that requests of these different shapes may wait at once.
+
+    Each shape has batches of its own, so that many shapes would mean small batches, and a decision over all of them.
+
+    Raises:
+        TooManyShapesError: they are over the limit; the error has the time of the `backlog` as Retry-After.
+    """
+    if len(shapes) > MAX_SHAPES:
+        wait = _retry_after(backlog())
+        raise TooManyShapesError(
+            f"requests of {len(shapes)} different shapes would wait, over the maximum of {MAX_SHAPES}; pad the inputs to "
+            f"fewer shapes, or retry in {wait} s",
+            wait,
         )
 
 

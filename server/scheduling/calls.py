@@ -21,6 +21,7 @@ class Sample:
         call: the call that it belongs to.
         input: as the model's codec made it; None once it was served.
         size: predicted service time when served alone, s; 0 where requests do not differ.
+        shape: only samples of equal shapes share a batch; empty where the shapes do not differ.
         data: input of its next stage.
         output: as the model's codec renders it; None until it was served.
         batch_size: size of the batch that completed it.
@@ -33,6 +34,7 @@ class Sample:
     call: "Call"
     input: Any
     size: float = 0.0
+    shape: str = ""
     data: Any = None
     output: Any = None
     batch_size: int = 0
@@ -67,17 +69,22 @@ class Call:
         future: "asyncio.Future[list[Sample]]",
         model: str,
         inputs: Sequence[Any],
-        sizes: Sequence[float],
+        sizes: Sequence[float] = (),
+        shapes: Sequence[str] = (),
         *,
         arrival: float,
         expires: float,
         earliest: float,
         span: Any = None,
     ) -> None:
-        """`sizes` are those of the samples; empty where requests do not differ."""
+        """`sizes` and `shapes` are those of the samples; empty where requests do not differ."""
         self.future = future
         self.model = model
-        self.samples = [Sample(self, *each) for each in (zip(inputs, sizes, strict=True) if sizes else zip(inputs))]
+        self.samples = [Sample(self, sample) for sample in inputs]
+        for sample, size in zip(self.samples, sizes, strict=False):
+            sample.size = size
+        for sample, shape in zip(self.samples, shapes, strict=False):
+            sample.shape = shape
         self.arrival = arrival
         self.expires = expires
         self.earliest = earliest
@@ -95,7 +102,7 @@ class Call:
         """
         for sample in self.samples:
             if sample.output is None:
-                kind = chosen.arriving(self.model, sample.size)
+                kind = chosen.arriving(self.model, sample.size, sample.shape)
                 deadline = self.arrival + chosen.slo
                 request = Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size)
                 request.stages = decode_steps(sample.input) or chosen.profile.stages

@@ -6,7 +6,7 @@ or an instant. It is the only writer of the queue. All of it runs on the event l
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -17,7 +17,16 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
 from policies.types import Action, Launch, Request, Wait
-from server.backends.executor import Batch, Completion, Executor, StandbyLaunches, check_outputs, with_timeout
+from server.backends.executor import (
+    RESTART_TIMEOUT,
+    Batch,
+    Completion,
+    Executor,
+    RestartableExecutor,
+    StandbyLaunches,
+    check_outputs,
+    with_timeout,
+)
 from server.errors import (
     DeviceLostError,
     DrainingError,
@@ -27,7 +36,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.models.model import count_tokens, generated_lengths
-from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full
+from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many
 from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import offer_standby_launches
@@ -72,8 +81,9 @@ class Dispatcher:
         metrics: Metrics,
         clock: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
+        by_shape: Collection[str] = (),
     ) -> None:
-        """`clock` is the executor's, time.monotonic, s."""
+        """`clock` is the executor's, time.monotonic, s; `by_shape` are the models whose inputs vary in shape."""
         self.chosen = dict(chosen)
         self.broken = asyncio.Event()
         self._executor = executor
@@ -81,7 +91,8 @@ class Dispatcher:
         self._clock = clock
         self._limits = limits
         self._admission = Admission()
-        policy, monitor = combine(self.chosen)
+        self._by_shape = frozenset(by_shape)
+        policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         iterating = [model for model, choice in chosen.items() if choice.profile.varies_by_length]
         self._batcher = Batcher(policy, largest, monitor, iterating)
@@ -98,21 +109,30 @@ class Dispatcher:
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
 
     def submit(
-        self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
+        self,
+        model: str,
+        inputs: Sequence[Any],
+        timeout: float = inf,
+        sizes: Sequence[float] = (),
+        shapes: Sequence[str] = (),
     ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
         Args:
             model: one of `chosen`.
-            inputs: decoded samples, uint8 [H, W, 3] or `TextSample` each; at least one.
+            inputs: decoded samples, as the model's codec made them; at least one.
             timeout: remaining timeout of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
+            shapes: shape of each sample, with which it shares a batch; empty where they do not differ.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
             TooLateError: the answer is expected after the timeout.
             DrainingError: the server is stopping.
+            TooManyShapesError: with these samples too many different shapes would wait.
         """
+        if model in self._by_shape:
+            reject_if_too_many(self._batcher.waiting_shapes(model).union(shapes), self.backlog)
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
         future: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
         call = Call(
@@ -120,6 +140,7 @@ class Dispatcher:
             model,
             inputs,
             sizes,
+            shapes,
             arrival=now,
             expires=now + timeout,
             earliest=earliest,
@@ -185,9 +206,11 @@ class Dispatcher:
 
     def _apply_policies(self) -> None:
         if not self._draining:
-            self._batcher.policy, self._batcher.monitor = combine(self.chosen)
+            self._batcher.policy, self._batcher.monitor = combine(self.chosen, self._by_shape)
             self._batcher.set_kinds(
-                lambda request: self.chosen[request.kind.model].kind(request.kind.model, request.size)
+                lambda request: self.chosen[request.kind.model].kind(
+                    request.kind.model, request.size, request.kind.shape
+                )
             )
         self._on_change()
 
@@ -346,7 +369,7 @@ class Dispatcher:
         launch, batch = run.launch, replace(run.batch, standby=None)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
         self._metrics.device_fault(batch.model, type(error).__name__)
-        recovery = await recover(self._run, batch, error)
+        recovery = await recover(self._run, self._restart, batch, error)
         for part in recovery.parts:
             if isinstance(part.result, Completion):
                 set_last_stages(launch, part.of(launch.requests), part.result)
@@ -363,11 +386,18 @@ class Dispatcher:
         if recovery.max_batch_size is not None:
             self._reduce_batch_size(batch.model, recovery.max_batch_size)
 
+    async def _restart(self, model: str, error: DeviceLostError) -> None:
+        if not isinstance(self._executor, RestartableExecutor):
+            raise error
+        self._next_step_by = self._clock() + RESTART_TIMEOUT
+        await self._executor.restart(model, error)
+
     def _fail(self, requests: Sequence[Request], part: Part) -> None:
         for request in requests:
             call = request.payload.call
             _log.error("the device failed on request %d alone: %s", request.id, part.error)
-            call.fail(ExecutionError(f"the device failed on this input alone, with {type(part.result).__name__}"))
+            failed = f"the device failed on this input alone, with {type(part.result).__name__}"
+            call.fail(part.result if isinstance(part.result, ServerError) else ExecutionError(failed))
             for other in call.requests:  # their answers could not be sent
                 self._batcher.cancel(other)
 

@@ -47,10 +47,15 @@ class Fleet:
             dispatcher.on_broken = self._reassign
 
     def submit(
-        self, model: str, inputs: Sequence[Any], timeout: float = inf, sizes: Sequence[float] = ()
+        self,
+        model: str,
+        inputs: Sequence[Any],
+        timeout: float = inf,
+        sizes: Sequence[float] = (),
+        shapes: Sequence[str] = (),
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes)
+        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.

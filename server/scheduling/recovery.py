@@ -5,7 +5,7 @@ finite, is bisected down to the failing samples. If the device is lost, recovery
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from server.errors import DeviceLostError, OutOfMemoryError
 
 _T = TypeVar("_T")
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
+Restart = Callable[[str, DeviceLostError], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +59,37 @@ class Recovery:
         return None if self.smallest_unfit is None else max(1, (self.smallest_unfit + 1) // 2)
 
 
-async def recover(run: Run, batch: Batch, error: Exception) -> Recovery:
+async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) -> Recovery:
     """Retry the two halves of a batch that failed with `error`, and halves of those that fail again.
+
+    Args:
+        run: runs a part of the batch.
+        restart: makes the device usable again after the batch timeout; raises DeviceLostError if it cannot.
+        batch: the batch.
+        error: the exception that it raised.
 
     Raises:
         DeviceLostError: the device is lost.
     """
     if isinstance(error, DeviceLostError):
-        raise error
+        await restart(batch.model, error)
     size = len(batch.inputs)
     unfit = size if isinstance(error, OutOfMemoryError) else None
     if size == 1:
         return Recovery([Part(0, 1, error)], unfit)
     half = (size + 1) // 2
-    left = await _retry(run, _slice(batch, 0, half))
-    right = await _retry(run, _slice(batch, half, size))
+    left = await _retry(run, restart, _slice(batch, 0, half))
+    right = await _retry(run, restart, _slice(batch, half, size))
     parts = [*left.parts, *(replace(part, first=part.first + half) for part in right.parts)]
     sizes = (unfit, left.smallest_unfit, right.smallest_unfit)
     return Recovery(parts, min((size for size in sizes if size is not None), default=None))
 
 
-async def _retry(run: Run, batch: Batch) -> Recovery:
+async def _retry(run: Run, restart: Restart, batch: Batch) -> Recovery:
     try:
         return Recovery([Part(0, len(batch.inputs), check_outputs(batch, await run(batch)))], None)
     except Exception as error:  # noqa: BLE001  (whatever the device raised is recovered part by part)
-        return await recover(run, batch, error)
+        return await recover(run, restart, batch, error)
 
 
 def _slice(batch: Batch, start: int, stop: int) -> Batch:

@@ -11,7 +11,7 @@ from typing import Any
 
 from server.errors import BadInputError
 from server.json_body import parse_object
-from server.models.signature import TensorSpec
+from server.models.signature import Signature, TensorSpec
 from server.telemetry.statistics import BatchStatistics, Duration, ModelStatistics
 
 VERSION = "1"
@@ -40,8 +40,7 @@ class ModelDescription:
 
     name: str
     platform: str
-    input: TensorSpec
-    outputs: tuple[TensorSpec, ...]
+    signature: Signature
     max_batch_size: int
 
 
@@ -56,8 +55,8 @@ def model_metadata(model: ModelDescription) -> dict[str, Any]:
         "name": model.name,
         "versions": [VERSION],
         "platform": model.platform,
-        "inputs": [_tensor_metadata(each) for each in (model.input, *model.input.optional_inputs)],
-        "outputs": [_tensor_metadata(output) for output in model.outputs],
+        "inputs": [_tensor_metadata(each) for each in model.signature.inputs],
+        "outputs": [_tensor_metadata(output) for output in model.signature.outputs],
     }
 
 
@@ -76,10 +75,9 @@ def model_config(model: ModelDescription) -> dict[str, Any]:
         "backend": model.platform,
         "max_batch_size": model.max_batch_size,
         "input": [
-            _tensor_config(model.input),
-            *(_tensor_config(each) | {"optional": True} for each in model.input.optional_inputs),
+            _tensor_config(each) | ({"optional": True} if each.optional else {}) for each in model.signature.inputs
         ],
-        "output": [_tensor_config(output) for output in model.outputs],
+        "output": [_tensor_config(output) for output in model.signature.outputs],
         "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": False},

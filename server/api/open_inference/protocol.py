@@ -6,8 +6,8 @@ is one sample. Any error of the client is a `BadInputError`, raised before memor
 documents null means absent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,15 +15,14 @@ import orjson
 from numpy.typing import NDArray
 
 from server.api.open_inference.documents import VERSION
-from server.api.open_inference.tensors import from_binary, from_json, join_elements
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
-from server.models.signature import RAW, Tensor, TensorSpec
+from server.models.signature import RAW, Signature, Tensor, TensorSpec
+from server.models.tensor_data import from_binary, from_json, to_binary, to_json
 
 T = TypeVar("T")
 
 MAX_ID = 256  # characters of a call's `id`, which its response repeats
-_OUTPUT_TYPES = {"f": ("FP32", "<f4"), "i": ("INT64", "<i8")}  # by numpy's kind: datatype, and numpy's dtype
 _JSON_NAMES = {str: "a string", int: "an integer", bool: "true or false", dict: "an object", list: "an array"}
 
 
@@ -42,9 +41,6 @@ class RequestedOutput:
     classification: int
 
 
-_NO_TENSOR = Tensor("", RAW, (), [])
-
-
 @dataclass(slots=True)
 class InferCall:
     """One inference call; each of its samples becomes a request.
@@ -53,21 +49,19 @@ class InferCall:
         id: The client's id of the call; empty if it sent none.
         parameters: The document's top-level parameters that the model reads.
         timeout: The client's timeout in s from arrival; None if it sent none.
-        tensor: The model's input.
+        tensors: The inputs, by name.
         outputs: The requested outputs, in this order.
-        optional_inputs: The optional inputs of the same samples, by name.
     """
 
     id: str
     parameters: dict[str, Any]
     timeout: float | None
-    tensor: Tensor
+    tensors: Mapping[str, Tensor]
     outputs: tuple[RequestedOutput, ...]
-    optional_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def drop_inputs(self) -> None:
         """Drop the input tensors, whose samples are about to be queued."""
-        self.tensor, self.optional_inputs = _NO_TENSOR, {}
+        self.tensors = {}
 
 
 def parse_header_length(text: str | None) -> int | None:
@@ -84,16 +78,13 @@ def parse_header_length(text: str | None) -> int | None:
     return int(digits)
 
 
-def parse_infer(
-    body: bytes, header_length: int | None, spec: TensorSpec, outputs: Sequence[str], max_samples: int
-) -> InferCall:
+def parse_infer(body: bytes, header_length: int | None, signature: Signature, max_samples: int) -> InferCall:
     """Read an inference call.
 
     Args:
         body: The plain (decompressed) body.
         header_length: Length of the JSON at its start, bytes; None for all of it; 0 for a raw body.
-        spec: The model's input, with the optional inputs.
-        outputs: The names of the model's outputs.
+        signature: The model's inputs and outputs.
         max_samples: The maximum number of samples that can be admitted together.
 
     Raises:
@@ -101,29 +92,32 @@ def parse_infer(
         BadInputError: The call is malformed, or does not match the model.
     """
     if header_length == 0:
-        return _raw_call(body, spec, outputs)
+        return _raw_call(body, signature)
     text = document_of(body, header_length)
     start = len(text)
     document = parse_object(text, "inference document", "an object with `inputs`")
     parameters = _optional(document, "parameters", dict, {})
     if any(key.startswith("triton_") for key in parameters):
         raise BadInputError("a parameter's name starts with `triton_`, which is reserved; rename it")
-    tensors = _read_inputs(document, body, start, spec, max_samples)
+    tensors = _read_inputs(document, body, start, signature, max_samples)
     return InferCall(
         id=_read_id(document),
-        parameters={key: parameters[key] for key in spec.parameters if key in parameters},
+        parameters={key: parameters[key] for key in signature.parameters if key in parameters},
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
-        tensor=tensors.pop(spec.name),
-        outputs=_read_outputs(document, outputs, _optional(parameters, "binary_data_output", bool, False)),
-        optional_inputs=tensors,
+        tensors=tensors,
+        outputs=_read_outputs(document, signature, _optional(parameters, "binary_data_output", bool, False)),
     )
 
 
-def _raw_call(body: bytes, spec: TensorSpec, outputs: Sequence[str]) -> InferCall:
+def _raw_call(body: bytes, signature: Signature) -> InferCall:
+    required = [spec for spec in signature.inputs if not spec.optional]
+    if len(required) > 1:
+        raise BadInputError(f"a raw body cannot hold {len(required)} inputs; send JSON with {signature.input_names()}")
     if not body:
         raise BadInputError("the raw body is empty; send one sample, or JSON without Inference-Header-Content-Length")
-    requested = tuple(RequestedOutput(name, True, 0) for name in outputs)
-    return InferCall("", {}, None, Tensor(spec.name, RAW, (1,), [body]), requested)
+    requested = tuple(RequestedOutput(output.name, True, 0) for output in signature.outputs)
+    name = required[0].name
+    return InferCall("", {}, None, {name: Tensor(name, RAW, (1,), [body])}, requested)
 
 
 def document_of(body: bytes, header_length: int | None) -> bytes:
@@ -145,36 +139,39 @@ def _read_id(document: dict[str, Any]) -> str:
     return name
 
 
-def _read_outputs(document: dict[str, Any], names: Sequence[str], binary: bool) -> tuple[RequestedOutput, ...]:
+def _read_outputs(document: dict[str, Any], signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
     entries = _optional(document, "outputs", list, [])
     if not entries:
-        return tuple(RequestedOutput(name, binary, 0) for name in names)
-    requested = tuple(_read_output(entry, names, binary) for entry in entries)
+        return tuple(RequestedOutput(output.name, binary, 0) for output in signature.outputs)
+    known = {output.name: output for output in signature.outputs}
+    requested = tuple(_read_output(entry, known, binary) for entry in entries)
     if len({output.name for output in requested}) < len(requested):
         raise BadInputError(f"`outputs` has {len(requested)} entries with repeated names; name each output once")
     return requested
 
 
-def _read_output(entry: Any, names: Sequence[str], binary: bool) -> RequestedOutput:
+def _read_output(entry: Any, known: Mapping[str, TensorSpec], binary: bool) -> RequestedOutput:
     if type(entry) is not dict or type(entry.get("name")) is not str:
         raise BadInputError(f"an entry of `outputs` is {quote(entry)}; send an object with `name`")
     name = entry["name"]
-    if name not in names:
-        raise BadInputError(f"the requested output {quote(name)} does not exist; the model has {', '.join(names)}")
+    if name not in known:
+        raise BadInputError(f"the requested output {quote(name)} does not exist; the model has {', '.join(known)}")
     parameters = _optional(entry, "parameters", dict, {})
     if parameters.get("shared_memory_region") is not None:
         raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
     classification = _non_negative(parameters, "classification")
+    if classification and not known[name].is_scores:
+        raise BadInputError(f"output {known[name]} is no vector of scores to classify by; leave `classification` out")
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
 
 
 def _read_inputs(
-    document: dict[str, Any], body: bytes, start: int, spec: TensorSpec, max_samples: int
+    document: dict[str, Any], body: bytes, start: int, signature: Signature, max_samples: int
 ) -> dict[str, Tensor]:
     """The tensors by name; the bytes of binary tensors follow the JSON in the order of the entries."""
-    entries = _input_entries(document.get("inputs"), spec)
+    entries = _input_entries(document.get("inputs"), signature)
     types = {name: _read_type(entry, of) for name, (entry, of) in entries.items()}
-    _check_samples(types, spec.name, max_samples)
+    _check_samples(types, max_samples)
     sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
     _check_binary_sizes(sizes, len(body) - start)
     tensors = {}
@@ -191,34 +188,33 @@ def _read_inputs(
     return tensors
 
 
-def _input_entries(entries: Any, spec: TensorSpec) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
-    """The entries with their specifications by name, including the model's input."""
-    known = {each.name: each for each in (spec, *spec.optional_inputs)}
+def _input_entries(entries: Any, signature: Signature) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
+    """The entries with their specifications by name, with all inputs that are not optional."""
+    known = {spec.name: spec for spec in signature.inputs}
     is_list = type(entries) is list and 1 <= len(entries) <= len(known)
     if not is_list or any(type(entry) is not dict for entry in entries):
-        wanted = ", ".join(map(str, spec.optional_inputs))
-        raise BadInputError(
-            f"`inputs` is {quote(entries)}; send an array of one object: {spec}{wanted and f'; or with {wanted}'}"
-        )
+        raise BadInputError(f"`inputs` is {quote(entries)}; send an array of objects for {signature.input_names()}")
     found = {}
     for entry in entries:
         name = entry.get("name")
         if type(name) is not str or name not in known or name in found:
-            raise BadInputError(f"the input's name is {quote(name)}; the model takes {spec}")
+            raise BadInputError(f"the input's name is {quote(name)}; the model takes {signature.input_names()}")
         found[name] = entry, known[name]
-    if spec.name not in found:
-        raise BadInputError(f"`inputs` has no {spec.name}; the model takes {spec}")
+    missing = next((spec for spec in signature.inputs if not spec.optional and spec.name not in found), None)
+    if missing is not None:
+        raise BadInputError(f"`inputs` has no {missing.name}; the model takes {signature.input_names()}")
     return found
 
 
-def _check_samples(types: Mapping[str, tuple[str, tuple[int, ...]]], name: str, max_samples: int) -> None:
-    """Check the number of samples of the input `name`, and that the optional inputs have the same number."""
-    samples = types[name][1][0]
+def _check_samples(types: Mapping[str, tuple[str, tuple[int, ...]]], max_samples: int) -> None:
+    """Check the number of samples, which has to be the same for all inputs."""
+    counts = {name: shape[0] for name, (_, shape) in types.items()}
+    name, samples = next(iter(counts.items()))
     if samples > max_samples:
         raise TooLargeError(f"the call has {samples} samples, more than {max_samples}; send them in several calls")
-    other, count = next(((key, shape[0]) for key, (_, shape) in types.items() if shape[0] != samples), ("", samples))
-    if count != samples:
-        raise BadInputError(f"input {other} has {count} samples, {name} has {samples}; send the same number")
+    other = next((key for key, count in counts.items() if count != samples), name)
+    if other != name:
+        raise BadInputError(f"input {other} has {counts[other]} samples, {name} has {samples}; send the same number")
 
 
 def _check_binary_sizes(sizes: Mapping[str, int | None], follow: int) -> None:
@@ -260,6 +256,7 @@ def render_infer(
     call: InferCall,
     model: str,
     outputs: Mapping[str, NDArray[Any]],
+    signature: Signature,
     labels: Sequence[str] | None,
     parameters: Mapping[str, Any],
 ) -> tuple[bytes, int | None]:
@@ -268,7 +265,8 @@ def render_infer(
     Args:
         call: The call, whose inputs are not needed.
         model: The model's name.
-        outputs: Output name -> float32 array [samples, classes], or int64; with an entry for each requested one.
+        outputs: Output name -> array [samples, ...]; with an entry for each requested one.
+        signature: The model's inputs and outputs.
         labels: One for each class, or None.
         parameters: Parameters of the response, left out if empty.
 
@@ -280,35 +278,30 @@ def render_infer(
     if parameters:
         document["parameters"] = dict(parameters)
     blobs: list[bytes] = []
-    document["outputs"] = [_render_output(output, outputs[output.name], labels, blobs) for output in call.outputs]
+    datatypes = {output.name: output.datatype for output in signature.outputs}
+    document["outputs"] = [
+        _render_output(output, outputs[output.name], datatypes[output.name], labels, blobs) for output in call.outputs
+    ]
     header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((header, *blobs)), len(header)) if blobs else (header, None)
 
 
 def _render_output(
-    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str] | None, blobs: list[bytes]
+    output: RequestedOutput, array: NDArray[Any], datatype: str, labels: Sequence[str] | None, blobs: list[bytes]
 ) -> dict[str, Any]:
-    """The JSON entry of one output; its bytes, if binary, are appended to `blobs`."""
-    entry: dict[str, Any] = {"name": output.name}
-    encode: Callable[[Any], bytes]
+    """The JSON entry of one output, whose values are flat; its bytes, if binary, are appended to `blobs`."""
     if output.classification:
-        data: Any = _best_classes(array, output.classification, labels)
-        entry |= {"datatype": "BYTES", "shape": (len(array), len(data) // len(array))}
-        encode = join_elements
-    else:
-        datatype, dtype = _OUTPUT_TYPES[array.dtype.kind]
-        data = np.ascontiguousarray(array, dtype).reshape(-1)  # flat, since the C++ client reads element by element
-        entry |= {"datatype": datatype, "shape": array.shape}
-        encode = np.ndarray.tobytes
+        array, datatype = _best_classes(array, output.classification, labels), "BYTES"
+    entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
     if not output.binary:
-        return entry | {"data": data}
-    blobs.append(encode(data))
+        return entry | {"data": to_json(array, datatype)}  # flat, since the C++ client reads element by element
+    blobs.append(to_binary(array, datatype))
     # no other parameters: the C++ client would read them as a binary size
     return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
 
 
-def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> list[str]:
-    """List `value:index[:label]` for each sample, largest value first; equal values, if all fit, by index."""
+def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> NDArray[Any]:
+    """`value:index[:label]` [samples, classes], largest value first; equal values, if all fit, by index."""
     count = values.shape[1]
     first = count - min(most, count)
     texts: list[str] = []
@@ -316,7 +309,7 @@ def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None)
         best = row.argpartition(first)[first:] if most > 1 else row.argmax(keepdims=True)
         ranked = sorted(zip((-row[best]).tolist(), best.tolist(), strict=True))
         texts += [f"{-value:f}:{index}{_suffix(labels, index)}" for value, index in ranked]
-    return texts
+    return np.array(texts, object).reshape(len(values), -1)
 
 
 def _suffix(labels: Sequence[str] | None, index: int) -> str:

@@ -42,8 +42,8 @@ from server.api.openapi import (
     documented,
     json_content,
 )
-from server.errors import BadInputError, NotFoundError, TooLargeError
-from server.models.model import Codec, Inputs, ServedModel
+from server.errors import NotFoundError, TooLargeError
+from server.models.model import Inputs, ServedModel
 from server.transport.content_encoding import compress
 from server.transport.request import BodyLimit, Headers, RequestContext, client_timeout, headers_of, read_body, respond
 
@@ -57,8 +57,7 @@ def model_description(model: ServedModel) -> ModelDescription:
     return ModelDescription(
         name=model.name,
         platform="emulated" if model.weights == "emulated" else "pytorch",
-        input=model.codec.input,
-        outputs=(model.codec.output(len(model.labels)),),
+        signature=model.signature,
         max_batch_size=model.max_batch_size,
     )
 
@@ -71,7 +70,6 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
-        self._descriptions = {name: model_description(model) for name, model in inference.models.items()}
 
     def matches(self, scope: Scope) -> bool:
         """Whether the request is for this route."""
@@ -95,18 +93,18 @@ class Infer:
         async def read_inputs() -> Inputs:
             call = await self._read(model, context)
             context.timeout = min(context.timeout, call.timeout or inf)
-            inputs = model.codec.from_tensor(call.tensor, call.optional_inputs, call.parameters)
+            inputs = model.codec.from_tensors(call.tensors, call.parameters)
             call.drop_inputs()
             calls.append(call)
             return inputs
 
         answers = await self._inference.infer(model, context, read_inputs)
         (call,) = calls
-        (spec,) = self._descriptions[model.name].outputs
-        output = model.codec.stack([answer.output for answer in answers])
+        outputs = model.codec.stack([answer.output for answer in answers])
         parameters = self._inference.describe(model.name, answers)
-        render = partial(render_infer, call, model.name, {spec.name: output}, model.labels, parameters)
-        body, length = await self._inference.run_in_thread(render) if output.size > _MANY_NUMBERS else render()
+        render = partial(render_infer, call, model.name, outputs, model.signature, model.labels, parameters)
+        many = sum(output.size for output in outputs.values()) > _MANY_NUMBERS
+        body, length = await self._inference.run_in_thread(render) if many else render()
         headers: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
         accepted = context.headers.get(b"accept-encoding")
         if accepted is not None and len(body) > _MIN_COMPRESSED:
@@ -121,22 +119,8 @@ class Infer:
         if length is not None and length > JSON_BODY.max_bytes:
             raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
         body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
-        description = self._descriptions[model.name]
-        names = [output.name for output in description.outputs]
-        parse = partial(parse_infer, body, length, description.input, names, self._inference.capacity)
-        call = await self._inference.parse(parse, document_of(body, length), context)
-        check_outputs(call, model.codec)
-        return call
-
-
-def check_outputs(call: InferCall, codec: Codec) -> None:
-    """Check that classes are requested only of a classifier.
-
-    Raises:
-        BadInputError: they are requested of a generator.
-    """
-    if codec.generates and any(output.classification for output in call.outputs):
-        raise BadInputError("the model generates tokens, it does not classify; leave `classification` out")
+        parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
+        return await self._inference.parse(parse, document_of(body, length), context)
 
 
 def _check_version(version: str | None) -> None:

@@ -11,7 +11,6 @@ import pytest
 from policies.profile import Profile
 from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
-from server.api.open_inference.routes import check_outputs
 from server.errors import BadInputError, TooLargeError
 from server.models.model import count_tokens
 from server.models.text import DecodeState, GeneratedTokens, TextSample
@@ -27,8 +26,7 @@ PROFILE = Profile("p", (0.4, 0.5), lengths=(1, 6), length_service_times=((0.2, 0
 
 def parse_call(inputs: list[dict[str, Any]], codec: TextCodec = GENERATOR, **fields: Any) -> InferCall:
     body = json.dumps({"inputs": inputs, **fields}).encode()
-    names = [codec.output(2).name]
-    return parse_infer(body, None, codec.input, names, 100)
+    return parse_infer(body, None, codec.signature(2), 100)
 
 
 def ids(rows: list[list[int]], datatype: str = "INT64") -> dict[str, Any]:
@@ -40,11 +38,11 @@ def limits(numbers: list[int]) -> dict[str, Any]:
 
 
 def read_samples(codec: TextCodec, call: InferCall) -> list[TextSample]:
-    return codec.from_tensor(call.tensor, call.optional_inputs, call.parameters).read()
+    return codec.from_tensors(call.tensors, call.parameters).read()
 
 
 def read_body(codec: TextCodec, body: bytes) -> TextSample:
-    (sample,) = codec.from_body(body).read()
+    (sample,) = codec.from_body(body, "").read()
     assert isinstance(sample, TextSample)
     return sample
 
@@ -103,12 +101,12 @@ def test_limits_may_come_before_the_ids_and_in_binary() -> None:
         del entry["data"]
         entry["parameters"] = {"binary_data_size": len(blob)}
     document = json.dumps({"inputs": inputs}).encode()
-    call = parse_infer(document + b"".join(blobs), len(document), GENERATOR.input, ["output_ids"], 100)
+    call = parse_infer(document + b"".join(blobs), len(document), GENERATOR.signature(0), 100)
     assert read_samples(GENERATOR, call) == [TextSample([5, 7], 4), TextSample([6, 8], 5)]
     inputs[0]["parameters"]["binary_data_size"] += 1
     document = json.dumps({"inputs": inputs}).encode()
     with pytest.raises(BadInputError, match="41 but 40 bytes follow"):
-        parse_infer(document + b"".join(blobs), len(document), GENERATOR.input, ["output_ids"], 100)
+        parse_infer(document + b"".join(blobs), len(document), GENERATOR.signature(0), 100)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +135,13 @@ def test_an_input_out_of_bounds_is_rejected_with_the_bounds(inputs: list[dict[st
 def test_only_a_generator_has_limits_and_only_a_classifier_classes() -> None:
     with pytest.raises(BadInputError, match="is a classifier; leave it out"):
         read_samples(CLASSIFIER, parse_call([ids([[5]])], CLASSIFIER, parameters={"max_new_tokens": 3}))
-    with pytest.raises(BadInputError, match="send an array of one object"):
+    with pytest.raises(BadInputError, match="send an array of objects"):
         parse_call([ids([[5]]), limits([3])], CLASSIFIER)
     wanted = [{"name": "output_ids", "parameters": {"classification": 2}}]
     with pytest.raises(BadInputError, match="leave `classification` out"):
-        check_outputs(parse_call([ids([[5]])], outputs=wanted), GENERATOR)
+        parse_call([ids([[5]])], outputs=wanted)
     with pytest.raises(BadInputError, match="not a raw body"):
-        read_samples(GENERATOR, parse_infer(b"hello", 0, GENERATOR.input, ["output_ids"], 100))
+        read_samples(GENERATOR, parse_infer(b"hello", 0, GENERATOR.signature(0), 100))
 
 
 def test_a_json_body_has_a_text_and_its_parameters() -> None:

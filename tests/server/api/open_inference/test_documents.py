@@ -13,14 +13,15 @@ from server.api.open_inference.documents import (
     statistics,
 )
 from server.errors import BadInputError
-from server.models.signature import TensorSpec
+from server.models.signature import Signature, TensorSpec
 from server.telemetry.statistics import BatchStatistics, Duration, ModelStatistics
 
 MODEL = ModelDescription(
     name="resnet50",
     platform="pytorch",
-    input=TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()}),
-    outputs=(TensorSpec("logits", {"FP32": (1000,)}),),
+    signature=Signature(
+        (TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()}),), (TensorSpec("logits", {"FP32": (1000,)}),)
+    ),
     max_batch_size=32,
 )
 
@@ -63,7 +64,7 @@ def test_the_configuration_leaves_the_number_of_samples_out_of_dims() -> None:
 
 
 def test_bytes_are_called_string_in_the_configuration() -> None:
-    model = ModelDescription("m", "pytorch", TensorSpec("text", {"BYTES": ()}), (), 1)
+    model = ModelDescription("m", "pytorch", Signature((TensorSpec("text", {"BYTES": ()}),), ()), 1)
     assert model_config(model)["input"] == [{"name": "text", "data_type": "TYPE_STRING", "dims": []}]
 
 

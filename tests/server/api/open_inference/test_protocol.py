@@ -16,18 +16,20 @@ from server.api.open_inference.protocol import (
     render_infer,
 )
 from server.errors import BadInputError, render_error
-from server.models.signature import RAW, Tensor, TensorSpec
+from server.models.signature import RAW, Signature, Tensor, TensorSpec
 from server.transport.content_encoding import compress
 
 SPEC = TensorSpec("image", {"UINT8": (2, 4, 3), "BYTES": ()})
+OUTPUTS = tuple(TensorSpec(name, {"FP32": (-1,)}) for name in ("logits", "features"))
+SIGNATURE = Signature((SPEC,), OUTPUTS)
 PIXELS = np.random.default_rng(1).integers(0, 256, (3, 2, 4, 3), dtype=np.uint8)
 LOGITS = np.random.default_rng(2).normal(size=(3, 10)).astype(np.float32)
 LABELS = [f"kind: {index}, é" for index in range(10)]
 ENTRY = {"name": "image", "shape": [1, 2, 4, 3], "datatype": "UINT8"}
 
 
-def parse(body: bytes, header_length: int | None = None, spec: TensorSpec = SPEC) -> InferCall:
-    return parse_infer(body, header_length, spec, ("logits", "features"), 1000)
+def parse(body: bytes, header_length: int | None = None, signature: Signature = SIGNATURE) -> InferCall:
+    return parse_infer(body, header_length, signature, 1000)
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -50,7 +52,10 @@ def request_body(array: NDArray[Any], binary: bool, **options: Any) -> tuple[byt
 
 
 def wanted(*outputs: RequestedOutput) -> InferCall:
-    return InferCall("", {}, None, Tensor("image", RAW, (1,), [b"x"]), outputs)
+    return InferCall("", {}, None, {}, outputs)
+
+
+PLAIN = RequestedOutput("logits", False, 0)
 
 
 def read(answer: tuple[bytes, int | None]) -> InferResult:
@@ -64,26 +69,30 @@ def read(answer: tuple[bytes, int | None]) -> InferResult:
 @pytest.mark.parametrize("binary", [True, False])
 def test_pixels_from_tritonclient_arrive_unchanged(binary: bool) -> None:
     call = parse(*request_body(PIXELS, binary))
-    assert (call.tensor.name, call.tensor.datatype, call.tensor.shape) == ("image", "UINT8", PIXELS.shape)
-    assert isinstance(call.tensor.data, np.ndarray)
-    np.testing.assert_array_equal(call.tensor.data, PIXELS, strict=True)
+    assert (call.tensors["image"].name, call.tensors["image"].datatype, call.tensors["image"].shape) == (
+        "image",
+        "UINT8",
+        PIXELS.shape,
+    )
+    assert isinstance(call.tensors["image"].data, np.ndarray)
+    np.testing.assert_array_equal(call.tensors["image"].data, PIXELS, strict=True)
 
 
 def test_binary_pixels_are_not_copied() -> None:
     body, header_length = request_body(PIXELS, binary=True)
-    data = parse(body, header_length).tensor.data
+    data = parse(body, header_length).tensors["image"].data
     assert np.shares_memory(data, np.frombuffer(body, np.uint8))
 
 
 @pytest.mark.parametrize("images", [[b"\xff\xd8\x00", b"", b"\x89PNG"], [b"a"]])
 def test_binary_bytes_from_tritonclient_arrive_unchanged(images: list[bytes]) -> None:
     call = parse(*request_body(np.array(images, dtype=np.object_), binary=True))
-    assert call.tensor == Tensor("image", "BYTES", (len(images),), images)
+    assert call.tensors["image"] == Tensor("image", "BYTES", (len(images),), images)
 
 
 def test_json_bytes_from_tritonclient_are_utf8() -> None:
     call = parse(*request_body(np.array(["é", "", "b"], dtype=np.object_), binary=False))
-    assert call.tensor == Tensor("image", "BYTES", (3,), ["é".encode(), b"", b"b"])
+    assert call.tensors["image"] == Tensor("image", "BYTES", (3,), ["é".encode(), b"", b"b"])
 
 
 def test_a_header_length_of_the_whole_body_is_all_json_as_the_cpp_client_sends_it() -> None:
@@ -99,7 +108,7 @@ def test_nested_and_flat_data_are_the_same() -> None:
             PIXELS.ravel().tolist(),
         )
     )
-    np.testing.assert_array_equal(nested.tensor.data, flat.tensor.data)
+    np.testing.assert_array_equal(nested.tensors["image"].data, flat.tensors["image"].data)
 
 
 def test_null_means_absent() -> None:
@@ -134,7 +143,7 @@ def test_the_timeout_is_microseconds_and_zero_is_none(timeout: int | None, secon
 
 def test_a_raw_body_is_one_sample_answered_in_binary() -> None:
     call = parse(b"\xff\xd8 anything", 0)
-    assert call.tensor == Tensor("image", RAW, (1,), [b"\xff\xd8 anything"])
+    assert call.tensors["image"] == Tensor("image", RAW, (1,), [b"\xff\xd8 anything"])
     assert [output.binary for output in call.outputs] == [True, True]
 
 
@@ -157,7 +166,7 @@ def test_another_header_length_is_bad_input(text: str) -> None:
 def test_tritonclient_reads_the_logits(binary_input: bool, binary_output: bool) -> None:
     output = InferRequestedOutput("logits", binary_data=binary_output)
     call = parse(*request_body(PIXELS, binary_input, outputs=[output], request_id="7"))
-    result = read(render_infer(call, "resnet50", {"logits": LOGITS}, LABELS, {"batch_size": 4}))
+    result = read(render_infer(call, "resnet50", {"logits": LOGITS}, SIGNATURE, LABELS, {"batch_size": 4}))
     np.testing.assert_array_equal(result.as_numpy("logits"), LOGITS, strict=True)
     response = result.get_response()
     assert (response["id"], response["model_name"], response["model_version"]) == ("7", "resnet50", "1")
@@ -170,7 +179,7 @@ def test_tritonclient_reads_the_logits(binary_input: bool, binary_output: bool) 
 def test_tritonclient_reads_the_best_classes(binary_input: bool, binary_output: bool, most: int) -> None:
     output = InferRequestedOutput("logits", binary_data=binary_output, class_count=most)
     call = parse(*request_body(PIXELS, binary_input, outputs=[output]))
-    classes = read(render_infer(call, "resnet50", {"logits": LOGITS}, LABELS, {})).as_numpy("logits")
+    classes = read(render_infer(call, "resnet50", {"logits": LOGITS}, SIGNATURE, LABELS, {})).as_numpy("logits")
     assert classes.shape == (3, min(most, 10))
     for row, texts in zip(LOGITS, classes, strict=True):
         best = np.argsort(-row)[:most]
@@ -180,7 +189,7 @@ def test_tritonclient_reads_the_best_classes(binary_input: bool, binary_output: 
 
 def test_without_labels_a_class_is_value_and_index() -> None:
     logits = np.array([[0.5, 2.0, 2.0, -1.0]], dtype=np.float32)
-    body, _ = render_infer(wanted(RequestedOutput("logits", False, 3)), "m", {"logits": logits}, None, {})
+    body, _ = render_infer(wanted(RequestedOutput("logits", False, 3)), "m", {"logits": logits}, SIGNATURE, None, {})
     assert orjson.loads(body)["outputs"][0]["data"] == ["2.000000:1", "2.000000:2", "0.500000:0"]
 
 
@@ -189,7 +198,8 @@ def test_blobs_follow_in_the_order_of_the_outputs_with_json_outputs_between() ->
     call = wanted(
         RequestedOutput("features", True, 0), RequestedOutput("middle", False, 0), RequestedOutput("logits", True, 2)
     )
-    answer = render_infer(call, "m", {"logits": LOGITS, "features": features, "middle": features}, None, {})
+    signature = Signature((SPEC,), (*OUTPUTS, TensorSpec("middle", {"FP32": (2,)})))
+    answer = render_infer(call, "m", {"logits": LOGITS, "features": features, "middle": features}, signature, None, {})
     result = read(answer)
     np.testing.assert_array_equal(result.as_numpy("features"), features)
     np.testing.assert_array_equal(result.as_numpy("middle"), features)
@@ -198,7 +208,7 @@ def test_blobs_follow_in_the_order_of_the_outputs_with_json_outputs_between() ->
 
 def test_an_output_has_no_parameters_but_the_binary_size() -> None:
     call = wanted(RequestedOutput("logits", True, 0), RequestedOutput("features", False, 0))
-    body, length = render_infer(call, "m", {"logits": LOGITS, "features": LOGITS}, None, {"energy_mj": 1.0})
+    body, length = render_infer(call, "m", {"logits": LOGITS, "features": LOGITS}, SIGNATURE, None, {"energy_mj": 1.0})
     binary, plain = orjson.loads(body[:length])["outputs"]
     assert binary["parameters"] == {"binary_data_size": LOGITS.nbytes}
     assert "data" not in binary
@@ -206,7 +216,9 @@ def test_an_output_has_no_parameters_but_the_binary_size() -> None:
 
 
 def test_json_data_are_flat_and_empty_fields_are_left_out() -> None:
-    body, length = render_infer(wanted(RequestedOutput("logits", False, 0)), "m", {"logits": LOGITS}, None, {})
+    body, length = render_infer(
+        wanted(RequestedOutput("logits", False, 0)), "m", {"logits": LOGITS}, SIGNATURE, None, {}
+    )
     assert length is None
     answer = orjson.loads(body)
     assert [*answer] == ["model_name", "model_version", "outputs"]
@@ -216,13 +228,15 @@ def test_json_data_are_flat_and_empty_fields_are_left_out() -> None:
 @pytest.mark.parametrize("binary", [True, False])
 def test_a_slice_of_a_larger_batch_is_rendered_right(binary: bool) -> None:
     strided = np.asfortranarray(LOGITS)[::2]
-    answer = render_infer(wanted(RequestedOutput("logits", binary, 0)), "m", {"logits": strided}, None, {})
+    answer = render_infer(wanted(RequestedOutput("logits", binary, 0)), "m", {"logits": strided}, SIGNATURE, None, {})
     np.testing.assert_array_equal(read(answer).as_numpy("logits"), strided)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_tritonclient_reads_a_compressed_answer(encoding: str) -> None:
-    body, length = render_infer(wanted(RequestedOutput("logits", True, 0)), "m", {"logits": LOGITS}, None, {})
+    body, length = render_infer(
+        wanted(RequestedOutput("logits", True, 0)), "m", {"logits": LOGITS}, SIGNATURE, None, {}
+    )
     packed, chosen = compress(body, encoding)
     result = InferResult.from_response_body(packed, header_length=length, content_encoding=chosen)
     np.testing.assert_array_equal(result.as_numpy("logits"), LOGITS)

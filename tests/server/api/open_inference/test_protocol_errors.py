@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from server.api.open_inference.protocol import MAX_ID, InferCall, parse_infer
 from server.errors import BadInputError, ServerError, TooLargeError
-from server.models.signature import TensorSpec
+from server.models.signature import Signature, TensorSpec
 
 SPEC = TensorSpec("image", {"UINT8": (2, 2, 3), "BYTES": (), "FP32": (2,), "BOOL": ()})
+SIGNATURE = Signature((SPEC,), (TensorSpec("logits", {"FP32": (-1,)}),))
 PIXELS = {"name": "image", "shape": [1, 2, 2, 3], "datatype": "UINT8", "data": [0] * 12}
 IMAGES = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 
 
 def parse(body: bytes, header_length: int | None = None) -> InferCall:
-    return parse_infer(body, header_length, SPEC, ("logits",), 1000)
+    return parse_infer(body, header_length, SIGNATURE, 1000)
 
 
 def call(**fields: Any) -> bytes:
@@ -43,11 +44,11 @@ WRONG_DOCUMENTS: dict[bytes, str] = {
     b"[" * 100_000: "not valid JSON",
     b"[]": r"document is \[\]; send an object",
     b"12345678901234567890123": "send an object",
-    b"{}": "`inputs` is None; send an array of one object: `image`",
-    call(inputs={}): "array of one object",
-    call(inputs=[]): "array of one object",
-    call(inputs=[PIXELS, PIXELS]): "array of one object",
-    call(inputs=[1]): "array of one object",
+    b"{}": "`inputs` is None; send an array of objects for `image`",
+    call(inputs={}): "array of objects",
+    call(inputs=[]): "array of objects",
+    call(inputs=[PIXELS, PIXELS]): "array of objects",
+    call(inputs=[1]): "array of objects",
     call(id=7): "`id` is 7; send a string",
     call(parameters=[]): r"`parameters` is \[\]; send an object",
     call(parameters={"triton_x": 1}): "`triton_`, which is reserved",
@@ -191,9 +192,9 @@ def test_a_claimed_shape_allocates_nothing(datatype: str, size: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BadInputError):
-            parse_infer(body, length, SPEC, ("logits",), 2**63)
+            parse_infer(body, length, SIGNATURE, 2**63)
         with pytest.raises(BadInputError):
-            parse_infer(pixels(datatype=datatype, shape=shape), None, SPEC, ("logits",), 2**63)
+            parse_infer(pixels(datatype=datatype, shape=shape), None, SIGNATURE, 2**63)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

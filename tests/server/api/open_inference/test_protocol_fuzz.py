@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from benchmarks.support.hostile_inputs import CASES, MOST_BYTES, MOST_SAMPLES, OUTPUTS, SPEC, Case, good_calls, judge
+from benchmarks.support.hostile_inputs import CASES, MOST_BYTES, MOST_SAMPLES, SIGNATURE, Case, good_calls, judge
 from server.api.open_inference.protocol import parse_infer
 
 
@@ -34,7 +34,7 @@ def test_hostile_input_is_accepted_or_rejected_with_a_client_error(case: Case) -
 @given(good_calls())
 def test_calls_are_valid_before_they_are_damaged(call: tuple[dict[str, object], bytes]) -> None:
     header = json.dumps(call[0]).encode()
-    parse_infer(header + call[1], len(header), SPEC, OUTPUTS, MOST_SAMPLES)
+    parse_infer(header + call[1], len(header), SIGNATURE, MOST_SAMPLES)
 
 
 def test_other_errors_than_client_errors_are_detected() -> None:

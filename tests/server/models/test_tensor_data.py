@@ -3,13 +3,14 @@
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.open_inference.tensors import from_binary, from_json, join_elements
 from server.errors import BadInputError
 from server.models.signature import TensorSpec
+from server.models.tensor_data import from_binary, from_json, to_binary, to_json
 
 VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
     "BOOL": np.array([[True, False]]),
@@ -22,7 +23,7 @@ VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
         }.items()
     },
     "FP16": np.array([[1.5, -np.inf]], dtype=np.float16),
-    "BF16": np.array([[0x3F80, 0xFF80]], dtype=np.uint16),
+    "BF16": np.array([[1.5, -np.inf]], dtype=np.float32),
     "FP32": np.array([[1.5, -0.1]], dtype=np.float32),
     "FP64": np.array([[1e300, -0.1]]),
 }
@@ -31,24 +32,32 @@ VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
 @pytest.mark.parametrize("datatype", VALUES)
 def test_binary_values_of_every_datatype_arrive_unchanged(datatype: str) -> None:
     values = VALUES[datatype]
-    array = from_binary(b"any" + values.tobytes(), 3, datatype, (1, 2))
+    array = from_binary(b"any" + to_binary(values, datatype), 3, datatype, (1, 2))
     assert isinstance(array, np.ndarray)
     np.testing.assert_array_equal(array, values, strict=True)
 
 
-@pytest.mark.parametrize("datatype", VALUES.keys() - {"FP16", "BF16"})
-def test_json_values_of_every_other_datatype_arrive_unchanged(datatype: str) -> None:
-    values = VALUES[datatype]
+@pytest.mark.parametrize("datatype", VALUES)
+def test_json_values_of_every_datatype_arrive_unchanged(datatype: str) -> None:
+    values = np.where(np.isinf(VALUES[datatype]), 2, VALUES[datatype]).astype(VALUES[datatype].dtype)
     for data in (values.tolist(), values.ravel().tolist()):
         array = from_json(data, datatype, (1, 2))
         assert isinstance(array, np.ndarray)
         np.testing.assert_array_equal(array, values, strict=True)
 
 
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_is_binary_only(datatype: str) -> None:
-    with pytest.raises(BadInputError, match=f"{datatype} cannot be sent as JSON"):
-        from_json([1.0], datatype, (1,))
+def test_binary_bf16_is_the_upper_half_of_fp32_rounded_to_the_nearest() -> None:
+    values = np.array([1.0, -2.5, 1.0 + 2**-8, 1.0 + 3 * 2**-8, 3.3895e38, np.nan, np.inf], np.float32)
+    written = to_binary(values, "BF16")
+    assert np.array_equal(np.frombuffer(written, "<u2"), [0x3F80, 0xC020, 0x3F80, 0x3F82, 0x7F7F, 0x7FC0, 0x7F80])
+    assert np.array_equal(from_binary(written, 0, "BF16", (7,))[:4], [1.0, -2.5, 1.0, 1.015625])
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_values_of_every_datatype_are_written_as_json(datatype: str) -> None:
+    written = orjson.loads(orjson.dumps(to_json(VALUES[datatype], datatype), option=orjson.OPT_SERIALIZE_NUMPY))
+    expected = [None if isinstance(x, float) and np.isinf(x) else x for x in VALUES[datatype].ravel().tolist()]
+    assert written == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,9 @@ def test_integers_are_accepted_as_floats() -> None:
 
 @given(st.lists(st.text(), min_size=1))
 def test_joined_elements_split_into_the_same(texts: list[str]) -> None:
-    assert from_binary(join_elements(texts), 0, "BYTES", (len(texts),)) == [text.encode() for text in texts]
+    assert from_binary(to_binary(np.array(texts, object), "BYTES"), 0, "BYTES", (len(texts),)) == [
+        text.encode() for text in texts
+    ]
 
 
 def test_a_specification_advertises_its_first_datatype_and_lists_all() -> None:

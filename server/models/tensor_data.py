@@ -4,7 +4,6 @@ A claimed shape is compared with the size of the body before memory is allocated
 """
 
 import math
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,23 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import BadInputError, quote
+from server.models.signature import DTYPES
 
-# numpy has no bfloat16; a BF16 tensor is kept as bit patterns
-_NUMPY: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
+_BF16_BITS = np.dtype("<u2")
+
 # JSON types by numpy's kind (O: BYTES); bool is not a number
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
@@ -41,11 +27,13 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
     """
     if datatype == "BYTES":
         return _split_elements(body, start, math.prod(shape))
-    dtype = _NUMPY[datatype]
+    dtype = _BF16_BITS if datatype == "BF16" else DTYPES[datatype]
     expected, size = math.prod(shape) * dtype.itemsize, len(body) - start
     if size != expected:
         raise BadInputError(f"{datatype} {[*shape]} takes {expected} bytes; {size} bytes follow the JSON")
     array = np.frombuffer(body, dtype, offset=start).reshape(shape)
+    if datatype == "BF16":
+        return (array.astype("<u4") << 16).view(DTYPES[datatype])
     if datatype == "BOOL" and array.view(np.uint8).max() > 1:
         raise BadInputError("a BOOL element is neither 0 nor 1; send one byte 0 or 1 each")
     return array
@@ -69,13 +57,11 @@ def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] 
     """Read a tensor from JSON values, nested as its shape or flat, row-major.
 
     Raises:
-        BadInputError: The values do not fit datatype and shape, or the datatype can only be sent as binary.
+        BadInputError: The values do not fit datatype and shape.
     """
-    if datatype in ("FP16", "BF16"):
-        raise BadInputError(f"{datatype} cannot be sent as JSON; send it as a binary tensor")
     flat = _flatten(data, shape)
     kinds = set(map(type, flat))
-    allowed = _JSON_TYPES["O" if datatype == "BYTES" else _NUMPY[datatype].kind]
+    allowed = _JSON_TYPES[DTYPES[datatype].kind]
     if not kinds <= allowed:
         raise BadInputError(f"`data` of {datatype} holds {_names(kinds - allowed)}; send {_names(allowed)}")
     return [text.encode() for text in flat] if datatype == "BYTES" else _to_array(flat, datatype).reshape(shape)
@@ -98,7 +84,7 @@ def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
-    dtype = _NUMPY[datatype]
+    dtype = DTYPES[datatype]
     if dtype.kind in "ui":
         bounds = np.iinfo(dtype)
         if min(flat) < bounds.min or max(flat) > bounds.max:
@@ -110,7 +96,22 @@ def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
     return array
 
 
-def join_elements(texts: Sequence[str]) -> bytes:
-    """Write BYTES elements, each prefixed with its length."""
-    encoded = [text.encode() for text in texts]
-    return b"".join([part for element in encoded for part in (len(element).to_bytes(4, "little"), element)])
+def to_binary(array: NDArray[Any], datatype: str) -> bytes:
+    """Write a tensor, row-major; BYTES elements, bytes or str, are each prefixed with their length."""
+    if datatype == "BYTES":
+        encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in array.reshape(-1).tolist()]
+        return b"".join([part for element in encoded for part in (len(element).to_bytes(4, "little"), element)])
+    array = np.ascontiguousarray(array, DTYPES[datatype])
+    if datatype != "BF16":
+        return array.tobytes()
+    bits = array.view("<u4")
+    rounded = bits + (0x7FFF + (bits >> 16 & 1))  # to the nearest, ties to even
+    return np.where(np.isnan(array), 0x7FC0, rounded >> 16).astype(_BF16_BITS).tobytes()
+
+
+def to_json(array: NDArray[Any], datatype: str) -> Any:
+    """Return a tensor's values as a flat array or list that orjson serialises; bytes have to be UTF-8."""
+    if datatype == "BYTES":
+        items = array.reshape(-1).tolist()
+        return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in items]
+    return np.ascontiguousarray(array, DTYPES[datatype]).reshape(-1)

@@ -1,0 +1,118 @@
+"""Models of named tensors on a device: users' classes, exported programs and ONNX files."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from batchwright.model import Model
+from server.backends.executor import Batch
+from server.backends.torch_device import cpu_threads, translated_errors
+from server.errors import ModelError
+from server.models.model import ServedModel
+from server.models.signature import DTYPES, TensorSpec
+
+_log = logging.getLogger("batchwright.model")
+
+
+class TensorDevice:
+    """A Device for one model; all methods are called on the executor's thread."""
+
+    def __init__(self, served: ServedModel, make_model: Callable[[], Model], device: torch.device) -> None:
+        """Serve the model that `make_model` creates, once `load` was called."""
+        self._signature = served.signature
+        self._name = served.name
+        self._make_model = make_model
+        self._device = device
+        self._model: Model = make_model()
+
+    def load(self) -> None:
+        """Load the model.
+
+        Raises:
+            Exception: whatever the model raises.
+        """
+        if self._device.type == "cpu":
+            torch.set_num_threads(cpu_threads())
+        with translated_errors(self._device):
+            _without_exit(self._model.load, str(self._device))
+
+    def restart(self) -> None:
+        """Replace the model by a new one, since a batch of the old one has not come to an end."""
+        _log.warning("%s is loaded again in a new thread: a batch did not come to an end", self._name)
+        self._model = self._make_model()
+        self.load()
+
+    def serve(self, batch: Batch, /) -> Sequence[Mapping[str, NDArray[Any]]]:
+        """For each sample its outputs, arrays by name.
+
+        Raises:
+            ModelError: the outputs do not fit the signature, or are not a number.
+            Exception: whatever the model raises.
+        """
+        inputs = {spec.name: _stack(spec, batch.inputs) for spec in self._signature.inputs}
+        with translated_errors(self._device):
+            outputs = self._run_torch(inputs) if self._model.torch else _without_exit(self._model.run, **inputs)
+            arrays = {spec.name: _checked(spec, outputs, len(batch.inputs)) for spec in self._signature.outputs}
+        if len(outputs) > len(arrays):
+            unknown = next(name for name in outputs if name not in arrays)
+            raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
+        return [{name: array[row] for name, array in arrays.items()} for row in range(len(batch.inputs))]
+
+    def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
+        """Run a model that takes tensors on the device; return arrays."""
+        tensors = {}
+        for spec in self._signature.inputs:
+            tensor = torch.from_numpy(inputs[spec.name]).to(self._device)
+            tensors[spec.name] = tensor.bfloat16() if spec.datatype == "BF16" else tensor
+        with torch.inference_mode():
+            outputs = _without_exit(self._model.run, **tensors)
+            if not isinstance(outputs, Mapping):
+                return outputs  # type: ignore[no-any-return]  # `_checked` raises
+            return {name: _to_array(value) for name, value in outputs.items()}
+
+
+def _without_exit(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Call a user's function; sys.exit in it is an error of the batch, not the end of the thread."""
+    try:
+        return function(*arguments, **keywords)
+    except SystemExit as error:
+        raise RuntimeError(f"the model called sys.exit({error.code!r})") from error
+
+
+def _stack(spec: TensorSpec, samples: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
+    """The samples of one input as a new array [n, ...]."""
+    return np.stack([sample[spec.name] for sample in samples])
+
+
+def _to_array(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
+
+
+def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
+    """An output of a batch, as the signature promises it.
+
+    Raises:
+        ModelError: it is missing, or has another datatype, shape or number of rows, or a value is not a number.
+    """
+    if not isinstance(outputs, Mapping):
+        raise ModelError(f"the model returned {type(outputs).__name__}; it has to return arrays by output name")
+    if spec.name not in outputs:
+        raise ModelError(f"the model returned no output {spec.name}")
+    array, dtype = np.asarray(outputs[spec.name]), DTYPES[spec.datatype]
+    if array.dtype.kind in "OSU" and dtype.hasobject:
+        array = array.astype(object)
+    if array.dtype != dtype:
+        raise ModelError(f"the model returned output {spec.name} as {array.dtype}; its datatype is {spec.datatype}")
+    if array.ndim == 0 or len(array) != rows or not spec.accepts(spec.datatype, array.shape):
+        shape = [rows, *spec.sample_shape]
+        raise ModelError(f"the model returned output {spec.name} of shape {[*array.shape]}; the batch takes {shape}")
+    if dtype.kind == "f" and np.isnan(array).any():
+        raise ModelError(f"the model returned NaN in output {spec.name}")
+    return array

@@ -1,0 +1,86 @@
+"""ONNX files, run by ONNX Runtime: NAME=FILE.onnx. Needs the extra `onnx`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchwright.model import Model, Tensor
+from policies.cpus import available_cpus
+from policies.types import SpecError
+from server.errors import one_line
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    **{f"tensor(uint{bits})": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"tensor(int{bits})": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+_PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")  # the fastest first
+
+
+class OnnxModel(Model):
+    """A model in a file, in a session of ONNX Runtime with the fastest provider of the device."""
+
+    def __init__(self, file: str) -> None:
+        """Read the signature of a file.
+
+        Raises:
+            SpecError: ONNX Runtime is missing, the file cannot be read, or its model takes no batches of tensors.
+        """
+        self._file = file
+        if not Path(file).is_file():
+            raise SpecError(f"no file {file!r}; give NAME=FILE.onnx")
+        session = self._session(("CPUExecutionProvider",), 1)
+        self.inputs = {each.name: _tensor(each, f"{file}: input") for each in session.get_inputs()}  # type: ignore[misc]
+        self.outputs = {each.name: _tensor(each, f"{file}: output") for each in session.get_outputs()}  # type: ignore[misc]
+        del session
+
+    def load(self, device: str) -> None:
+        """Open the session on the device."""
+        kind, _, index = device.partition(":")
+        if kind == "cpu":
+            self._run = self._session(_PROVIDERS[2:], max(1, available_cpus() - 1))
+            return
+        options = {"device_id": index or "0"}
+        self._run = self._session([(name, options) for name in _PROVIDERS[:2]] + [_PROVIDERS[2]], 1)
+
+    def run(self, **inputs: Any) -> Mapping[str, Any]:
+        """Run the session on a batch."""
+        return dict(zip(self.outputs, self._run.run(list(self.outputs), inputs), strict=True))
+
+    def _session(self, providers: Any, threads: int) -> Any:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise SpecError(
+                f'{self._file} needs ONNX Runtime; in the clone pip install ".[onnx]", or onnxruntime-gpu for CUDA'
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # errors; warnings are about its own optimisations
+        known = onnxruntime.get_available_providers()
+        found = [each for each in providers if (each if isinstance(each, str) else each[0]) in known]
+        try:
+            return onnxruntime.InferenceSession(self._file, options, found)
+        except Exception as error:
+            raise SpecError(f"{self._file} cannot be loaded by ONNX Runtime: {one_line(error)}") from error
+
+
+def _tensor(described: Any, where: str) -> Tensor:
+    """Datatype and shape of one sample.
+
+    Raises:
+        SpecError: there is no dynamic batch dimension, or the protocol lacks the datatype.
+    """
+    if described.type not in _DATATYPES:
+        raise SpecError(f"{where} {described.name} has the type {described.type}; there is {', '.join(_DATATYPES)}")
+    if not described.shape or isinstance(described.shape[0], int):
+        raise SpecError(
+            f"{where} {described.name} has the static shape {described.shape}, so it takes no batches; export it "
+            "with a dynamic first dimension, such as dynamic_axes={'x': {0: 'batch'}}"
+        )
+    shape = [size if isinstance(size, int) and size > 0 else -1 for size in described.shape[1:]]
+    return Tensor(_DATATYPES[described.type], shape)

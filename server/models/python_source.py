@@ -1,0 +1,92 @@
+"""Models of users: classes in Python files, NAME=FILE.py:CLASS."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchwright.model import Model, Tensor
+from policies.types import SpecError
+
+
+def load_class(spec: str) -> type[Model]:
+    """Import the class of FILE.py:CLASS.
+
+    The file's folder is put at the end of the module search path, so that the file can import its neighbours, but these
+    cannot replace other modules.
+
+    Raises:
+        SpecError: there is no such file or class, the file raises an exception, or the class is no valid model; the
+            message names the line.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise SpecError(f"no file {file!r}; give NAME=FILE.py:CLASS")
+    module = _import(path.resolve())
+    found = vars(module).get(name)
+    if not isinstance(found, type) or not issubclass(found, Model):
+        known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Model)]
+        classes = ", ".join(key for key in known if vars(module)[key] is not Model) or "none"
+        raise SpecError(f"{file} has no class {name!r} derived from batchwright.Model; its models are: {classes}")
+    _check_signature(found, f"{file}: class {name}")
+    return found
+
+
+def make_model(model_class: type[Model], spec: str) -> Model:
+    """Create the model of a class.
+
+    Raises:
+        SpecError: the constructor raised an exception, or needs arguments.
+    """
+    try:
+        return model_class()
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{spec}: the model cannot be created: {_where(error, spec.rpartition(':')[0])}") from error
+
+
+def _import(path: Path) -> object:
+    """Import a file under a name of its own; a file that is imported already is not imported again."""
+    name = f"batchwright_models.{path}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs, as an import does: dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SpecError(f"{path} cannot be imported: {_where(error, str(path))}") from error
+    return module
+
+
+def _where(error: BaseException, file: str) -> str:
+    """The exception in one line, with the last line of the user's file that it passed."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {what}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve() == Path(file).resolve()
+    ]
+    return f"line {lines[-1]}: {what}" if lines else what
+
+
+def _check_signature(model: type[Model], where: str) -> None:
+    for direction in ("inputs", "outputs"):
+        tensors = getattr(model, direction, None)
+        valid = isinstance(tensors, Mapping) and tensors and all(type(key) is str and key for key in tensors)
+        if not valid or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # type: ignore[union-attr]
+            raise SpecError(f'{where} needs `{direction}`, such as {{"x": Tensor("FP32", [4])}}, not {tensors!r:.80}')
+    largest = model.max_batch_size
+    if largest is not None and (type(largest) is not int or largest < 1):
+        raise SpecError(f"{where}: max_batch_size is {largest!r}; give an integer of at least 1, or None")
+    if model.run is Model.run:
+        raise SpecError(f"{where} has no method `run`; write run(self, {', '.join(model.inputs)})")

@@ -1,0 +1,176 @@
+"""Where models come from: SPEC of NAME=SPEC, checked and described without loading what takes seconds to import."""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from batchwright.model import Model
+from policies.types import SpecError
+from server.models.images import emulated_model
+from server.models.model import ServedModel
+from server.models.tensor_codec import TensorCodec, check_sample
+from server.models.text_model_spec import check_text, is_text, model_settings
+
+LoadedModel = tuple[ServedModel, Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
+
+
+class ModelSource(ABC):
+    """The source of one model.
+
+    Attributes:
+        spec: SPEC of NAME=SPEC.
+        splits: whether the network can be split into stages.
+        has_lengths: whether service times depend on the lengths of the samples.
+        max_batch_size: largest batch of the model itself; None for no limit.
+    """
+
+    splits = False
+    has_lengths = False
+    max_batch_size: int | None = None
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def check(self, name: str, weights: str, stages: int | None) -> None:
+        """Check what can be checked before the model is loaded on a real device.
+
+        Raises:
+            SpecError: the model cannot be loaded.
+        """
+
+    @abstractmethod
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+        """Load the model.
+
+        Raises:
+            SpecError: it cannot be loaded.
+        """
+
+    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
+        """The model as an emulated device serves it.
+
+        Raises:
+            SpecError: an emulated device cannot serve it.
+        """
+        return emulated_model(name, max_batch_size)
+
+    def settings(self, name: str) -> str:
+        """Settings that change service times, for a profile's note and its key in the cache."""
+        return model_settings(name, self.spec)
+
+
+class TorchvisionSource(ModelSource):
+    """A classifier of torchvision by its name there."""
+
+    splits = True
+
+    def check(self, name: str, weights: str, stages: int | None) -> None:
+        """Check that there is such a model."""
+        from server.models.torchvision_source import check_name
+
+        check_name(self.spec)
+
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+        """Load the network with its weights."""
+        from server.models.torchvision_source import load_image_model
+
+        model, net = load_image_model(self.spec, weights, max_batch_size, stages)
+        return replace(model, name=name), net
+
+
+class TextSource(ModelSource):
+    """A text model of transformers: a folder, a configuration, or a built-in one."""
+
+    has_lengths = True
+
+    def check(self, name: str, weights: str, stages: int | None) -> None:
+        """Check transformers, the folder and the options."""
+        check_text(name, self.spec, weights, stages)
+
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+        """Load the network with its weights and tokenizer."""
+        from server.models.huggingface_source import load_text_model
+
+        return load_text_model(name, self.spec, weights, max_batch_size)
+
+    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
+        """Raise: emulated service times do not depend on lengths."""
+        raise SpecError(f"{name} is a text model, which an emulated device does not serve; give --device cpu")
+
+
+class TensorSource(ModelSource):
+    """A model of named tensors: FILE.py:CLASS, FILE.pt2 or FILE.onnx."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__(spec)
+        self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
+        self._known: Model | None = None
+
+    def check(self, name: str, weights: str, stages: int | None) -> None:
+        """Read the file and its signature."""
+        if stages is not None:
+            raise SpecError(f"{name} cannot be split into stages; leave out --stages")
+        self._model()
+
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+        """Describe the model; a device makes and loads one of its own."""
+        return self._served(name, max_batch_size, self._file.name), self
+
+    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
+        """The model's tensors, with made-up values."""
+        return self._served(name, max_batch_size, "emulated")
+
+    def settings(self, name: str) -> str:
+        """A digest of the file; its neighbours and data are not part of it."""
+        import hashlib
+
+        return f"{self._file.name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
+
+    def make(self) -> Model:
+        """Make the model, without loading it.
+
+        Raises:
+            SpecError: the file is missing or invalid.
+        """
+        if self._file.suffix == ".pt2":
+            from server.models.exported_source import ExportedModel
+
+            return ExportedModel(self.spec)
+        if self._file.suffix == ".onnx":
+            from server.models.onnx_source import OnnxModel
+
+            return OnnxModel(self.spec)
+        from server.models.python_source import load_class, make_model
+
+        return make_model(load_class(self.spec), self.spec)
+
+    def _model(self) -> Model:
+        """A model for its signature, and for decoding and rendering."""
+        if self._known is None:
+            self._known = self.make()
+            self.max_batch_size = self._known.max_batch_size
+        return self._known
+
+    def _served(self, name: str, max_batch_size: int, weights: str) -> ServedModel:
+        model = self._model()
+        codec = TensorCodec(model)
+        try:
+            samples = [check_sample(sample, codec.signature(0), "samples") for sample in model.samples()]
+        except Exception as error:
+            raise SpecError(f"{self.spec}: {type(error).__name__}: {error}") from error
+        if samples:
+            codec = TensorCodec(model, samples)
+        largest = min(max_batch_size, self.max_batch_size or max_batch_size)
+        return ServedModel(name, codec, (), weights, largest)
+
+
+@cache
+def source_of(spec: str) -> ModelSource:
+    """The source that SPEC names; the same object for the same spec, so that a file is read once."""
+    if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
+        return TensorSource(spec)
+    return TextSource(spec) if is_text(spec) else TorchvisionSource(spec)

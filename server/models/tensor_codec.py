@@ -1,0 +1,249 @@
+"""The codec of models of named tensors: users' classes, exported programs and ONNX files."""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from batchwright.model import Model
+from batchwright.model import Tensor as TensorType
+from server.errors import BadInputError, ModelError, one_line, quote
+from server.json_body import parse_object
+from server.models.model import Codec, Inputs
+from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
+from server.models.tensor_data import from_binary, from_json
+
+Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
+
+_MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
+_VARYING = 16  # size of a dimension that varies, in synthetic samples
+_LARGEST_INTEGER = 100  # in synthetic samples
+
+
+class TensorCodec(Codec):
+    """Arrays by input name, one set per sample; arrays by output name as output."""
+
+    def __init__(self, model: Model, samples: Sequence[Sample] = ()) -> None:
+        """Read and render for this model; `samples` replace the synthetic ones."""
+        self._model = model
+        self._signature = Signature(_specs(model.inputs), _specs(model.outputs))
+        self._samples = samples
+        own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
+        self._decodes, self._renders = "decode" in own, "render" in own
+
+    @property
+    def json_body(self) -> bool:
+        """Whether the model has no `decode` of its own."""
+        return not self._decodes
+
+    def signature(self, _: int) -> Signature:
+        """The tensors of the model."""
+        return self._signature
+
+    def from_body(self, body: bytes, content_type: str) -> Inputs:
+        """Read {"inputs": {name: nested lists}} of one sample, or what the model's own `decode` reads."""
+        if self._decodes:
+            return Inputs(1, partial(self._decode, body, content_type), slow=True)
+        document = parse_object(body, "body", 'an object with "inputs"')
+        values = document.get("inputs")
+        if len(document) > 1 or type(values) is not dict or values.keys() != self._model.inputs.keys():
+            wanted = ", ".join(self._model.inputs)
+            raise BadInputError(f'the body is {quote(document)}; send {{"inputs": {{...}}}} with {wanted}')
+        sample = {spec.name: _from_lists(spec, values[spec.name]) for spec in self._signature.inputs}
+        return Inputs(1, lambda: [sample])
+
+    def _decode(self, body: bytes, content_type: str) -> list[Sample]:
+        """Decode a body by the model's own function, on a thread of the pool.
+
+        Raises:
+            BadInputError: the function raised ValueError.
+            ModelError: it raised anything else, or returned what does not fit the model's inputs.
+        """
+        try:
+            decoded = self._model.decode(body, content_type)
+        except ValueError as error:
+            raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise ModelError(f"decode of the model failed with {type(error).__name__}") from error
+        return [check_sample(decoded, self._signature, "decode")]
+
+    def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
+        """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
+        (first, *_rest) = tensors.values()
+        if first.datatype == RAW:
+            assert isinstance(first.data, list)
+            array = _from_raw(self._signature.inputs[0], first.data[0])
+            return Inputs(1, lambda: [{first.name: array}])
+        arrays = {tensor.name: _as_array(tensor.data, tensor.shape) for tensor in tensors.values()}
+        count = first.shape[0]
+
+        def read() -> list[Sample]:
+            return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+
+        return Inputs(count, read)
+
+    @property
+    def varies_in_shape(self) -> bool:
+        """Whether a dimension of an input varies."""
+        return not self._signature.has_fixed_shapes
+
+    def shape_of(self, sample: Sample) -> str:
+        """The shapes of the sample's inputs."""
+        return ",".join("x".join(map(str, sample[name].shape)) for name in self._model.inputs)
+
+    def renders_slowly(self, output: Any) -> bool:
+        """Whether the outputs are many numbers, or rendered by the model's own function."""
+        return self._renders or sum(array.size for array in output.values()) > _MANY_NUMBERS
+
+    def render(self, output: Any, _labels: Sequence[str]) -> dict[str, Any]:
+        """The outputs of a sample as nested lists, or what the model's own `render` returns.
+
+        Raises:
+            ModelError: the model's own function raised, or returned what is no JSON.
+        """
+        if not self._renders:
+            return {"outputs": {spec.name: _to_lists(spec, output[spec.name]) for spec in self._signature.outputs}}
+        try:
+            rendered = self._model.render(output)
+            return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
+        except (Exception, SystemExit) as error:
+            raise ModelError(f"render of the model failed with {type(error).__name__}") from error
+
+    def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """The outputs of all samples as tensors by output name.
+
+        Raises:
+            BadInputError: the samples' outputs have different shapes, so that no tensor holds them all.
+        """
+        try:
+            return {spec.name: np.stack([output[spec.name] for output in outputs]) for spec in self._signature.outputs}
+        except ValueError as error:
+            raise BadInputError("the outputs of the call's samples have different shapes; send one a call") from error
+
+    def emulate(self, sample: Sample) -> dict[str, NDArray[Any]]:
+        """Outputs made from a checksum of the sample; dimensions that vary have the size 1."""
+        checksum = 0
+        for name in self._model.inputs:
+            array = sample[name]
+            content = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
+            checksum = zlib.crc32(content, checksum)
+        rng = np.random.default_rng(checksum)
+        return {spec.name: _random(spec, rng, 1) for spec in self._signature.outputs}
+
+    def synthetic_samples(self, count: int, rng: np.random.Generator, _: int | None = None) -> list[Any]:
+        """The samples given, repeated, or random ones, in which dimensions that vary have the size 16."""
+        if self._samples:
+            return [self._samples[index % len(self._samples)] for index in range(count)]
+        return [{spec.name: _random(spec, rng, _VARYING) for spec in self._signature.inputs} for _ in range(count)]
+
+
+def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
+    """Return a sample made by a user's code or file, as arrays of the inputs' datatypes.
+
+    Args:
+        sample: arrays, or nested lists, by input name.
+        signature: the model's inputs and outputs.
+        origin: where the sample is from, for the error message.
+
+    Raises:
+        ModelError: it does not fit the inputs.
+    """
+    names = [spec.name for spec in signature.inputs]
+    if not isinstance(sample, Mapping) or sample.keys() != set(names):
+        found = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
+        raise ModelError(f"{origin} gives {found}; it has to give a value by name for {', '.join(names)}")
+    checked = {}
+    for spec in signature.inputs:
+        array = np.asarray(sample[spec.name])
+        dtype = DTYPES[spec.datatype]
+        if array.dtype.kind in "OSU" and dtype.hasobject:
+            array = array.astype(object)
+        if not np.can_cast(array.dtype, dtype, "same_kind") or not spec.accepts(spec.datatype, (1, *array.shape)):
+            raise ModelError(f"{origin} gives {spec.name} as {array.dtype} {[*array.shape]}; one sample of {spec}")
+        checked[spec.name] = array.astype(dtype, copy=False)
+    return checked
+
+
+def _specs(tensors: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, {tensor.datatype: tensor.shape}) for name, tensor in tensors.items())
+
+
+def _as_array(data: NDArray[Any] | list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The data of a tensor as an array; BYTES as an array of objects."""
+    if isinstance(data, np.ndarray):
+        return data
+    array = np.empty(len(data), object)
+    array[:] = data
+    return array.reshape(shape)
+
+
+def _from_lists(spec: TensorSpec, value: Any) -> NDArray[Any]:
+    """One sample of an input from nested lists, whose shape is that of the lists.
+
+    Raises:
+        BadInputError: the value does not fit the input.
+    """
+    shape: list[int] = []
+    inner = value
+    for _ in spec.sample_shape:
+        if type(inner) is not list:
+            break
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    if not spec.accepts(spec.datatype, (1, *shape)):
+        raise BadInputError(f"input {spec.name} is {quote(value)}; send one sample of {spec} as nested lists")
+    (sample,) = _as_array(from_json([value], spec.datatype, (1, *shape)), (1, *shape))
+    return np.asarray(sample, DTYPES[spec.datatype])
+
+
+def _from_raw(spec: TensorSpec, body: bytes) -> NDArray[Any]:
+    """One sample of an input from its bytes; one dimension may vary.
+
+    Raises:
+        BadInputError: the bytes do not fit the input.
+    """
+    dtype, shape = DTYPES[spec.datatype], spec.sample_shape
+    if spec.datatype == "BYTES" and math.prod(shape) in (1, -1):
+        array = np.empty((1,) * len(shape), object)
+        array[...] = body
+        return array
+    itemsize = 2 if spec.datatype == "BF16" else dtype.itemsize
+    known = itemsize * math.prod(size for size in shape if size > 0)
+    if spec.datatype == "BYTES" or shape.count(-1) > 1 or len(body) % known:
+        raise BadInputError(
+            f"a raw body of {len(body)} bytes is not one sample of {spec}; send JSON or a binary tensor"
+        )
+    found = (1, *(size if size > 0 else len(body) // known for size in shape))
+    (sample,) = _as_array(from_binary(body, 0, spec.datatype, found), found)
+    return np.asarray(sample, dtype)
+
+
+def _to_lists(spec: TensorSpec, array: NDArray[Any]) -> Any:
+    """An output of one sample as nested lists; NaN and infinity are null."""
+    if spec.datatype == "BYTES":
+        return _to_text(array.tolist())
+    return array.tolist()
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_to_text(item) for item in value]
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _random(spec: TensorSpec, rng: np.random.Generator, varying: int) -> NDArray[Any]:
+    shape = tuple(varying if size == -1 else size for size in spec.sample_shape)
+    dtype = DTYPES[spec.datatype]
+    if dtype.kind == "f":
+        return rng.normal(size=shape).astype(dtype)
+    numbers = rng.integers(0, 2 if dtype.kind == "b" else _LARGEST_INTEGER, shape)
+    if not dtype.hasobject:
+        return np.asarray(numbers).astype(dtype)
+    texts = np.empty(shape, object)
+    texts[...] = np.vectorize(lambda number: b"%d" % number, otypes=[object])(numbers)
+    return texts
