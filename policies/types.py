@@ -21,8 +21,9 @@ class SpecError(ValueError):
 
 
 class Kind(NamedTuple):
-    """The batch key: requests share a batch only if they are of one model, with multi-bin batching of one bin, and,
-    where the model's inputs vary in shape, of one shape.
+    """The batch key: requests share a batch only if they are of one model, one bin and one shape.
+
+    Bins are those of multi-bin batching. Shapes are those of models whose inputs vary in shape.
     """
 
     model: str = ""

@@ -113,8 +113,8 @@ def reject_if_too_many(shapes: Collection[str], backlog: Callable[[], float]) ->
     if len(shapes) > MAX_SHAPES:
         wait = _retry_after(backlog())
         raise TooManyShapesError(
-            f"requests of {len(shapes)} different shapes would wait, over the maximum of {MAX_SHAPES}; pad the inputs to "
-            f"fewer shapes, or retry in {wait} s",
+            f"requests of {len(shapes)} different shapes would wait, over the maximum of {MAX_SHAPES}; pad the "
+            f"inputs to fewer shapes, or retry in {wait} s",
             wait,
         )
 

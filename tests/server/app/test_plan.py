@@ -79,7 +79,7 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
             {"device": "cpu", "models": ["m=translator"], "profile": ["googlenet-tesla-p4"]},
             "no service times by length",
         ),
-        ({"models": ["m=translator"]}, "an emulated device serves only images"),
+        ({"models": ["m=translator"]}, "an emulated device does not serve; give --device cpu"),
         ({"models": ["m=a", "m=b"]}, "named twice"),
         ({"w2": 1.0, "slo_p95_ms": 5.0}, "sets w2 and slo_p95_ms"),
         ({"device": "cpu", "policy": ["smdp:w2=1"], "w2": 2.0}, "give one"),
