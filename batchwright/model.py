@@ -59,7 +59,7 @@ class Model:
     def load(self, device: str) -> None:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
 
-    def run(self, **inputs: Any) -> Mapping[str, Any]:
+    def run(self, *_: Any, **inputs: Any) -> Mapping[str, Any]:
         """Compute a batch: arrays [n, ...] by input name in, arrays [n, ...] by output name out."""
         raise NotImplementedError
 

@@ -23,6 +23,7 @@ from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import ServerPlan, make_plan
 from server.config import Settings, read_settings
 from server.telemetry.logs import configured_logging
+from server.telemetry.printed import printed_to_log
 from server.transport.auth import Keys
 from server.transport.connection import Listener, TimeLimits
 from server.transport.tls import Tls, load_tls
@@ -68,7 +69,7 @@ def serve_model(
     started = monotonic()
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
-    with configured_logging(*result.log_options):
+    with configured_logging(*result.log_options), printed_to_log():
         code = _run(make_plan(result, FirstProfiles().cached, _CHECKS), started)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit

@@ -142,6 +142,10 @@ class DeviceLostError(Exception):
     """The device cannot run anything any more; the process has to be restarted."""
 
 
+class BatchTimeoutError(DeviceLostError):
+    """A batch did not end within the batch timeout."""
+
+
 def render_error(message: str) -> bytes:
     """Return the JSON body of an error response."""
     # a message may quote a badly decoded URL, whose lone surrogates JSON cannot represent

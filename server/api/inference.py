@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.types import Receive, Scope, Send
 
@@ -74,19 +74,23 @@ class Inference:
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
-    @asynccontextmanager
-    async def call_context(
-        self, name: str | None, scope: Scope, receive: Receive, send: Send
-    ) -> AsyncIterator[RequestContext]:
-        """Context of one call for the model of that name, within which it is read, served and answered.
+    async def serve(
+        self,
+        name: str | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        answer: Callable[[RequestContext], Awaitable[None]],
+    ) -> None:
+        """Serve one call for the model of that name: `answer` reads, serves and answers it.
 
-        The outcome is counted. An error that is raised in the context is sent as the response. The call's memory
-        reservation ends with the context.
+        The outcome is counted. An error that `answer` raises is sent as the response. The call's memory reservation
+        ends with it.
         """
         context: RequestContext = scope["state"].get("context") or RequestContext(scope, receive)
         with self.budget.reservation() as context.memory:
             try:
-                yield context
+                await answer(context)
                 self._count_answered(self.model(name).name, context)
             except ServerError as error:
                 self._count_failed(name, error, context)
@@ -359,32 +363,35 @@ async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, t
 class _DisconnectWatch:
     """Cancels a call when its client closes the connection, or when its timeout passes.
 
-    The task that waits for the disconnect starts only after a delay: most calls are answered before, and a task for
-    each of them would take more time than the rest of the call.
+    The task that waits for the disconnect starts only after a delay: most calls are answered before. A task, or a
+    timer, for each of them would take a considerable part of the time of a call, so all calls share one timer.
 
     Attributes:
         reason: the exception of a cancelled call.
     """
 
-    _DELAY = 0.02  # s
+    DELAY = 0.02  # s
 
     def __init__(self, context: RequestContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
         self._context = context
         self._future = future
         self._task: asyncio.Task[None] | None = None
-        loop = asyncio.get_running_loop()
-        self._start_timer = loop.call_later(self._DELAY, self._start)
+        loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
         self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
         self.reason: Exception | None = None
+        self._watched = _watched_by_loop.setdefault(loop, {})
+        if not self._watched:
+            loop.call_later(self.DELAY, _start_watching, loop, self._watched)
+        self._watched[self] = loop.time()
 
     def stop(self) -> None:
-        self._start_timer.cancel()
+        self._watched.pop(self, None)
         if self._timeout_timer is not None:
             self._timeout_timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self._task = asyncio.ensure_future(self._wait_for_disconnect())
 
     async def _wait_for_disconnect(self) -> None:
@@ -397,3 +404,18 @@ class _DisconnectWatch:
     def _cancel(self, reason: Exception) -> None:
         if self._future.cancel():
             self.reason = reason
+
+
+_watched_by_loop: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_DisconnectWatch, float]]" = WeakKeyDictionary()
+
+
+def _start_watching(loop: asyncio.AbstractEventLoop, watched: dict[_DisconnectWatch, float]) -> None:
+    """Start the tasks of the calls that have waited long enough; `watched` has the start of each, s, in order."""
+    due = loop.time() - _DisconnectWatch.DELAY
+    for watch, since in [*watched.items()]:
+        if since > due:
+            break
+        del watched[watch]
+        watch.start()
+    if watched:
+        loop.call_later(_DisconnectWatch.DELAY, _start_watching, loop, watched)

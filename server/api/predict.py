@@ -32,10 +32,13 @@ class Predict:
         """Serve one call; an error is answered, not raised."""
         path = self._PATH.fullmatch(scope["path"])
         name = path[1] if path else None
-        async with self._inference.call_context(name, scope, receive, send) as context:
+
+        async def answer(context: RequestContext) -> None:
             body = await self._answer(name, context)
             context.memory.resize(len(body))  # the inputs have been dropped
             await respond(send, body, b"application/json")
+
+        await self._inference.serve(name, scope, receive, send, answer)
 
     async def _answer(self, name: str | None, context: RequestContext) -> bytes:
         model = self._inference.model(name)

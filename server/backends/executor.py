@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import DeviceLostError
+from server.errors import BatchTimeoutError, DeviceLostError
 
 Logits = NDArray[np.float32]
 RESTART_TIMEOUT = 120.0  # s to load a model again
@@ -134,7 +134,7 @@ def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.F
     """Run a batch with a timeout, s.
 
     A call of the device cannot be cancelled from outside, so the device is considered lost after the timeout: the
-    future then raises DeviceLostError.
+    future then raises BatchTimeoutError.
     """
     running = executor.run(batch)
     _start_timeout(running, len(batch.inputs), timeout)
@@ -150,7 +150,7 @@ def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: fl
         if loop.time() > due + _LATE:  # the process was paused, so the result may arrive next
             _start_timeout(running, size, timeout)
         else:
-            running.set_exception(DeviceLostError(f"a batch of {size} did not finish within {timeout:g} s"))
+            running.set_exception(BatchTimeoutError(f"a batch of {size} did not finish within {timeout:g} s"))
 
     timer = loop.call_later(timeout, on_due, loop.time() + timeout)
     running.add_done_callback(lambda _: timer.cancel())

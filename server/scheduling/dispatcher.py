@@ -102,6 +102,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
         self._calls: dict[Call, None] = {}  # in order of arrival
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
         self._standby: StandbyLaunches | None = None  # of the batch in service
         self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
@@ -134,7 +135,9 @@ class Dispatcher:
         if model in self._by_shape:
             reject_if_too_many(self._batcher.waiting_shapes(model).union(shapes), self.backlog)
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
-        future: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # a system call in Python 3.11
+        future: asyncio.Future[list[Sample]] = self._loop.create_future()
         call = Call(
             future,
             model,

@@ -29,6 +29,7 @@ _MAX_HEADER_COUNT = 200
 _PIPELINED_REQUEST_BYTES = 2**13  # memory of a pipelined request beside its body
 _MAX_PIPELINED_BYTES = 2**24  # of all connections together
 _SEND_BUFFER = 2**18  # bytes of a response in the kernel's send buffer; the default grows to some megabytes
+_INTERIM = b"HTTP/1.1 1"  # start of interim responses (100 Continue)
 _WRITE_BUFFER = 2**14  # bytes of a response in the transport's buffer before writing pauses
 _MAX_PIPELINED_REQUESTS = 16  # per connection; each takes some 7 KB and 50 us
 _MAX_DISCARDED = 2**27  # bytes of a rejected body that are read and dropped, so that the client reads the response
@@ -156,6 +157,41 @@ class _PipelineFlowControl(FlowControl):
         """Resume reading unless pipelined requests wait."""
         if not self.pipelining:
             super().resume_reading()
+
+
+class _ResponseWriter:
+    """Passes the head of a response to the transport with the first part of its body, in one system call."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None  # held back; empty once it is written
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the response, or an interim response, which is no part of it."""
+        if self._head is None and not data.startswith(_INTERIM):
+            self._head = data
+        elif self._head:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closing."""
+        return self._transport.is_closing()
+
+    def flush(self) -> None:
+        """Write a head without a body."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Close the transport once the response is sent."""
+        self.flush()
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -330,6 +366,7 @@ class Connection(HttpToolsProtocol):
         self._body_chunks, self._buffered_bytes = [], 0
         self._connections.used(self)
         super().on_headers_complete()
+        self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # what a cycle needs of it
         self._read_state = "body"
         if self.pipeline:
             self._flow.pipelining = True
@@ -408,6 +445,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next pipelined request, close the connection, or wait for a request."""
         self.server_state.total_requests += 1
+        if self._running_cycle is not None:
+            self._running_cycle.transport.flush()  # type: ignore[attr-defined]
         if self._response_timer is not None and not self.flow.write_paused:
             self._stop_response_timer()
         if self.transport.is_closing():

@@ -54,7 +54,7 @@ class InferCall:
     """
 
     id: str
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any]
     timeout: float | None
     tensors: Mapping[str, Tensor]
     outputs: tuple[RequestedOutput, ...]
@@ -78,6 +78,27 @@ def parse_header_length(text: str | None) -> int | None:
     return int(digits)
 
 
+@dataclass(frozen=True, slots=True)
+class CallHeader:
+    """What the JSON document of a call says; calls with equal documents have equal headers.
+
+    Attributes:
+        id: The client's id of the call; empty if it sent none.
+        parameters: The document's top-level parameters that the model reads.
+        timeout: The client's timeout in s from arrival; None if it sent none.
+        tensors: Datatype, shape, and size in bytes of each input by name; the size is None if its values are in `data`.
+        data: The values in the document, by input name.
+        outputs: The requested outputs, in this order.
+    """
+
+    id: str
+    parameters: Mapping[str, Any]
+    timeout: float | None
+    tensors: Mapping[str, tuple[str, tuple[int, ...], int | None]]
+    data: Mapping[str, Any]
+    outputs: tuple[RequestedOutput, ...]
+
+
 def parse_infer(body: bytes, header_length: int | None, signature: Signature, max_samples: int) -> InferCall:
     """Read an inference call.
 
@@ -92,24 +113,57 @@ def parse_infer(body: bytes, header_length: int | None, signature: Signature, ma
         BadInputError: The call is malformed, or does not match the model.
     """
     if header_length == 0:
-        return _raw_call(body, signature)
+        return raw_call(body, signature)
     text = document_of(body, header_length)
-    start = len(text)
+    return read_call(parse_header(text, signature, max_samples), body, len(text))
+
+
+def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHeader:
+    """Read the JSON document of a call; arguments and errors as for `parse_infer`."""
     document = parse_object(text, "inference document", "an object with `inputs`")
     parameters = _optional(document, "parameters", dict, {})
     if any(key.startswith("triton_") for key in parameters):
         raise BadInputError("a parameter's name starts with `triton_`, which is reserved; rename it")
-    tensors = _read_inputs(document, body, start, signature, max_samples)
-    return InferCall(
+    entries = _input_entries(document.get("inputs"), signature)
+    types = {name: _read_type(entry, of) for name, (entry, of) in entries.items()}
+    _check_samples(types, max_samples)
+    sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
+    return CallHeader(
         id=_read_id(document),
         parameters={key: parameters[key] for key in signature.parameters if key in parameters},
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
-        tensors=tensors,
+        tensors={name: (*types[name], size) for name, size in sizes.items()},
+        data={name: entries[name][0]["data"] for name, size in sizes.items() if size is None},
         outputs=_read_outputs(document, signature, _optional(parameters, "binary_data_output", bool, False)),
     )
 
 
-def _raw_call(body: bytes, signature: Signature) -> InferCall:
+def read_call(header: CallHeader, body: bytes, start: int) -> InferCall:
+    """Read the tensors of a call; those that are binary are in the body from `start` on, in the order of the header.
+
+    Raises:
+        BadInputError: They do not fit their datatypes and shapes.
+    """
+    _check_binary_sizes({name: size for name, (_, _, size) in header.tensors.items()}, len(body) - start)
+    tensors = {}
+    for name, (datatype, shape, size) in header.tensors.items():
+        if size is None:
+            data = from_json(header.data[name], datatype, shape)
+        else:
+            is_last = start + size == len(body)  # then nothing is copied
+            part, at = (body, start) if is_last else (body[start : start + size], 0)
+            data = from_binary(part, at, datatype, shape)
+            start += size
+        tensors[name] = Tensor(name, datatype, shape, data)
+    return InferCall(header.id, header.parameters, header.timeout, tensors, header.outputs)
+
+
+def raw_call(body: bytes, signature: Signature) -> InferCall:
+    """Return the call of a raw body, which is one sample of the only input.
+
+    Raises:
+        BadInputError: It is empty, or the model has several inputs.
+    """
     required = [spec for spec in signature.inputs if not spec.optional]
     if len(required) > 1:
         raise BadInputError(f"a raw body cannot hold {len(required)} inputs; send JSON with {signature.input_names()}")
@@ -163,29 +217,6 @@ def _read_output(entry: Any, known: Mapping[str, TensorSpec], binary: bool) -> R
     if classification and not known[name].is_scores:
         raise BadInputError(f"output {known[name]} is no vector of scores to classify by; leave `classification` out")
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
-
-
-def _read_inputs(
-    document: dict[str, Any], body: bytes, start: int, signature: Signature, max_samples: int
-) -> dict[str, Tensor]:
-    """The tensors by name; the bytes of binary tensors follow the JSON in the order of the entries."""
-    entries = _input_entries(document.get("inputs"), signature)
-    types = {name: _read_type(entry, of) for name, (entry, of) in entries.items()}
-    _check_samples(types, max_samples)
-    sizes = {name: _binary_size(entry, name) for name, (entry, _) in entries.items()}
-    _check_binary_sizes(sizes, len(body) - start)
-    tensors = {}
-    for name, (datatype, shape) in types.items():
-        size = sizes[name]
-        if size is None:
-            data = from_json(entries[name][0]["data"], datatype, shape)
-        else:
-            is_last = start + size == len(body)  # then nothing is copied
-            part, at = (body, start) if is_last else (body[start : start + size], 0)
-            data = from_binary(part, at, datatype, shape)
-            start += size
-        tensors[name] = Tensor(name, datatype, shape, data)
-    return tensors
 
 
 def _input_entries(entries: Any, signature: Signature) -> dict[str, tuple[dict[str, Any], TensorSpec]]:

@@ -23,10 +23,13 @@ from server.api.open_inference.documents import (
     statistics,
 )
 from server.api.open_inference.protocol import (
+    CallHeader,
     InferCall,
     document_of,
+    parse_header,
     parse_header_length,
-    parse_infer,
+    raw_call,
+    read_call,
     render_infer,
 )
 from server.api.openapi import (
@@ -49,6 +52,8 @@ from server.transport.request import BodyLimit, Headers, RequestContext, client_
 
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
+_KNOWN_DOCUMENTS = 256  # JSON documents whose meaning is kept
+_SHORT_DOCUMENT = 1024  # bytes of such a document
 _INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
 
@@ -70,6 +75,7 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
+        self._headers: dict[tuple[str, bytes], CallHeader] = {}  # of documents that clients repeat, by model
 
     def matches(self, scope: Scope) -> bool:
         """Whether the request is for this route."""
@@ -79,11 +85,14 @@ class Infer:
         """Serve one call; an error is answered, not raised."""
         path = self._PATH.fullmatch(scope["path"])
         name, version = path.groups() if path else ("", None)
-        async with self._inference.call_context(name, scope, receive, send) as context:
+
+        async def answer(context: RequestContext) -> None:
             _check_version(version)
             body, content_type, headers = await self._answer(self._inference.model(name), context)
             context.memory.resize(len(body))  # the inputs have been dropped
             await respond(send, body, content_type, headers)
+
+        await self._inference.serve(name, scope, receive, send, answer)
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
         """The response to a call: body, content type and further headers."""
@@ -114,13 +123,26 @@ class Infer:
         return body, b"application/json" if length is None else b"application/octet-stream", headers
 
     async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
-        header = context.headers.get(b"inference-header-content-length")
-        length = parse_header_length(None if header is None else header.decode("latin-1"))
+        given = context.headers.get(b"inference-header-content-length")
+        length = parse_header_length(None if given is None else given.decode("latin-1"))
         if length is not None and length > JSON_BODY.max_bytes:
             raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
         body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
-        parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
-        return await self._inference.parse(parse, document_of(body, length), context)
+        if length == 0:
+            return raw_call(body, model.signature)
+        document = document_of(body, length)
+        key = (model.name, document)
+        header = self._headers.get(key)
+        if header is None:
+            parse = partial(parse_header, document, model.signature, self._inference.capacity)
+            header = await self._inference.parse(parse, document, context)
+            if len(document) <= _SHORT_DOCUMENT and not header.data:
+                if len(self._headers) >= _KNOWN_DOCUMENTS:
+                    self._headers.clear()
+                self._headers[key] = header
+        if not header.data:
+            return read_call(header, body, len(document))
+        return await self._inference.parse(partial(read_call, header, body, len(document)), document, context)
 
 
 def _check_version(version: str | None) -> None:

@@ -384,9 +384,12 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
         scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
-        async with inference.call_context("m", scope, stay_connected, send) as context:
+
+        async def answer(context: RequestContext) -> None:
             await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
+
+        await inference.serve("m", scope, stay_connected, send, answer)
         text = inference.metrics.render().decode()
         assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
         total = next(line for line in text.splitlines() if line.startswith("batchwright_response_seconds_sum"))
@@ -588,15 +591,15 @@ def broken() -> None:
 def test_a_bug_is_counted_as_a_failed_request() -> None:
     sent: list[Message] = []
 
+    async def answer(context: RequestContext) -> None:
+        context.samples = 3
+        broken()
+
     async def send(message: Message) -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        async with inference.call_context(
-            "m", {"type": "http", "headers": [], "state": {}}, stay_connected, send
-        ) as context:
-            context.samples = 3
-            broken()
+        await inference.serve("m", {"type": "http", "headers": [], "state": {}}, stay_connected, send, answer)
         assert sent[0]["status"] == 500
         text = inference.metrics.render().decode()
         assert 'batchwright_requests_total{model="m",outcome="failed"} 3.0' in text
