@@ -1,0 +1,172 @@
+"""The device of models of named tensors: what a model returns is checked, and a hung model is replaced."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchwright import Model, Tensor
+from server.backends.executor import Batch, ThreadExecutor, with_timeout
+from server.backends.loading import ModelDevices
+from server.backends.tensor_device import TensorDevice
+from server.errors import BatchTimeoutError, DeviceLostError, ModelError
+from server.models.model import ServedModel
+from server.models.tensor_codec import TensorCodec
+
+Array = torch.Tensor
+
+
+class Echo(Model):
+    inputs = {"x": Tensor("FP32", [2])}
+    outputs = {"y": Tensor("FP32", [2]), "n": Tensor("INT64", [])}
+
+    def run(self, x: Any) -> Mapping[str, Any]:
+        return {"y": 2 * x, "n": np.full(len(x), len(x))}
+
+
+class OnDevice(Model):
+    inputs = {"x": Tensor("BF16", [2]), "k": Tensor("INT32", [])}
+    outputs = {"y": Tensor("BF16", [2]), "z": Tensor("FP32", [2])}
+    torch = True
+
+    def run(self, x: "Array", k: "Array") -> Mapping[str, Any]:
+        assert x.dtype is torch.bfloat16
+        assert torch.is_inference_mode_enabled()
+        return {"y": x * k[:, None], "z": x.float()}
+
+
+def device_of(model: type[Model]) -> TensorDevice:
+    device = TensorDevice(ServedModel("m", TensorCodec(model()), (), "f.py", 8), model, torch.device("cpu"))
+    device.load()
+    return device
+
+
+def returning(outputs: Any) -> TensorDevice:
+    class Returning(Echo):
+        def run(self, x: Any) -> Any:
+            return outputs(x) if callable(outputs) else outputs
+
+    return device_of(Returning)
+
+
+def batch(*values: float) -> Batch:
+    return Batch("m", [{"x": np.full(2, value, np.float32)} for value in values])
+
+
+def test_each_sample_gets_its_row_of_every_output() -> None:
+    outputs = device_of(Echo).serve(batch(1, 2, 3))
+    assert [output["y"].tolist() for output in outputs] == [[2, 2], [4, 4], [6, 6]]
+    assert [int(output["n"]) for output in outputs] == [3, 3, 3]
+
+
+def test_tensors_are_on_the_device_and_come_back_as_arrays() -> None:
+    samples = [{"x": np.full(2, 1.5, np.float32), "k": np.array(k, np.int32)} for k in (2, 3)]
+    outputs = device_of(OnDevice).serve(Batch("m", samples))
+    assert [output["y"].tolist() for output in outputs] == [[3.0, 3.0], [4.5, 4.5]]
+    assert outputs[0]["y"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (None, "returned NoneType; it has to return arrays by output name"),
+        (lambda x: {"y": x}, "returned no output n"),
+        (lambda x: {"y": x, "n": np.zeros(2, np.int64), "z": x}, "returned an output 'z'"),
+        (lambda x: {"y": x[:1], "n": np.zeros(2, np.int64)}, r"output y of shape \[1, 2\]; the batch takes \[2, 2\]"),
+        (lambda x: {"y": x[:, :1], "n": np.zeros(2, np.int64)}, r"output y of shape \[2, 1\]"),
+        (lambda x: {"y": x, "n": 7}, r"output n of shape \[\]"),
+        (
+            lambda x: {"y": x.astype(np.float64), "n": np.zeros(2, np.int64)},
+            "output y as float64; its datatype is FP32",
+        ),
+        (lambda x: {"y": x, "n": np.zeros(2)}, "output n as float64; its datatype is INT64"),
+        (lambda x: {"y": x * np.nan, "n": np.zeros(2, np.int64)}, "NaN in output y"),
+    ],
+)
+def test_outputs_that_do_not_fit_the_signature_are_named(outputs: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        returning(outputs).serve(batch(1, 2))
+
+
+def test_sys_exit_is_an_error_of_the_batch() -> None:
+    with pytest.raises(RuntimeError, match=r"the model called sys\.exit\(3\)"):
+        returning(lambda _: sys.exit(3)).serve(batch(1))
+
+
+def test_a_model_is_loaded_on_the_thread_that_runs_it() -> None:
+    class Where(Echo):
+        def load(self, device: str) -> None:
+            assert device == "cpu"
+            self.thread = threading.get_ident()
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            assert self.thread == threading.get_ident()
+            return super().run(x=x)
+
+    served = ServedModel("m", TensorCodec(Where()), (), "f.py", 8)
+    models = ModelDevices({"m": TensorDevice(served, Where, torch.device("cpu"))})
+    executor = ThreadExecutor(models, "cpu")
+    executor.call(models.load).result()
+    completion = asyncio.run(_run(executor, batch(1)))
+    assert completion.outputs[0]["y"].tolist() == [2, 2]
+    executor.close()
+
+
+async def _run(executor: ThreadExecutor, work: Batch) -> Any:
+    return await executor.run(work)
+
+
+class Hanging(Echo):
+    loads = 0
+    release = threading.Event()
+
+    def load(self, device: str) -> None:
+        type(self).loads += 1
+
+    def run(self, x: Any) -> Mapping[str, Any]:
+        if x[0, 0] < 0:
+            self.release.wait(20)
+        return super().run(x=x)
+
+
+def test_a_hung_model_is_replaced_by_a_new_one_in_a_new_thread() -> None:
+    served = ServedModel("m", TensorCodec(Hanging()), (), "f.py", 8)
+    models = ModelDevices({"m": TensorDevice(served, Hanging, torch.device("cpu"))})
+    executor = ThreadExecutor(models, "cpu")
+    executor.call(models.load).result()
+
+    async def scenario() -> None:
+        for attempt in range(2):
+            with pytest.raises(BatchTimeoutError, match="did not finish within"):
+                await with_timeout(executor, batch(-1), 0.05)
+            await executor.restart("m", DeviceLostError("late"))
+            assert Hanging.loads == attempt + 2
+            assert (await executor.run(batch(3))).outputs[0]["y"].tolist() == [6, 6]
+        executor._abandoned *= 16
+        with pytest.raises(DeviceLostError, match="late"):  # too many threads are hung
+            await executor.restart("m", DeviceLostError("late"))
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        Hanging.release.set()
+        executor.close()
+    deadline = time.monotonic() + 10
+    while any(thread.is_alive() for thread in executor._abandoned) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(thread.is_alive() for thread in executor._abandoned), "a thread ends when its batch does"
+
+
+def test_other_models_are_not_replaced() -> None:
+    class Device:
+        def serve(self, _: Batch, /) -> list[Any]:
+            return []
+
+    with pytest.raises(DeviceLostError):
+        ModelDevices({"m": Device()}).restart("m")

@@ -1,0 +1,196 @@
+"""Sources of models of named tensors: Python files, exported programs and ONNX files, and what is wrong with them."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchwright import Model
+from policies.types import SpecError
+from server.models.sources import source_of
+
+HEAD = "from batchwright import Model, Tensor\n"
+VALID = """
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [2])}
+    outputs = {"y": Tensor("FP32", [2])}
+    max_batch_size = 8
+    def run(self, x):
+        return {"y": x}
+"""
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"sum": self.layer(x) + y, "long": torch.cat([x, y], 1).mean((1,)).long()}
+
+
+EXAMPLE = (torch.zeros(2, 4), torch.zeros(2, 2))
+
+
+def export(path: Path, dynamic: Any, net: torch.nn.Module | None = None, example: Any = EXAMPLE) -> str:
+    program = torch.export.export((net or Net()).eval(), example, dynamic_shapes=dynamic)
+    torch.export.save(program, path)
+    return str(path)
+
+
+def onnx_file(path: Path, dynamic: Any) -> str:
+    pytest.importorskip("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Net().eval(), EXAMPLE, path, dynamic_shapes=dynamic, output_names=["sum", "long"], verbose=False
+        )
+    return str(path)
+
+
+def python_file(folder: Path, code: str, name: str = "mine.py") -> str:
+    (folder / name).write_text(HEAD + code)
+    return str(folder / name)
+
+
+def error_of(spec: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        source_of(spec).check("m", "pretrained", None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
+    source = source_of(f"{python_file(tmp_path, VALID)}:Mine")
+    source.check("m", "pretrained", None)
+    assert source.max_batch_size == 8
+    served, _ = source.load("m", "pretrained", 32, 1)
+    assert (served.max_batch_size, served.weights, served.labels) == (8, "mine.py", ())
+    assert source.load("m", "pretrained", 4, 1)[0].max_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def f(:\n", "line 2: SyntaxError"),
+        ("\nimport no_such_module\n", "line 3: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("\n\n1 / 0\n", "line 4: ZeroDivisionError"),
+        ("import sys\nsys.exit(3)\n", "line 3: SystemExit: 3"),
+        ("class Other(Model): pass\n", "no class 'Mine' derived from batchwright.Model; its models are: Other"),
+        ("class Mine: pass\n", "no class 'Mine' derived from batchwright.Model; its models are: none"),
+        ("class Mine(Model): pass\n", "needs `inputs`"),
+        ('class Mine(Model):\n    inputs = {"x": [2]}\n', "needs `inputs`"),
+        ('class Mine(Model):\n    inputs = {"x": Tensor("FP32", [2])}\n    outputs = {}\n', "needs `outputs`"),
+        ('Tensor("FLOAT", [1])\n', "line 2: ValueError: datatype 'FLOAT' is not one of BF16,"),
+        ('Tensor("FP32", [0])\n', "line 2: ValueError: shape [0] is not"),
+        (VALID.replace("= 8", "= 0"), "max_batch_size is 0"),
+        (VALID.replace("def run(self, x)", "def walk(self, x)"), "has no method `run`; write run(self, x)"),
+        (VALID + "    def __init__(self):\n        raise KeyError('no')\n", "line 10: KeyError: 'no'"),
+        (VALID + "    def __init__(self, size):\n        pass\n", "cannot be created: TypeError"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_with_the_line_of_the_file(
+    tmp_path: Path, code: str, message: str
+) -> None:
+    assert message in error_of(f"{python_file(tmp_path, code)}:Mine")
+
+
+def test_samples_of_a_class_have_to_fit_its_inputs(tmp_path: Path) -> None:
+    code = VALID + '    def samples(self):\n        return [{"x": [1.0, 2.0, 3.0]}]\n'
+    source = source_of(f"{python_file(tmp_path, code)}:Mine")
+    with pytest.raises(SpecError, match=r"samples gives x as float64 \[3\]; one sample of `x` as FP32 \[-1, 2\]"):
+        source.emulate("m", 8)
+
+
+def test_a_file_can_import_its_neighbours_which_never_replace_our_packages(tmp_path: Path) -> None:
+    (tmp_path / "helper_of_mine.py").write_text("VALUE = 3\n")
+    for name in ("server", "policies", "loadgen", "profiler"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
+    code = (
+        "from helper_of_mine import VALUE\nimport dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int = VALUE\n"
+    )
+    served = source_of(f"{python_file(tmp_path, code + VALID)}:Mine").emulate("m", 8)
+    assert served.weights == "emulated"
+    import loadgen.cli
+    import server.models.images
+
+    assert loadgen.cli.__file__
+    assert server.models.images.__file__
+
+
+@pytest.mark.parametrize(
+    "spec", ["nowhere.py:Mine", "nowhere.pt2", "nowhere.onnx", "nowhere.py", "nowhere.py:"], ids=lambda spec: spec
+)
+def test_a_missing_file_is_named(spec: str) -> None:
+    assert "no file" in error_of(spec)
+
+
+def test_an_exported_program_gives_its_signature_and_its_largest_batch(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", max=16)
+    source = source_of(export(tmp_path / "net.pt2", {"x": {0: batch}, "y": {0: batch}}))
+    source.check("m", "pretrained", None)
+    assert source.max_batch_size == 16
+    served, made = source.load("m", "pretrained", 32, 1)
+    assert str(served.signature.inputs[0]) == "`x` as FP32 [-1, 4]"
+    assert [str(output) for output in served.signature.outputs] == ["`sum` as FP32 [-1, 2]", "`long` as INT64 [-1]"]
+    model: Model = made.make()
+    model.load("cpu")
+    for size in (1, 3, 16):
+        outputs = model.run(x=torch.ones(size, 4), y=torch.zeros(size, 2))
+        assert [tuple(value.shape) for value in outputs.values()] == [(size, 2), (size,)]
+
+
+def test_a_program_called_by_keywords_and_with_varying_shapes(tmp_path: Path) -> None:
+    class Mean(torch.nn.Module):
+        def forward(self, *, words: torch.Tensor) -> torch.Tensor:
+            return words.float().mean(1, keepdim=True)
+
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=64)
+    program = torch.export.export(
+        Mean(), (), {"words": torch.zeros(2, 5, dtype=torch.int32)}, dynamic_shapes={"words": {0: batch, 1: length}}
+    )
+    torch.export.save(program, tmp_path / "mean.pt2")
+    served, made = source_of(str(tmp_path / "mean.pt2")).load("m", "pretrained", 32, 1)
+    assert str(served.signature.inputs[0]) == "`words` as INT32 [-1, -1]"
+    assert [output.name for output in served.signature.outputs] == ["output"]
+    assert served.codec.varies_in_shape
+    model = made.make()
+    model.load("cpu")
+    assert model.run(words=torch.full((3, 7), 2, dtype=torch.int32))["output"].tolist() == [[2.0]] * 3
+
+
+def test_a_static_batch_dimension_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    message = error_of(export(tmp_path / "static.pt2", None))
+    assert "input x has the static shape [2, 4], so it takes no batches; export it with dynamic_shapes" in message
+
+
+def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
+    for name in ("bad.pt2", "bad.onnx"):
+        (tmp_path / name).write_bytes(b"no program")
+    assert "cannot be read" in error_of(str(tmp_path / "bad.pt2"))
+    pytest.importorskip("onnxruntime")
+    assert "cannot be loaded by ONNX Runtime" in error_of(str(tmp_path / "bad.onnx"))
+
+
+def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    batch = torch.export.Dim("batch", max=16)
+    torch.manual_seed(0)
+    source = source_of(onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}}))
+    served, made = source.load("m", "pretrained", 32, 1)
+    assert str(served.signature.inputs[1]) == "`y` as FP32 [-1, 2]"
+    assert [output.name for output in served.signature.outputs] == ["sum", "long"]
+    model = made.make()
+    model.load("cpu")
+    outputs = model.run(x=np.ones((3, 4), np.float32), y=np.ones((3, 2), np.float32))
+    assert outputs["long"].tolist() == [1, 1, 1]
+    message = error_of(onnx_file(tmp_path / "static.onnx", None))
+    assert "has the static shape [2, 4], so it takes no batches" in message
+
+
+def test_tensor_models_have_no_stages(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="m cannot be split into stages; leave out --stages"):
+        source_of(f"{python_file(tmp_path, VALID)}:Mine").check("m", "pretrained", 4)
