@@ -113,7 +113,7 @@ def test_a_policy_of_ones_own_decides_the_batches() -> None:
     result = simulate(P4, Halves(), load=0.4, requests=1000)
     assert result.requests == len(result.run.responses) == 1000
     assert int(result.run.batch_sizes.sum()) == 1000
-    assert set(result.run.batch_sizes.tolist()) > {2, 3}
+    assert min(result.run.batch_sizes[:-1]) >= 2  # the last batch is what is left at the end
 
 
 def test_a_policy_of_ones_own_sees_the_measured_arrival_rate() -> None:
