@@ -15,7 +15,10 @@ from pathlib import Path
 
 from benchmarks.support.harness import ROOT, argument_parser, save_record
 
-_COPIED = ("policies", "server", "profiler", "loadgen", "benchmarks", "deploy", "tests", "pyproject.toml")
+_COPIED = (
+    *("batchwright", "policies", "server", "profiler", "loadgen", "benchmarks", "deploy", "tests"),
+    "pyproject.toml",
+)
 
 
 @dataclass(frozen=True)

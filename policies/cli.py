@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -16,18 +16,19 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.catalog import Chosen, choose, in_stages, solved
+from policies.catalog import choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command import check_files, run
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.profile import load_profile
-from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
+from policies.queue.simulator import Run
+from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
-from policies.smdp.choice import ShareBound, UnreachableError, choose_weight, parse_bound
+from policies.smdp.choice import UnreachableError, parse_bound
 from policies.smdp.distributions import DISTRIBUTIONS_USAGE, distribution
 from policies.smdp.model import Problem, build_model, check_actions
-from policies.smdp.solver import Solution, evaluate, solve
+from policies.smdp.solver import Solution
 from policies.smdp.table import save_table, table_of
 from policies.smdp.trial import Trial
 from policies.solve_options import (
@@ -212,7 +213,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
     chosen = None if options.spec is None else choose(options.spec, in_stages(options.spec, profile), max_wait=inf)
     kept = True
     try:
-        solution = _solved(options) if chosen is None else _evaluated(options, chosen)
+        solution = solve_with(options) if chosen is None else evaluate_with(options, chosen)
     except UnreachableError as error:
         if not in_table:
             raise
@@ -226,7 +227,7 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
         policy = chosen or solved(solution.batch_size if solution else (), profile, solution.mix if solution else None)
         trial = Trial(problem, options.simulate, options.seed)
         simulation = simulated.simulate_policy(policy, trial.instants, service_time=trial.service_time())
-        fields["simulated"] = _summary(simulation, options.share_bound)
+        fields["simulated"] = SimulationResult.of(simulation).to_json(options.share_bound)
     return _Result(options, fields, solution, simulation)
 
 
@@ -240,74 +241,18 @@ def _report_missed_bounds(results: Sequence[_Result]) -> None:
     print(f"solve-policy: {message}; each such row has the nearest policy", file=sys.stderr)
 
 
-def _solved(options: SolveOptions) -> Solution:
-    if options.bound is None:
-        return solve(options.problem, options.scheme)
-    key, text = options.bound
-    bound = parse_bound(key, text, max(options.simulate, DEFAULT_SIMULATED_REQUESTS), options.seed)
-    return choose_weight(options.problem, bound, options.mixed)
-
-
-def _evaluated(options: SolveOptions, chosen: Chosen) -> Solution | None:
-    table = chosen.action_table(options.problem.arrival_rate)
-    if table is None and not options.simulate:
-        raise SpecError(f"policy {options.spec!r} is not a function of the queue length: add --simulate N")
-    try:
-        return None if table is None else evaluate(options.problem, table.batch_size, table.mix)
-    except SpecError as error:
-        raise SpecError(f"policy {options.spec!r}: {error}") from error
-
-
 def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
+    if solution is not None:
+        return PolicyResult.of(options, solution).to_json()
     problem = options.problem
-    method = "simulation" if solution is None else "exact" if options.scheme is None else "rvi"
-    fields: dict[str, Any] = {
-        "profile": options.problem.truncated_profile.name,
+    return {
+        "profile": problem.truncated_profile.name,
         "arrival_rate_hz": problem.arrival_rate,
-        "load": problem.arrival_rate / build_model(problem).capacity,
+        "load": build_model(problem).load,
         "w1": problem.w1,
-        "w2": problem.w2 if solution is None else solution.w2,
-        "method": method,
-    }
-    if options.bound is not None:
-        fields["bound"] = options.bound_entry
-    if solution is None:
-        return fields | dict.fromkeys(_EXACT_KEYS)
-    energy = solution.energy_per_request
-    averages = (
-        solution.gain,
-        1e3 * solution.mean_response_time,
-        solution.mean_power,
-        None if energy is None else 1e3 * energy,
-        solution.mean_batch_size,
-        list(solution.batch_size),
-        solution.iterations,
-    )
-    fields |= dict(zip(_EXACT_KEYS, averages, strict=True))
-    if solution.mix is not None:
-        fields["mix"] = {"probability": solution.mix.probability, "batch_size": list(solution.mix.batch_size)}
-    if solution.overflow_cost_share is not None:
-        fields["overflow_cost_share"] = solution.overflow_cost_share
-    return fields
-
-
-def _summary(simulation: Run, bound: ShareBound | None) -> dict[str, Any]:
-    """Return mean and percentiles with their standard errors, and the share within the bound, if there is one."""
-    estimates = {"mean_ms": estimate(simulation.responses, lambda block: float(block.mean()))}
-    for percent in (50, 90, 95, 99):
-        estimates[f"p{percent}_ms"] = percentile(simulation.responses, percent / 100)
-    values = {key: 1e3 * each.value for key, each in estimates.items()}
-    summary: dict[str, Any] = {"requests": simulation.scheduled, **values}
-    summary["mean_power_w"] = simulation.mean_power
-    summary["standard_error_ms"] = {key.removesuffix("_ms"): _error(each, 1e3) for key, each in estimates.items()}
-    if bound is not None:
-        share = share_within(simulation.responses, bound.response_time)
-        summary["share_within"] = {"share": share.value, "standard_error": _error(share, 1.0)}
-    return summary
-
-
-def _error(estimated: Estimate, scale: float) -> float | None:
-    return scale * estimated.standard_error if isfinite(estimated.standard_error) else None
+        "w2": problem.w2,
+        "method": "simulation",
+    } | dict.fromkeys(_EXACT_KEYS)
 
 
 def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path | None, plot: Path | None) -> None:
@@ -385,7 +330,7 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
     if output is not None:
         save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
     for routing, simulation in devices.simulate_fleet(planning, best).items():
-        simulated_by_routing[routing] = summary = _summary(simulation, options.share_bound)
+        simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.share_bound)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
     fields = {
         "profile": options.problem.truncated_profile.name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
@@ -120,6 +121,38 @@ class Profile:
     lengths: tuple[int, ...] | None = None
     length_service_times: tuple[tuple[float, ...], ...] | None = None
     generates: bool = True
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> "Profile":
+        """Load a shipped profile by name, or a profile file by path.
+
+        Raises:
+            SpecError: there is no such profile, or the file is invalid.
+        """
+        return load_profile(str(name_or_path))
+
+    @classmethod
+    def from_measurements(
+        cls,
+        name: str,
+        batch_size: Sequence[int],
+        service_time_s: Sequence[float],
+        energy_j: Sequence[float] | None = None,
+    ) -> "Profile":
+        """Return the profile of measured values; sizes between the given ones are interpolated linearly.
+
+        Args:
+            name: of the profile.
+            batch_size: measured sizes, ascending from 1.
+            service_time_s: of a batch of each size, s.
+            energy_j: of a batch of each size, J; None where unknown.
+
+        Raises:
+            SpecError: the numbers of values differ, or a value is out of range.
+        """
+        fields = {"batch_size": batch_size, "service_time_s": service_time_s, "energy_j": energy_j}
+        values = {key: np.asarray(value).tolist() for key, value in fields.items() if value is not None}
+        return parse_profile(json.dumps({"schema": "batchwright.profile/1", "name": name, **values}), name)
 
     @property
     def max_batch_size(self) -> int:

@@ -1,6 +1,8 @@
 """The import rules of the packages, and of the layers inside server/."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +11,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
     "policies": set[str](),
-    "server": {"policies"},
+    "server": {"policies", "batchwright"},
     "profiler": {"policies", "server"},
     "loadgen": {"policies"},
+    "batchwright": {"policies", "loadgen"},
 }
+COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {
     "app": {"api", "transport", "scheduling", "backends", "models", "energy", "telemetry", "config"},
     "api": {"transport", "scheduling", "models", "telemetry"},
@@ -58,7 +62,7 @@ def _imported_layers(path: Path) -> set[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_import_only_what_the_table_allows(package: str) -> None:
     for path in _modules(package):
-        if path.name != "cli.py":
+        if path.name not in COMMAND_LINES:
             siblings = {name.split(".")[0] for name in _imported(path)} & PACKAGES.keys()
             assert siblings <= PACKAGES[package] | {package}, path
 
@@ -96,7 +100,20 @@ def test_only_the_profiler_and_deploy_import_the_configuration(package: str) -> 
 def test_no_module_imports_a_command_line() -> None:
     for package in PACKAGES:
         for path in _modules(package):
-            assert not any(name.endswith(".cli") for name in _imported(path)), path
+            if path != ROOT / "batchwright" / "commands.py":
+                assert not any(name.endswith(".cli") for name in _imported(path)), path
+
+
+def test_the_server_imports_only_the_model_module_of_the_python_interface() -> None:
+    for path in _modules("server"):
+        names = {".".join(name.split(".")[:2]) for name in _imported(path) if name.split(".")[0] == "batchwright"}
+        assert names <= {"batchwright.model"}, path
+
+
+def test_a_model_of_a_user_imports_neither_the_solver_nor_torch() -> None:
+    program = "import sys, batchwright.model; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "scipy", "numpy", "policies", "loadgen", "server"} & set(done.stdout.split())
 
 
 def test_policies_have_no_clock_no_randomness_no_device() -> None:

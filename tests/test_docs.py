@@ -1,8 +1,11 @@
 """Checks of the documentation: links, flags, policy specs, alerts and the output of a script."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -57,9 +60,25 @@ def test_the_runbook_has_one_line_for_each_alert() -> None:
     assert sorted(documented) == sorted(set(re.findall(r"- alert: (\w+)", alerts)))
 
 
-def test_the_script_in_comparing_policies_prints_the_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "comparing-policies.md").read_text()
-    script = re.findall(r"```python\n(.*?)```\n\n((?:    [^\n]*\n)+)", page, re.DOTALL)
-    ((code, printed),) = script
-    exec(compile(code, "comparing-policies.md", "exec"), {})
-    assert capsys.readouterr().out == "".join(line[4:] for line in printed.splitlines(keepends=True))
+@pytest.mark.parametrize("name", ["comparing-policies.md", "python.md"])
+def test_each_script_prints_the_documented_output(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / name).read_text()
+    scripts = re.findall(r"```python\n(.*?)```\n(?:\n((?:    [^\n]*\n)+))?", page, re.DOTALL)
+    assert scripts
+    for code, printed in scripts:
+        exec(compile(code, name, "exec"), {"__name__": name})
+        assert capsys.readouterr().out == "".join(line[4:] for line in printed.splitlines(keepends=True))
+
+
+def test_the_model_in_python_md_answers_as_documented() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    defined: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], defined)
+    model, ((inputs, outputs),) = (
+        defined["Mine"](),
+        re.findall(r'"inputs": (.*?})}.*?"outputs": (.*?})', page, re.DOTALL),
+    )
+    model.load("cpu")
+    answer = model.run(**{key: np.array([value], np.float32) for key, value in json.loads(inputs).items()})
+    assert {key: value[0].tolist() for key, value in answer.items()} == json.loads(outputs)
+    assert {key: value.shape[1:] for key, value in answer.items()} == {k: t.shape for k, t in model.outputs.items()}

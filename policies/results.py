@@ -1,0 +1,166 @@
+"""Results of solving, evaluating and simulating a policy at one arrival rate, with the keys of solve-policy --json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Self
+
+from policies.catalog import Chosen
+from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
+from policies.smdp.choice import ShareBound, choose_weight, parse_bound
+from policies.smdp.model import build_model
+from policies.smdp.solver import Solution, evaluate, solve
+from policies.solve_options import DEFAULT_SIMULATED_REQUESTS, SolveOptions
+from policies.types import Mix, SpecError
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """A policy that is a function of the queue length, and its exact averages.
+
+    Attributes:
+        profile: name of the profile.
+        arrival_rate_hz: 1/s.
+        load: arrival rate over the largest service rate.
+        w1: weight of the mean response time, per ms.
+        w2: weight of the mean power, per W.
+        method: exact or rvi.
+        bound: name and value of the bound that chose w2; None without one.
+        average_cost: w1 x mean response time in ms + w2 x mean power in W.
+        mean_response_time_ms: ms.
+        mean_power_w: W; None where the profile has no energies.
+        energy_per_request_mj: mJ; None where the profile has no energies.
+        mean_batch_size: mean over batches.
+        batch_size: size to launch for queue length 0, 1, 2, ...; 0 waits, the last repeats.
+        iterations: steps of the solver.
+        mix: the second table of a randomised policy; the averages are those of the mix.
+        overflow_cost_share: share of the overflow state in the cost; None for the exact method.
+    """
+
+    profile: str
+    arrival_rate_hz: float
+    load: float
+    w1: float
+    w2: float
+    method: str
+    bound: Mapping[str, float | str] | None
+    average_cost: float
+    mean_response_time_ms: float
+    mean_power_w: float | None
+    energy_per_request_mj: float | None
+    mean_batch_size: float
+    batch_size: tuple[int, ...]
+    iterations: int
+    mix: Mix | None
+    overflow_cost_share: float | None
+
+    @classmethod
+    def of(cls, options: SolveOptions, solution: Solution) -> Self:
+        """Return the result of solving or evaluating with these options."""
+        problem, energy = options.problem, solution.energy_per_request
+        return cls(
+            profile=problem.truncated_profile.name,
+            arrival_rate_hz=problem.arrival_rate,
+            load=build_model(problem).load,
+            w1=problem.w1,
+            w2=solution.w2,
+            method="exact" if options.scheme is None else "rvi",
+            bound=options.bound_entry,
+            average_cost=solution.gain,
+            mean_response_time_ms=1e3 * solution.mean_response_time,
+            mean_power_w=solution.mean_power,
+            energy_per_request_mj=None if energy is None else 1e3 * energy,
+            mean_batch_size=solution.mean_batch_size,
+            batch_size=solution.batch_size,
+            iterations=solution.iterations,
+            mix=solution.mix,
+            overflow_cost_share=solution.overflow_cost_share,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object, without bound, mix and overflow_cost_share where these are None."""
+        fields = {**vars(self), "batch_size": list(self.batch_size)}
+        if self.mix is not None:
+            fields["mix"] = {"probability": self.mix.probability, "batch_size": list(self.mix.batch_size)}
+        optional = ("bound", "mix", "overflow_cost_share")
+        return {key: value for key, value in fields.items() if value is not None or key not in optional}
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Response times and power of a simulated run.
+
+    Attributes:
+        requests: number of requests.
+        mean_ms: mean response time, ms.
+        p50_ms: median of the response time, ms; the further percentiles alike.
+        mean_power_w: energy of all batches over the time from first arrival to last completion, W; None where the
+            profile has no energies.
+        standard_error_ms: standard errors of mean, p50, p90, p95 and p99, ms, by batch means; None for fewer than 20
+            requests.
+        run: times and sizes of all requests and batches, in s.
+    """
+
+    requests: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_power_w: float | None
+    standard_error_ms: Mapping[str, float | None]
+    run: Run = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Return the result of a run with at least one served request."""
+        mean = estimate(run.responses, lambda block: float(block.mean()))
+        estimates = {"mean": mean} | {f"p{n}": percentile(run.responses, n / 100) for n in (50, 90, 95, 99)}
+        return cls(
+            requests=run.scheduled,
+            **{f"{name}_ms": 1e3 * each.value for name, each in estimates.items()},
+            mean_power_w=run.mean_power,
+            standard_error_ms={name: _error(each, 1e3) for name, each in estimates.items()},
+            run=run,
+        )
+
+    def to_json(self, bound: ShareBound | None = None) -> dict[str, Any]:
+        """Return the JSON object, with the share within the bound if there is one."""
+        fields = {key: value for key, value in vars(self).items() if key != "run"}
+        if bound is not None:
+            share = share_within(self.run.responses, bound.response_time)
+            fields["share_within"] = {"share": share.value, "standard_error": _error(share, 1.0)}
+        return fields
+
+
+def _error(estimated: Estimate, scale: float) -> float | None:
+    return scale * estimated.standard_error if isfinite(estimated.standard_error) else None
+
+
+def solve_with(options: SolveOptions) -> Solution:
+    """Return the policy of least cost, or the one that keeps the bound.
+
+    Raises:
+        UnreachableError: no policy keeps the bound.
+        SpecError: the load is 1 or more, or an option is invalid.
+    """
+    if options.bound is None:
+        return solve(options.problem, options.scheme)
+    key, text = options.bound
+    bound = parse_bound(key, text, max(options.simulate, DEFAULT_SIMULATED_REQUESTS), options.seed)
+    return choose_weight(options.problem, bound, options.mixed)
+
+
+def evaluate_with(options: SolveOptions, chosen: Chosen) -> Solution | None:
+    """Return the exact averages of the policy of `options.spec`; None if it is only simulated.
+
+    Raises:
+        SpecError: it is not a function of the queue length and is not simulated either, or it is unstable.
+    """
+    table = chosen.action_table(options.problem.arrival_rate)
+    if table is None and not options.simulate:
+        raise SpecError(f"policy {options.spec!r} is not a function of the queue length: add --simulate N")
+    try:
+        return None if table is None else evaluate(options.problem, table.batch_size, table.mix)
+    except SpecError as error:
+        raise SpecError(f"policy {options.spec!r}: {error}") from error
