@@ -2,6 +2,8 @@
 # Nothing is written but the cache (weights, profiles) and /tmp, so the root file system can be read-only:
 #   docker run --read-only --tmpfs /tmp --volume batchwright-cache:/home/batchwright/.cache \
 #     --cap-drop ALL --security-opt no-new-privileges --publish 8000:8000 batchwright
+# Without network put the weights into the volume, below torch/hub/checkpoints, or give --weights FILE; a server without
+# weights ends with exit code 2.
 # After SIGTERM calls are admitted for the drain delay, then finished: --stop-timeout has to be longer than both.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 

@@ -21,7 +21,8 @@ $(STAMP): pyproject.toml
 
 serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy
 	@echo "batchwright: loading GoogLeNet; the first start profiles it (under a minute)"
-	$(BIN)/serve-model googlenet
+	@echo "batchwright: --weights auto: if the weights cannot be downloaded, this demonstration starts with random ones"
+	$(BIN)/serve-model googlenet --weights auto
 
 test: $(STAMP)  ## run the tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu" -q

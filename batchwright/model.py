@@ -33,7 +33,7 @@ class Tensor:
         """
         if datatype not in DATATYPES:
             raise ValueError(f"datatype {datatype!r} is not one of {', '.join(sorted(DATATYPES))}")
-        if isinstance(shape, str) or any(type(size) is not int or (size < 1 and size != -1) for size in shape):
+        if any(type(size) is not int or (size < 1 and size != -1) for size in shape):
             raise ValueError(f"shape {shape!r} is not a list of positive integers, or -1 for dimensions that vary")
         object.__setattr__(self, "datatype", datatype)
         object.__setattr__(self, "shape", tuple(shape))

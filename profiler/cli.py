@@ -31,6 +31,7 @@ from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
 from server.models.sources import source_of
+from server.models.weights import check_weights
 
 _DEFAULT_MAX_BATCH_SIZE = 32
 _STAGE_REPEATS = 20
@@ -91,7 +92,11 @@ def profile_model(
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="Weights: auto (pretrained, else random), random, or the FILE of a state dict.")
+        str,
+        typer.Option(
+            help="Weights: pretrained, auto (pretrained, else random), random, or the FILE of a state dict. A profile "
+            "does not depend on their values, so that auto is the default."
+        ),
     ] = "auto",
     stages: Annotated[
         int | None,
@@ -129,6 +134,7 @@ def profile_model(
 
 
 def _make_job(model: str, device: str, weights: str, max_batch_size: int | None, stages: int | None) -> _ProfilingJob:
+    check_weights(weights)
     if device.startswith("emulated:"):
         profile = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
         known = profile.stages if profile.stage_service_times else None

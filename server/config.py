@@ -61,7 +61,11 @@ class Settings(BaseSettings):
     max_batch_size: int | None = Field(
         None, ge=1, le=4096, description="largest batch size; else the profile's largest, 32 for a measured profile"
     )
-    weights: str = Field("auto", description="auto (pretrained, or random if there are none), random or a FILE")
+    weights: str = Field(
+        "pretrained",
+        description="pretrained (cached or downloaded; without them the server does not start), auto (random if there "
+        "are no pretrained ones), random, or a FILE of a state dict",
+    )
     guess: Guess = Field(
         "learned",
         description="estimate of a text's output length before it is generated: limit (max_new_tokens), "

@@ -88,6 +88,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
     for model in served:
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
         metrics.watch(model, *(partial(read, model) for read in readings))
+        metrics.weights(model, served[model].weights == "random")
     metrics.watch_backlog(fleet.backlog)
     app, keys = create_app(inference, version("batchwright")), keys_of(settings)
     front = RequestMiddleware(

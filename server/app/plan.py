@@ -4,7 +4,6 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from policies.catalog import Chosen, by_stages, check_spec, choose, in_stages
@@ -13,6 +12,7 @@ from policies.types import SpecError
 from server.app.lifecycle import bind
 from server.config import Settings, SettingsResult, by_model
 from server.models.sources import source_of
+from server.models.weights import check_weights
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"
@@ -115,7 +115,7 @@ def make_plan(
     settings = result.settings
     if settings is None:
         raise SpecError("; ".join(errors.messages))
-    for check in (_check_devices, *checks):
+    for check in (_check_devices, _check_weights, *checks):
         errors.check(partial(check, settings))
     devices = [_device_plan(one, cached_profile, errors) for one in _by_device(settings)]
     bound = errors.check(partial(bind, settings.host, settings.port))
@@ -143,8 +143,13 @@ def is_emulated(settings: Settings) -> bool:
     return settings.device.startswith(_EMULATED)
 
 
+def _check_weights(settings: Settings) -> None:
+    """Check that a weights file exists, on an emulated device too, although that needs no weights."""
+    check_weights(settings.weights)
+
+
 def _check_devices(settings: Settings) -> None:
-    """Check the devices, and the models and weights that a real device needs."""
+    """Check the devices, and the models that a real device needs."""
     devices = _by_device(settings)
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
@@ -168,7 +173,7 @@ def _check_distinct(devices: Sequence[Settings]) -> None:
 
 
 def _check_device(settings: Settings) -> None:
-    """Check one device, and the models and weights that it needs if it is real."""
+    """Check one device, and the models that it needs if it is real."""
     if is_emulated(settings):
         for name, spec in settings.specs.items():
             source_of(spec).emulate(name, 1)
@@ -180,10 +185,6 @@ def _check_device(settings: Settings) -> None:
     errors.check(partial(torch_device.resolve_device, settings.device))
     for name, spec in settings.specs.items():
         errors.check(partial(source_of(spec).check, name, settings.weights, settings.stages))
-    if settings.weights not in ("auto", "random") and not Path(settings.weights).is_file():
-        errors.messages.append(
-            f"no weights file {settings.weights!r}; give auto, random, or a file of model.state_dict()"
-        )
     errors.raise_any()
 
 

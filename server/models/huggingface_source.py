@@ -86,7 +86,7 @@ def load_text_model(name: str, spec: str, weights: str, max_batch_size: int) -> 
     Args:
         name: name in URLs.
         spec: a key of `text_model_spec.BUILT_IN`, a folder as transformers saves it, or a configuration file.
-        weights: "auto" (the folder's; random with only a configuration) or "random".
+        weights: "pretrained" (the folder's), "auto" (likewise; random with only a configuration) or "random".
         max_batch_size: of the served model.
 
     Raises:
@@ -94,7 +94,7 @@ def load_text_model(name: str, spec: str, weights: str, max_batch_size: int) -> 
     """
     config = _load_config(name, spec)
     auto_class = _auto_class(name, config)
-    random = weights == "random" or not Path(spec).is_dir()
+    random = weights == "random" or (weights == "auto" and not Path(spec).is_dir())
     try:
         net = _random_net(auto_class, config) if random else _stored_net(name, auto_class, spec)
         net.eval().requires_grad_(False)

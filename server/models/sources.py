@@ -13,6 +13,7 @@ from server.models.images import emulated_model
 from server.models.model import ServedModel
 from server.models.tensor_codec import TensorCodec, check_sample
 from server.models.text_model_spec import check_text, is_text, model_settings
+from server.models.weights import is_weights_file
 
 LoadedModel = tuple[ServedModel, Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
 
@@ -114,6 +115,8 @@ class TensorSource(ModelSource):
         """Read the file and its signature."""
         if stages is not None:
             raise SpecError(f"{name} cannot be split into stages; leave out --stages")
+        if is_weights_file(weights):
+            raise SpecError(f"{name} has its weights in its own file, not in {weights!r}; leave out --weights")
         self._model()
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from policies.types import SpecError
+from server.models.weights import is_weights_file
 
 BUILT_IN = ("text-classifier", "translator", "text-generator")  # small configurations with random weights
 _CONFIG = "config.json"
@@ -30,7 +31,7 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
     """Check what can be checked of a text model without loading it; other models are skipped.
 
     Raises:
-        SpecError: transformers or the folder is missing, or an option does not apply to text models.
+        SpecError: transformers, the folder or its weights are missing, or an option does not apply to text models.
     """
     if not is_text(spec):
         return
@@ -42,8 +43,13 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
         raise SpecError(
             f"{name}: no {str(config_file(spec))!r}; give a folder with it, or one of {', '.join(BUILT_IN)}"
         )
-    if weights not in ("auto", "random"):
-        raise SpecError(f"{name} takes its weights from its folder, not from {weights!r}; give auto or random")
+    if is_weights_file(weights):
+        raise SpecError(f"{name} takes its weights from its folder, not from {weights!r}; leave out --weights")
+    if weights == "pretrained" and (spec in BUILT_IN or Path(spec).suffix == ".json"):
+        raise SpecError(
+            f"no weights for {name}: {spec!r} is only a configuration; give a folder with weights, or --weights random "
+            "to try it out"
+        )
 
 
 def model_settings(name: str, spec: str) -> str:

@@ -22,7 +22,7 @@ from policies.types import SpecError
 from server.models.images import ImageCodec, synthetic_images
 from server.models.model import ServedModel
 from server.models.torchvision_stages import split_into_stages
-from server.models.weights import fetch_weights
+from server.models.weights import WeightsError, fetch_weights, is_weights_file
 
 _log = logging.getLogger(__name__)
 
@@ -103,19 +103,20 @@ class _Metadata:
 
 
 def load_image_model(
-    name: str, weights: str = "auto", max_batch_size: int = 32, stages: int = 1
+    name: str, weights: str = "pretrained", max_batch_size: int = 32, stages: int = 1
 ) -> tuple[ServedModel[ImageCodec], PixelNet]:
     """Load a torchvision classification model in eval mode, float32, on the CPU, with batch normalisation folded.
 
     Args:
         name: torchvision's name of the model.
-        weights: "auto" (pretrained if available, else random), "random", or the file of a state dict, whose number of
-            classes may differ; preprocessing is always that of the default weights.
+        weights: "pretrained", "auto" (pretrained if available, else random), "random", or the file of a state dict,
+            whose number of classes may differ; preprocessing is always that of the default weights.
         max_batch_size: of the served model.
         stages: number of stages to split it into.
 
     Raises:
-        SpecError: there is no such model, it cannot be split, or the file is not a state dict of it.
+        SpecError: there is no such model, it cannot be split, it has no pretrained weights and the download failed, or
+            the file is not a state dict of it.
     """
     metadata = _metadata(name)
     origin, state = _load_state(metadata, weights)
@@ -190,24 +191,28 @@ def _metadata(name: str) -> _Metadata:
 
 
 def _load_state(metadata: _Metadata, weights: str) -> tuple[str, Mapping[str, Tensor] | None]:
-    """The origin of the weights and their state dict, which is None for random weights."""
+    """The origin of the weights and their state dict, which is None for random weights.
+
+    Raises:
+        SpecError: there are no such weights; "auto" falls back to random weights instead.
+    """
     if weights == "random":
         return "random", None
-    if weights != "auto":
-        return Path(weights).name, _read_state(Path(weights))
+    if is_weights_file(weights):
+        try:
+            return Path(weights).name, _read_state(Path(weights))
+        except WeightsError as error:
+            raise SpecError(f"{error}; save model.state_dict()") from error
     folder = Path(torch.hub.get_dir()) / "checkpoints"
-    path = fetch_weights(metadata.url, folder)
     try:
-        if path is not None:
-            return "pretrained", _read_state(path)
-    except SpecError as error:
-        _log.warning("%s", error)
-    _log.warning(
-        "%s runs with RANDOM weights: its predictions mean nothing; put %s into %s, or give --weights FILE",
-        metadata.name,
-        metadata.url,
-        folder,
-    )
+        return "pretrained", _read_state(fetch_weights(metadata.url, folder))
+    except WeightsError as error:
+        remedy = f"put {metadata.url} into {folder}, or give --weights FILE"
+        if weights == "pretrained":
+            raise SpecError(
+                f"no weights for {metadata.name}: {error}; {remedy}, or --weights random to try it out"
+            ) from error
+        _log.warning("%s runs with RANDOM weights: its predictions mean nothing; %s; %s", metadata.name, error, remedy)
     return "random", None
 
 
@@ -215,18 +220,14 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
     """Read a file's state dict, without auxiliary heads; only tensors are unpickled.
 
     Raises:
-        SpecError: the file is missing, damaged or not a state dict.
+        WeightsError: the file is missing, damaged or not a state dict.
     """
-    if not path.is_file():
-        raise SpecError(f"no weights file {str(path)!r}; give auto, random, or a file of model.state_dict()")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may raise anything on a damaged file
-        raise SpecError(
-            f"weights {str(path)!r} cannot be read ({type(error).__name__}); save model.state_dict()"
-        ) from error
+        raise WeightsError(f"weights {str(path)!r} cannot be read ({type(error).__name__})") from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise SpecError(f"weights {str(path)!r} are not a state dict of tensors; save model.state_dict()")
+        raise WeightsError(f"weights {str(path)!r} are not a state dict of tensors")
     return {_DENSENET_KEY.sub(r"\1\2", k): v for k, v in state.items() if not k.startswith(_AUXILIARY)}
 
 

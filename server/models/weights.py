@@ -1,4 +1,4 @@
-"""Pretrained weights from torch hub's cache, or else from one attempt to download them."""
+"""Values of --weights, and pretrained weights from torch hub's cache or from one attempt to download them."""
 
 import hashlib
 import logging
@@ -10,16 +10,44 @@ from pathlib import Path
 from typing import IO
 from urllib.request import urlopen
 
+from policies.types import SpecError
+from server.errors import one_line
+
 _log = logging.getLogger(__name__)
 
 _TIMEOUT = 5.0  # s, for connecting and for each read, so that a dead connection does not block the start
 _CHUNK = 1 << 20
+_KEYWORDS = ("pretrained", "auto", "random")
 
 
-def fetch_weights(url: str, folder: Path) -> Path | None:
-    """The file of `url` in `folder`, downloaded if it is missing; None if the download fails.
+class WeightsError(Exception):
+    """Weights cannot be downloaded or read; the message says why, without a remedy."""
+
+
+def is_weights_file(weights: str) -> bool:
+    """Whether a value of --weights is a FILE: it is neither pretrained, auto nor random."""
+    return weights not in _KEYWORDS
+
+
+def check_weights(weights: str) -> None:
+    """Check that the file that a value of --weights names exists.
+
+    Raises:
+        SpecError: there is no such file.
+    """
+    if is_weights_file(weights) and not Path(weights).is_file():
+        raise SpecError(
+            f"no weights file {weights!r}; give {', '.join(_KEYWORDS)}, or an existing file of model.state_dict()"
+        )
+
+
+def fetch_weights(url: str, folder: Path) -> Path:
+    """The file of `url` in `folder`, downloaded if it is missing.
 
     The last eight or more hexadecimal digits of the file's name are the start of its SHA-256 digest.
+
+    Raises:
+        WeightsError: the download failed.
     """
     path = folder / url.rpartition("/")[2]
     if path.is_file():
@@ -28,8 +56,8 @@ def fetch_weights(url: str, folder: Path) -> Path | None:
     try:
         _download(url, path)
     except (OSError, HTTPException, ValueError) as error:
-        _log.warning("the download of %s failed: %s", url, error)
-        return None
+        reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise WeightsError(f"the download failed ({reason})") from error
     return path
 
 

@@ -103,6 +103,7 @@ class Metrics:
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
         self._objective = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
+        self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
 
     def watch(self, model: str, queue_length: _Read, arrival_rate: _Read, capacity: _Read) -> None:
@@ -120,6 +121,10 @@ class Metrics:
                 counter.labels(model, reason)
         for status in _DENIED_STATUSES:
             self._denied.labels(status)
+
+    def weights(self, model: str, random: bool) -> None:
+        """Export whether a model runs with random weights, so that its answers mean nothing."""
+        self._random_weights.labels(model).set(random)
 
     def watch_backlog(self, backlog: _Read) -> None:
         """Export the backlog by callback, s."""

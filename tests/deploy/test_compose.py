@@ -19,6 +19,7 @@ RUN = {
     "emulated": {"batchwright-emulated"},
     "emulated-load": {"batchwright-emulated", "loadgen-emulated"},
 }
+FALLBACK = re.compile(r"weights\W+(?:value\W+)?(?:auto|random)\b", re.IGNORECASE)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -56,6 +57,23 @@ def test_a_server_has_time_to_drain() -> None:
         delay = float(service["environment"]["BATCHWRIGHT_DRAIN_DELAY_S"])
         longest_batch, slow_reader = (Settings.model_fields[key].default for key in ("hung_after_s", "read_timeout_s"))
         assert float(service["stop_grace_period"].removesuffix("s")) > delay + longest_batch + slow_reader
+
+
+def test_no_deployment_falls_back_to_random_weights() -> None:
+    files = [
+        DEPLOY.parent / "Dockerfile",
+        COMPOSE,
+        *(DEPLOY / "kubernetes").rglob("*.yaml"),
+        *(DEPLOY / "ray").iterdir(),
+    ]
+    assert [path for path in files if path.is_file() and FALLBACK.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["--weights, auto]", '"--weights", "random"', "weights: auto", "{name: BATCHWRIGHT_WEIGHTS, value: auto}"]
+)
+def test_the_fallback_to_random_weights_is_found(text: str) -> None:
+    assert FALLBACK.search(text)
 
 
 def test_only_the_gpu_profile_reserves_a_gpu() -> None:

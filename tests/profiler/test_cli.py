@@ -119,6 +119,7 @@ def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
         (("net", "--device", "cuda:77"), "77"),
         (("no-such-net", "--device", "cpu"), "'no-such-net'"),
         (("squeezenet1_1", "--device", "cpu", "--weights", "nowhere.pt"), "nowhere.pt"),
+        (("net", "--device", P4, "--weights", "nowhere.pt"), "nowhere.pt"),
         (("net", "--device", P4, "--output", "/nowhere/p.json"), "/nowhere/p.json"),
         (("net", "--device", P4, "--plot", "p.bmp"), ".bmp"),
         (("net", "--device", P4, "--plot", "/"), "cannot write"),
@@ -132,6 +133,16 @@ def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(
     assert err.startswith("profile-model: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+def test_without_network_pretrained_weights_are_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(url: str, **_: float) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("server.models.weights.urlopen", no_network)
+    code, out, err = run("squeezenet1_1", "--device", "cpu", "--weights", "pretrained")
+    assert (code, out) == (2, "")
+    assert "no weights for squeezenet1_1: the download failed (no network)" in err.splitlines()[-1]
 
 
 def test_a_write_error_after_the_measurement_is_exit_code_2(

@@ -22,7 +22,7 @@ def test_flags_take_precedence_over_the_environment_over_the_file_over_defaults(
     settings = load_settings({"port": 3333}, file)
     assert (settings.port, settings.host, settings.queue_capacity) == (3333, "127.0.0.3", 7)
     assert settings.models == ["resnet18"]
-    assert settings.weights == "auto"
+    assert settings.weights == "pretrained"
     assert settings.policy == ["greedy", "resnet18=static:2"]
 
 

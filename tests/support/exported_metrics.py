@@ -54,6 +54,7 @@ def _samples() -> Iterator[Sample]:
     request = Request(0, 0.0, Kind("m"), 0.5, 9.0, payload=None)
     request.started = 0.1
     metrics.watch("m", lambda: 0.0, lambda: 0.0, lambda: 0.0)
+    metrics.weights("m", random=False)
     metrics.watch_backlog(lambda: 0.0)
     metrics.watch_device("d", lambda: True)
     meter = CountingMeter()

@@ -81,6 +81,17 @@ def test_a_pickle_with_code_is_rejected_and_not_executed(tmp_path: Path) -> None
         assert not trace.exists()
 
 
+def test_without_weights_and_network_no_server_starts(tmp_path: Path) -> None:
+    offline = {"TORCH_HOME": str(tmp_path), "https_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    done = run_serve_model("squeezenet1_1", "--device", "cpu", "--port", "0", **offline)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("serve-model: no weights for squeezenet1_1: the download failed (")
+    assert "put https://download.pytorch.org/models/squeezenet1_1-" in line
+    assert f".pth into {tmp_path / 'hub' / 'checkpoints'}, or give --weights FILE, or --weights random" in line
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
     """An emulated device whose batches take 30 s."""

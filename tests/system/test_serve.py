@@ -144,6 +144,7 @@ def test_the_documents_of_the_protocol_are_served(server: Server) -> None:
         metadata = fetch(server.url, base).json
         assert metadata["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 224, 224, 3]}]
         assert metadata["parameters"] == {"weights": "emulated"}
+        assert server.metric("batchwright_random_weights") == {'{model="googlenet"}': 0.0}
         assert fetch(server.url, f"{base}/ready").status == 200
         assert fetch(server.url, f"{base}/config").json["max_batch_size"] == 32
         assert fetch(server.url, f"{base}/stats").json["model_stats"][0]["name"] == "googlenet"

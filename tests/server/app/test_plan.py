@@ -34,6 +34,21 @@ def error_of(**flags: object) -> str:
     return str(caught.value)
 
 
+def test_an_emulated_device_needs_no_weights() -> None:
+    for weights in ("pretrained", "auto", "random"):
+        assert device_plan(weights=weights).chosen
+
+
+def test_a_configuration_without_weights_has_to_be_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra text is not installed")
+    config = tmp_path / "tiny.json"
+    config.write_text("{}")
+    model = {"device": "cpu", "models": [f"m={config}"], "policy": ["greedy"]}
+    assert "no weights for m: " in error_of(**model)
+    for weights in ("auto", "random"):
+        server_plan(None, **model, weights=weights)
+
+
 def small(tmp_path: Path) -> str:
     path = tmp_path / "small.json"
     sizes = {"batch_size": [1, 8], "service_time_s": [1.0, 2.0]}
@@ -68,7 +83,10 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
         ({"device": f"{P4},emulated:nowhere"}, "no profile 'nowhere'"),
         ({"device": f"{P4},emulated:resnet50-l4-int8", "max_batch_size": 33}, "outside 1..32"),
         ({"device": "cpu", "models": ["goglenet"]}, "there is googlenet"),
-        ({"device": "cpu", "weights": "nowhere.pt"}, "no weights file"),
+        ({"device": "cpu", "weights": "nowhere.pt"}, "no weights file 'nowhere.pt'"),
+        ({"weights": "nowhere.pt"}, "no weights file 'nowhere.pt'"),
+        ({"device": f"{P4},{P4}", "weights": "pretraind"}, "'pretraind'; give pretrained, auto, random, or"),
+        ({"device": "cpu", "models": ["text-generator"]}, "'text-generator' is only a configuration; give a folder"),
         ({"device": "cpu", "models": ["m=nowhere/at-all"]}, "no 'nowhere/at-all/config.json'"),
         ({"device": "cpu", "models": ["text-generator"], "weights": "w.pt"}, "takes its weights from its folder"),
         ({"device": "cpu", "models": ["text-generator"], "stages": 2}, "leave out --stages"),

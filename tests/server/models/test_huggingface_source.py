@@ -143,7 +143,7 @@ def test_a_folder_has_the_weights_that_were_saved_in_it(tmp_path: Path, kind: st
         for tensor in module.parameters():
             tensor.mul_(1.25)
     module.save_pretrained(tmp_path / "saved")
-    again, loaded = load_text_model("m", str(tmp_path / "saved"), "auto", 4)
+    again, loaded = load_text_model("m", str(tmp_path / "saved"), "pretrained", 4)
     assert (served.weights, again.weights) == ("random", "saved")
     samples = random_samples(3)
     outputs = [TextDevice({"m": each}, torch.device("cpu")).serve(Batch("m", samples)) for each in (net, loaded)]
@@ -156,6 +156,12 @@ def test_a_folder_has_the_weights_that_were_saved_in_it(tmp_path: Path, kind: st
     assert isinstance(served.codec.tokenizer, ByteTokenizer)
 
 
+def test_a_configuration_has_no_pretrained_weights() -> None:
+    with pytest.raises(SpecError, match="'text-classifier' has no weights"):
+        load_text_model("m", "text-classifier", "pretrained", 4)
+    assert load_text_model("m", "text-classifier", "auto", 4)[0].weights == "random"
+
+
 def test_limits_follow_from_the_configuration(tmp_path: Path) -> None:
     causal = load_text_model("m", str(folder_of(tmp_path / "a", "gpt2")), "random", 4)[0].codec
     assert (causal.max_prompt_tokens, causal.max_new_tokens) == (48, 48), "which share 96 positions"
@@ -166,6 +172,7 @@ def test_limits_follow_from_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "weights", "message"),
     [
+        ("gpt2", {}, "pretrained", "has no weights"),
         ("gpt2", {}, "auto", "has no weights"),
         ("gpt2", {"architectures": None}, "random", "architecture is ''"),
         ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "random", "GPT2DoubleHeadsModel"),

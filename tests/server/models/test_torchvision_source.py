@@ -14,9 +14,10 @@ from policies.types import SpecError
 from server.models import torchvision_source
 from server.models.images import ImageCodec, synthetic_images
 from server.models.torchvision_source import PixelNet, fold_batch_norm, import_torchvision_models, load_image_model
-from server.models.weights import fetch_weights
+from server.models.weights import WeightsError, fetch_weights
 
 CPU = torch.device("cpu")
+URL = import_torchvision_models().get_model_weights("squeezenet1_1").DEFAULT.url
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub" / "checkpoints"
 
 
-def _cached_weights(url: str, folder: Path) -> Path | None:
+def _cached_weights(url: str, folder: Path) -> Path:
     path = folder / url.rpartition("/")[2]
-    return path if path.is_file() else None
+    if not path.is_file():
+        raise WeightsError("the download failed (no network)")
+    return path
 
 
 def images(codec: ImageCodec, count: int) -> Tensor:
@@ -172,22 +175,32 @@ def test_code_in_a_weights_file_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_auto_takes_pretrained_weights_from_the_cache(hub: Path) -> None:
-    weights = import_torchvision_models().get_model_weights("squeezenet1_1").DEFAULT
-    saved(hub / weights.url.rpartition("/")[2])
-    assert load_image_model("squeezenet1_1", "auto")[0].weights == "pretrained"
+@pytest.mark.parametrize("weights", ["pretrained", "auto"])
+def test_pretrained_weights_come_from_the_cache(hub: Path, weights: str) -> None:
+    saved(hub / URL.rpartition("/")[2])
+    assert load_image_model("squeezenet1_1", weights)[0].weights == "pretrained"
+
+
+def test_pretrained_weights_that_are_missing_or_damaged_are_an_error_with_the_url_and_the_folder(hub: Path) -> None:
+    for problem in ("the download failed (no network)", "cannot be read"):
+        with pytest.raises(SpecError, match=r"^no weights for squeezenet1_1: ") as caught:
+            load_image_model("squeezenet1_1")
+        assert problem in str(caught.value)
+        assert f"put {URL} into {hub}, or give --weights FILE, or --weights random" in str(caught.value)
+        hub.mkdir(parents=True, exist_ok=True)
+        (hub / URL.rpartition("/")[2]).write_bytes(b"half a download")
 
 
 def test_auto_warns_of_random_weights(caplog: pytest.LogCaptureFixture) -> None:
     assert load_image_model("squeezenet1_1", "auto")[0].weights == "random"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "RANDOM" in caplog.text
+    assert URL in caplog.text
 
 
 def test_auto_takes_random_weights_if_the_cached_file_is_damaged(hub: Path, caplog: pytest.LogCaptureFixture) -> None:
-    weights = import_torchvision_models().get_model_weights("squeezenet1_1").DEFAULT
     hub.mkdir(parents=True)
-    (hub / weights.url.rpartition("/")[2]).write_bytes(b"half a download")
+    (hub / URL.rpartition("/")[2]).write_bytes(b"half a download")
     assert load_image_model("squeezenet1_1", "auto")[0].weights == "random"
     assert "cannot be read" in caplog.text
 
@@ -199,10 +212,11 @@ def test_a_download_is_kept_only_with_the_digest_in_its_name(tmp_path: Path) -> 
     for source in (good, bad):
         source.write_bytes(content)
     path = fetch_weights(good.as_uri(), folder)
-    assert path is not None
     assert path.read_bytes() == content
-    assert fetch_weights(bad.as_uri(), folder) is None
-    assert fetch_weights((tmp_path / "none-00000000.pth").as_uri(), folder) is None
+    with pytest.raises(WeightsError, match="does not match its name"):
+        fetch_weights(bad.as_uri(), folder)
+    with pytest.raises(WeightsError, match=r"the download failed \(\[Errno 2\] No such file"):
+        fetch_weights((tmp_path / "none-00000000.pth").as_uri(), folder)
     assert list(folder.iterdir()) == [path]  # no partial download is left
 
 
