@@ -60,7 +60,7 @@ class Form:
             body = self._document({each.name: _nest(each.value, each.shape) for each in self.fields})
             return f"curl -d {shlex.quote(body)} {url}"
         document = self._document({each.name: _expression(each) for each in self.fields})
-        program = shlex.quote(f"import json; print(json.dumps({document}))")
+        program = shlex.quote(f'import json; print(json.dumps({document}, separators=(",", ":")))')
         return f"python3 -c {program} | curl -d @- {url}"
 
     def _document(self, values: Mapping[str, str]) -> str:

@@ -260,16 +260,15 @@ def _random(spec: TensorSpec, rng: np.random.Generator, varying: int) -> NDArray
 
 
 def _form_field(spec: TensorSpec, rng: np.random.Generator) -> FormField:
-    """The field of an input, with a random example, of which a large one is a single value."""
+    """The field of an input, with a random example; a large one is a short value, since bodies are limited."""
     note = f"{spec.datatype} {[*spec.sample_shape]}"
     shape = tuple(_VARYING if size == -1 else size for size in spec.sample_shape)
-    single = all(size == 1 for size in spec.sample_shape)
-    if single or math.prod(shape) > MAX_EXAMPLE:
+    if math.prod(shape) > MAX_EXAMPLE:
+        return FormField(spec.name, "json", note, {"BOOL": "true", "BYTES": '"1"'}.get(spec.datatype, "1"), shape)
+    if all(size == 1 for size in spec.sample_shape) and spec.datatype != "BOOL":
         value = _example(TensorSpec(spec.name, {spec.datatype: ()}), rng)
-        if single and spec.datatype == "BYTES":
-            return FormField(spec.name, "text", note, value, shape)
-        control: Literal["number", "json"] = "number" if single and spec.datatype != "BOOL" else "json"
-        return FormField(spec.name, control, note, json.dumps(value), shape)
+        control: Literal["text", "number"] = "text" if spec.datatype == "BYTES" else "number"
+        return FormField(spec.name, control, note, str(value), shape)
     return FormField(spec.name, "json", note, json.dumps(_example(spec, rng)))
 
 

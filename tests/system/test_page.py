@@ -75,7 +75,7 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("models") / "mine.py"
     file.write_text(OF_TENSORS)
     models = [f"{name.lower()}={file}:{name}" for name in ("Mine", "Dense", "Own")]
-    with serving(*models, "--policy", "greedy", "--device", "cpu") as process:
+    with serving(*models, "--profile", "googlenet-tesla-p4", "--policy", "greedy", "--device", "cpu") as process:
         yield process
 
 
