@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.support.harness import Server, serving
 from server.api import dashboard
+from server.api.schemas import Outputs
 from tests.support.http_client import fetch, photograph
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ def test_the_call_for_a_shell_works_as_it_is(tensors: Server, model: str) -> Non
     curl = fetch(tensors.url, f"/live/form?model={model}").json["curl"]
     answer = json.loads(subprocess.run(curl, shell=True, check=True, capture_output=True).stdout)
     assert answer["model"] == model
-    assert answer["outputs"]
+    Outputs.model_validate(answer)
 
 
 def test_errors_of_the_server_are_shown_unchanged(running: Server, browser: "Browser") -> None:
