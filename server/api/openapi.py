@@ -44,10 +44,11 @@ JSON_LENGTH: _Json = {
     "in": "header",
     "name": "Inference-Header-Content-Length",
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**9},
-    "description": "Bytes of JSON before the tensors; 0: the whole body is one sample, an image or its pixels",
+    "description": "Bytes of JSON before the tensors; 0: the whole body is one sample",
 }
 _REQUESTS = (  # bodies of requests, which FastAPI does not parse
     schemas.TextCall,
+    schemas.TensorCall,
     schemas.InferRequest,
     schemas.IndexRequest,
     schemas.PolicyChange,
@@ -91,9 +92,10 @@ async def bare_asgi_route() -> None:
     raise NotImplementedError
 
 
-def json_content(model: type[BaseModel]) -> _Json:
-    """Content of a JSON body; its model has to be one of `_REQUESTS`."""
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+def json_content(*models: type[BaseModel]) -> _Json:
+    """Content of a JSON body that is one of these models, each one of `_REQUESTS`."""
+    references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    return {"application/json": {"schema": {"anyOf": references}}}
 
 
 def generate(app: FastAPI, models: Sequence[str]) -> _Json:

@@ -1,4 +1,4 @@
-"""POST /predict[/{m}]: an image or a text in, predictions or a text out. On bare ASGI, for low overhead."""
+"""POST /predict[/{m}]: one sample in, its rendered outputs out. On bare ASGI, for low overhead."""
 
 import re
 from functools import partial
@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.inference import ANY_BODY, Inference
 from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_asgi_route, documented, json_content
-from server.api.schemas import Generation, Prediction, TextCall
+from server.api.schemas import Generation, Outputs, Prediction, TensorCall, TextCall
 from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
 from server.transport.request import BodyLimit, RequestContext, client_timeout, is_form, respond
@@ -67,8 +67,11 @@ class Predict:
 def add_predict(app: FastAPI) -> None:
     """Add the routes to the OpenAPI document, and so that FastAPI answers other methods with 405."""
     form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
-    body = {"image/jpeg": BINARY, "image/png": BINARY, "multipart/form-data": form, **json_content(TextCall)}
+    files = dict.fromkeys(("image/jpeg", "image/png", "application/octet-stream"), BINARY)
+    body = {**files, "multipart/form-data": form, **json_content(TextCall, TensorCall)}
     for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
-        summary = "The most probable classes of an image or a text, or the generated text"
-        route = documented(summary, Prediction | Generation, INFERENCE_ERRORS, parameters=parameters, body=body)
+        summary = "Serve one sample: the response has the most probable classes, the generated text, or the outputs"
+        route = documented(
+            summary, Prediction | Generation | Outputs, INFERENCE_ERRORS, parameters=parameters, body=body
+        )
         app.post(path, **route)(bare_asgi_route)

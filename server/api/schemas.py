@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.models.signature import DTYPES
+
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -57,6 +59,15 @@ class TextCall(_Body):
     text: str
     max_new_tokens: Count = 0
     ignore_eos: bool = False
+
+
+class Outputs(_Served):
+    model: str
+    outputs: Any
+
+
+class TensorCall(_Body):
+    inputs: dict[str, Any]
 
 
 class PolicyChange(_Body):
@@ -206,9 +217,9 @@ class _Binary(BaseModel):
 
 
 class InputTensor(BaseModel):
-    name: Literal["image", "input_ids", "max_new_tokens"]
+    name: str
     shape: Annotated[list[int], Field(min_length=1)]
-    datatype: Literal["UINT8", "BYTES", "INT64", "INT32"]
+    datatype: Annotated[str, Field(json_schema_extra={"enum": [*DTYPES]})]
     parameters: _Binary = _Binary()
     data: list[Any] = []
 
@@ -219,7 +230,7 @@ class OutputParameters(BaseModel):
 
 
 class RequestedOutput(BaseModel):
-    name: Literal["logits", "output_ids"]
+    name: str
     parameters: OutputParameters = OutputParameters()
 
 
@@ -233,8 +244,8 @@ class InferParameters(BaseModel):
 class InferRequest(BaseModel):
     id: str = ""
     parameters: InferParameters = InferParameters()
-    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=2)]
-    outputs: Annotated[list[RequestedOutput], Field(max_length=1)] = []
+    inputs: Annotated[list[InputTensor], Field(min_length=1)]
+    outputs: list[RequestedOutput] = []
 
 
 class BinarySize(_Body):

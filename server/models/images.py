@@ -17,6 +17,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from server.errors import BadInputError, one_line
+from server.models.form import Form, FormField
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.models.signature import RAW, Signature, Tensor, TensorSpec
 
@@ -175,6 +176,10 @@ class ImageCodec(Codec):
         box = (left * x, top * y, (left + self.width) * x, (top + self.height) * y)
         filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
         return np.asarray(image.resize((self.width, self.height), filter_, box))
+
+    def form(self) -> Form:
+        """An encoded image."""
+        return Form((FormField("image", "file", "JPEG or PNG", "photo.jpg", accept="image/jpeg,image/png"),))
 
 
 def emulated_model(name: str, max_batch_size: int) -> ServedModel[ImageCodec]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from policies.profile import Profile
+from server.models.form import Form
 from server.models.signature import Signature, Tensor
 from server.models.text import DecodeState, GeneratedTokens, TextSample
 
@@ -176,6 +177,10 @@ class Codec(ABC):
     def complete_profile(self, profile: Profile) -> Profile:
         """The profile with the field `generates` set for this model, since a handwritten profile may leave it out."""
         return replace(profile, generates=self.generates) if self.lengths else profile
+
+    @abstractmethod
+    def form(self) -> Form:
+        """How POST /predict takes a sample, for the dashboard."""
 
 
 def top_classes(logits: NDArray[np.float32], labels: Sequence[str]) -> list[dict[str, Any]]:

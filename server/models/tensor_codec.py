@@ -1,10 +1,11 @@
 """The codec of models of named tensors: users' classes, exported programs and ONNX files."""
 
+import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -14,6 +15,7 @@ from batchwright.model import Model
 from batchwright.model import Tensor as TensorType
 from server.errors import BadInputError, ModelError, one_line, quote
 from server.json_body import parse_object
+from server.models.form import MAX_EXAMPLE, Form, FormField
 from server.models.model import Codec, Inputs
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
 from server.models.tensor_data import from_binary, from_json
@@ -142,6 +144,14 @@ class TensorCodec(Codec):
             return [self._samples[index % len(self._samples)] for index in range(count)]
         return [{spec.name: _random(spec, rng, _VARYING) for spec in self._signature.inputs} for _ in range(count)]
 
+    def form(self) -> Form:
+        """A field for each input, or a file for the model's own `decode`; the examples are random."""
+        outputs = {} if self._renders else {spec.name: spec.datatype for spec in self._signature.outputs}
+        if self._decodes:
+            return Form((FormField("sample", "file", "for the model's own decode", "sample.bin"),), outputs=outputs)
+        rng = np.random.default_rng(0)
+        return Form(tuple(_form_field(spec, rng) for spec in self._signature.inputs), "inputs", outputs)
+
 
 def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
     """Return a sample made by a user's code or file, as arrays of the inputs' datatypes.
@@ -259,3 +269,22 @@ def _random(spec: TensorSpec, rng: np.random.Generator, varying: int) -> NDArray
     texts = np.empty(shape, object)
     texts[...] = np.vectorize(lambda number: b"%d" % number, otypes=[object])(numbers)
     return texts
+
+
+def _form_field(spec: TensorSpec, rng: np.random.Generator) -> FormField:
+    """The field of an input, with a random example; a large one is a short value, since bodies are limited."""
+    note = f"{spec.datatype} {[*spec.sample_shape]}"
+    shape = tuple(_VARYING if size == -1 else size for size in spec.sample_shape)
+    if math.prod(shape) > MAX_EXAMPLE:
+        return FormField(spec.name, "json", note, {"BOOL": "true", "BYTES": '"1"'}.get(spec.datatype, "1"), shape)
+    if all(size == 1 for size in spec.sample_shape) and spec.datatype != "BOOL":
+        value = _example(TensorSpec(spec.name, {spec.datatype: ()}), rng)
+        control: Literal["text", "number"] = "text" if spec.datatype == "BYTES" else "number"
+        return FormField(spec.name, control, note, str(value), shape)
+    return FormField(spec.name, "json", note, json.dumps(_example(spec, rng)))
+
+
+def _example(spec: TensorSpec, rng: np.random.Generator) -> Any:
+    """A random value of an input, as nested lists; numbers have two decimal places."""
+    array = _random(spec, rng, _VARYING)
+    return _to_lists(spec, array.astype(float).round(2) if array.dtype.kind == "f" else array)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from policies.profile import Profile
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
+from server.models.form import Form, FormField
 from server.models.model import Codec, Inputs
 from server.models.signature import Signature, Tensor, TensorSpec
 from server.models.text import TextSample
@@ -254,6 +255,14 @@ class TextCodec(Codec):
         prompt = self._synthetic_prompt if self.generates else length
         ids = rng.integers(0, self.vocab_size, (count, prompt)).tolist()
         return [TextSample(tokens, length if self.generates else 0, ignore_eos=self.generates) for tokens in ids]
+
+    def form(self) -> Form:
+        """A text, for a generator also the limit on generated tokens."""
+        text = FormField("text", "text", f"at most {self.max_prompt_tokens} tokens", "Hello")
+        if not self.generates:
+            return Form((text,))
+        default = min(DEFAULT_MAX_NEW_TOKENS, self.max_new_tokens)
+        return Form((text, FormField(_MAX_NEW_TOKENS, "number", f"1 to {self.max_new_tokens}", str(default))))
 
 
 def _generation_parameters(fields: Mapping[str, Any]) -> tuple[int | None, bool]:

@@ -25,11 +25,10 @@ _log = logging.getLogger("batchwright.request")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # W3C Trace Context: version, trace id, parent id, flags; later versions may add fields
 _TRACEPARENT = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
-# Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, so its routes are public
-_ASSETS = ("app.js", "charts.js", "style.css", "plotly.js", "plotly.css")
-_PUBLIC = frozenset(
-    {"/", "/live", "/live/policy", "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)}
-)
+# Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, and signatures of models
+_ASSETS = ("app.js", "charts.js", "form.js", "style.css", "plotly.js", "plotly.css")
+_LIVE = ("/live", "/live/policy", "/live/form")
+_PUBLIC = frozenset({"/", *_LIVE, "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)})
 _PUBLIC_PREFIX = "/v2/health/"
 _CHUNK = 2**14  # bytes of a body that are sent at once
 _NOSNIFF = (b"x-content-type-options", b"nosniff")

@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import json
 import re
 import shutil
+import subprocess
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import pytest
 
 from benchmarks.support.harness import Server, serving
 from server.api import dashboard
+from server.api.schemas import Outputs
 from tests.support.http_client import fetch, photograph
 
 if TYPE_CHECKING:
@@ -24,12 +27,56 @@ if TYPE_CHECKING:
 EMULATED = ("googlenet", "--device", "emulated:googlenet-tesla-p4")
 ASSETS = Path(str(dashboard.__file__)).parent / "assets"
 POLICY = "/admin/models/googlenet/policy"
+OF_TENSORS = """
+import numpy as np
+from batchwright import Model, Tensor
+
+
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [2, 3]), "scale": Tensor("INT64", []), "note": Tensor("BYTES", [1])}
+    outputs = {"scaled": Tensor("FP64", [2, 3]), "scale": Tensor("INT64", []), "note": Tensor("BYTES", [1])}
+
+    def run(self, x, scale, note):
+        return {"scaled": x * scale[:, None, None], "scale": scale, "note": note}
+
+
+class Dense(Model):
+    inputs = {"image": Tensor("FP32", [3, 256, 256])}
+    outputs = {"classes": Tensor("FP32", [21, 256, 256])}
+
+    def run(self, image):
+        return {"classes": np.repeat(image[:, :1], 21, 1)}
+
+
+class Own(Model):
+    inputs = {"x": Tensor("FP32", [1])}
+    outputs = {"y": Tensor("FP32", [1])}
+
+    def run(self, x):
+        return {"y": 2 * x}
+
+    def decode(self, body, content_type):
+        return {"x": [len(body)]}
+
+    def render(self, outputs):
+        return {"twice the length": outputs["y"][0]}
+"""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Server]:
     with serving(*EMULATED, "--policy", "smdp:w2=1.6") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of models of named tensors: of two inputs, with a large output, and with code for bodies."""
+    file = tmp_path_factory.mktemp("models") / "mine.py"
+    file.write_text(OF_TENSORS)
+    models = [f"{name.lower()}={file}:{name}" for name in ("Mine", "Dense", "Own")]
+    with serving(*models, "--profile", "googlenet-tesla-p4", "--policy", "greedy", "--device", "cpu") as process:
         yield process
 
 
@@ -90,6 +137,7 @@ def test_live_policy_returns_the_chart_and_the_profile(running: Server) -> None:
     [
         ("/live?model=alexnet", 404),
         ("/live/policy?model=../../etc/passwd", 404),
+        ("/live/form?model=alexnet", 404),
         ("/live?since=soon", 400),
         ("/live?since=-1", 400),
         ("/live?since=%C2%B2", 400),
@@ -120,7 +168,7 @@ def test_the_page_shows_the_state_without_scripts_and_blocks_external_resources(
 
 def test_files_are_compressed_cached_and_of_the_right_type(running: Server) -> None:
     found = assets(fetch(running.url, "/").body.decode())
-    assert len(found) == 5
+    assert len(found) == 6
     for path in found:
         plain = fetch(running.url, f"/{path}")
         packed = fetch(running.url, f"/{path}", headers={"Accept-Encoding": "gzip"})
@@ -134,7 +182,7 @@ def test_files_are_compressed_cached_and_of_the_right_type(running: Server) -> N
 
 def test_with_keys_the_page_is_open_and_a_swap_needs_a_key(with_keys: Server) -> None:
     html = fetch(with_keys.url, "/").body.decode()
-    for path in ("/live", "/live/policy", *(f"/{path}" for path in assets(html))):
+    for path in ("/live", "/live/policy", "/live/form", *(f"/{path}" for path in assets(html))):
         assert fetch(with_keys.url, path).status == 200
     body, bearer = b'{"policy": "greedy"}', {"Authorization": "Bearer open-predict"}
     assert fetch(with_keys.url, POLICY, body, "PUT").status == 401
@@ -238,8 +286,66 @@ def test_a_picture_is_predicted_and_a_swap_updates_the_chart(running: Server, br
         assert page.inner_text("#spec") == "greedy"
         swap(page, "smdp:w2=1.6")
         rows_of_chart(page, 49)
+        assert page.inner_text("#curl") == f"curl --data-binary @photo.jpg {running.url}/predict"
         assert visit.errors == []
         assert visit.external_requests == []
+
+
+def test_a_form_of_the_inputs_shows_the_outputs_as_a_table(tensors: Server, browser: "Browser") -> None:
+    with visiting(browser, tensors.url) as visit:
+        page = visit.page
+        page.wait_for_selector("#fields label:nth-child(3)")
+        assert page.inner_text("#fields label:nth-child(1)").startswith("x FP32 [2, 3]")
+        x, scale, note = (page.locator(f"#fields label:nth-child({n}) :is(input, textarea)") for n in (1, 2, 3))
+        x.fill("[[1, 2, 3], [4, 5, 6.5]]")
+        scale.fill("3")
+        note.fill('it\'s a "note"')
+        page.click("#sample button")
+        page.wait_for_selector("#answer table")
+        rows = [row.split("\t") for row in page.locator("#answer tbody tr").all_inner_texts()]
+        assert rows == [
+            ["scaled", "FP64", "[2, 3]"],
+            ["3, 6, 9, 12, 15, 19.5"],
+            ["scale", "INT64", "[]"],
+            ["3"],
+            ["note", "BYTES", "[1]"],
+            ['"it\'s a \\"note\\""'],
+        ]
+        assert "Batch size 1, waiting time" in page.inner_text("#answer")
+        x.fill("[[1, 2], [4, 5]]")
+        page.click("#sample button")
+        page.wait_for_selector("#answer.error:has-text('input x is [[1, 2], [4, 5]]')")
+        x.fill("[[1, 2")
+        page.click("#sample button")
+        page.wait_for_selector("#answer.error:has-text('x is not JSON')")
+        visit.errors[:] = [error for error in visit.errors if "status of 400" not in error]
+        assert visit.errors == []
+
+
+def test_the_form_follows_the_model_that_is_shown(tensors: Server, browser: "Browser") -> None:
+    with visiting(browser, tensors.url, viewport={"width": 390, "height": 844}) as visit:
+        page = visit.page
+        page.select_option("#model", "dense")
+        page.wait_for_selector("#fields label:has-text('image FP32 [3, 256, 256]')")
+        page.click("#sample button")
+        page.wait_for_selector("#answer td:has-text('[21, 256, 256]')")
+        assert f"… {21 * 256 * 256 - 20} more" in page.inner_text("#answer")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.select_option("#model", "own")
+        page.wait_for_selector("#drop")
+        assert page.inner_text("#answer") == ""
+        page.set_input_files("#file", {"name": "a.bin", "mimeType": "application/x-mine", "buffer": b"12345"})
+        page.wait_for_selector("#answer pre:has-text('\"twice the length\": 10')")
+        assert page.inner_text("#curl").endswith(f"--data-binary @sample.bin {tensors.url}/predict/own")
+        assert visit.errors == []
+
+
+@pytest.mark.parametrize("model", ["mine", "dense"])
+def test_the_call_for_a_shell_works_as_it_is(tensors: Server, model: str) -> None:
+    curl = fetch(tensors.url, f"/live/form?model={model}").json["curl"]
+    answer = json.loads(subprocess.run(curl, shell=True, check=True, capture_output=True).stdout)
+    assert answer["model"] == model
+    Outputs.model_validate(answer)
 
 
 def test_errors_of_the_server_are_shown_unchanged(running: Server, browser: "Browser") -> None:
@@ -298,5 +404,7 @@ def test_all_inputs_are_reachable_by_keyboard_and_labelled(running: Server, brow
                 break
         assert page.evaluate("document.activeElement.id") == "file"
         assert page.evaluate("getComputedStyle(document.getElementById('drop')).outlineStyle") == "solid"
-        unnamed = "[...document.querySelectorAll('input, select')].filter((e) => !e.labels.length).map((e) => e.id)"
+        unnamed = (
+            "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels.length).map((e) => e.id)"
+        )
         assert page.evaluate(unnamed) == []

@@ -72,7 +72,14 @@ def test_text_classification_pages_and_metrics(url: str) -> None:
     response = fetch(url, "/predict/judge", b'{"text": "well"}').json
     assert {each["label"] for each in response["predictions"]} == {"LABEL_0", "LABEL_1"}
     assert fetch(url, "/predict/judge", b'{"text": "well", "max_new_tokens": 2}').status == 400
-    for path in ("/", "/docs", "/live?model=writer", "/live/policy?model=writer", "/v2/models/writer/config"):
+    for path in (
+        "/",
+        "/docs",
+        "/live?model=writer",
+        "/live/policy?model=writer",
+        "/live/form?model=judge",
+        "/v2/models/writer/config",
+    ):
         assert fetch(url, path).status == 200, path
     metrics = fetch(url, "/metrics").body.decode()
     assert 'batchwright_tokens_total{model="judge",use="needed"} ' in metrics

@@ -1,11 +1,15 @@
-"""The dashboard's data: /live, polled for the state and new points, and /live/policy, fetched after a policy change."""
+"""The dashboard's data, which the page fetches.
+
+/live is polled for the state and new points. /live/policy is fetched after a policy change, /live/form for each model.
+"""
 
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import log
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from starlette.requests import Request
@@ -51,7 +55,7 @@ class DashboardData:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("/live", self.state), Route("/live/policy", self.policy)]
+        return [Route("/live", self.state), Route("/live/policy", self.policy), Route("/live/form", self.form)]
 
     async def record_history(self) -> None:
         """Add a point to the history of each model every second, until cancelled."""
@@ -78,6 +82,13 @@ class DashboardData:
                 view.chart = await asyncio.to_thread(_chart, view.chosen, key[0], mean_rate, name)
                 view.chart_name = name
             return Response(view.chart, media_type="application/json", headers=_HEADERS)
+
+    async def form(self, request: Request) -> Response:
+        """GET /live/form?model=M: how POST /predict takes a sample, and a call for a shell."""
+        model, _ = self._key(request)
+        form = self._inference.models[model].codec.form()
+        curl = curl_example(self._inference, model, str(request.base_url))
+        return _json({"model": model, **asdict(form), "curl": curl})
 
     def _key(self, request: Request) -> _ModelOnDevice:
         """Return the requested model and the index of the device."""
@@ -135,6 +146,12 @@ class DashboardData:
             "batches": self._history.batches(model),
             "observed": observed if len(fleet.dispatchers) == 1 else [],  # several profiles cannot be compared
         }
+
+
+def curl_example(inference: Inference, model: str, address: str) -> str:
+    """A line for a shell that sends a sample to the model; `address` is the server's URL, with a slash at its end."""
+    path = f"predict/{quote(model, safe='')}" if len(inference.models) > 1 else "predict"
+    return inference.models[model].codec.form().curl(address + path)
 
 
 def _mean_ms(total: Duration) -> float:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from policies.catalog import CATALOG
+from server.api.dashboard.live import curl_example
 from server.api.inference import Inference
 
 _CSP = (
@@ -33,6 +34,7 @@ _IMMUTABLE = "public, max-age=31536000, immutable"  # the page's links contain t
 _FILES = {
     "app": "app.js",
     "charts": "charts.js",
+    "form": "form.js",
     "style": "style.css",
     "plotly": "plotly.js",
     "plotly_css": "plotly.css",  # nearly empty; plotly adds its rules to this style sheet
@@ -52,7 +54,7 @@ def render_page(inference: Inference, address: str) -> str:
     """Render the page with the current state, also readable without scripts; `address` is the server's URL."""
     models = "".join(f"<option>{escape(name)}</option>" for name in inference.models)
     return _html().substitute(
-        address=escape(address),
+        curl=escape(curl_example(inference, next(iter(inference.models)), address)),
         models=models,
         rows="".join(_row(inference, name) for name in inference.models),
         policies="".join(f'<option value="{escape(spec)}"></option>' for spec in _SUGGESTED_POLICIES),

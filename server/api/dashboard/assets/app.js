@@ -2,7 +2,7 @@
 // Polls the state of the server and renders it. Sends requests only to /live*, /predict and /admin.
 const find = (id) => document.getElementById(id);
 const KEPT = 600, TRAIL = 16, PERIOD = 500, TIMEOUT = 5000, REDRAW = 5000; // points, states; ms
-const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, fetched: 0, last: null, lost: false };
+const page = { model: find("model").value, device: 0, run: "", points: [], trail: [], view: null, form: null, fetched: 0, last: null, lost: false };
 
 function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
@@ -31,6 +31,7 @@ async function refresh() {
   if (model !== page.model || device !== page.device) return; // the selection changed meanwhile
   if (page.run && page.run !== state.run) { // the server was restarted
     page.run = state.run;
+    page.form = null;
     reset();
     return refresh();
   }
@@ -41,6 +42,7 @@ async function refresh() {
   state.here = state.devices[device].models[model]; // state of the selected device
   page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
   await refreshPolicy(state);
+  if (page.form?.model !== model) await refreshForm(model);
   show(state, more.length > 0);
 }
 
@@ -92,8 +94,8 @@ function show(state, more) {
 }
 
 function showWeights(weights) {
-  const warnings = { random: "Random weights: the predictions are meaningless.",
-                     emulated: "Emulated device: service times of a real device, meaningless predictions." };
+  const warnings = { random: "Random weights: the outputs are meaningless.",
+                     emulated: "Emulated device: service times of a real device, meaningless outputs." };
   text(find("origin"), `Weights: ${weights}.`);
   find("weights").hidden = !(weights in warnings);
   text(find("weights"), warnings[weights] ?? "");
@@ -229,63 +231,15 @@ async function swap(event) {
   button.disabled = false;
 }
 
-let image = null;
-
-function selectImage(file) {
-  if (!file) return;
-  image = file;
-  const preview = find("preview");
-  URL.revokeObjectURL(preview.src);
-  preview.src = URL.createObjectURL(file);
-  preview.alt = `the image ${file.name}`;
-  preview.hidden = false;
-  predict();
-}
-
-async function predict() {
-  const element = find("answer");
-  showResult(element, "predicting …");
-  try {
-    showAnswer(element, await send(`predict/${encodeURIComponent(page.model)}`, { method: "POST", body: image }, "predict-key"));
-  } catch (error) {
-    showResult(element, error.message, true);
-  }
-}
-
-function showAnswer(element, answer) {
-  showResult(element, "");
-  const list = document.createElement("ol"), facts = document.createElement("p");
-  for (const { label, probability } of answer.predictions) {
-    const entry = document.createElement("li");
-    for (const value of [label, `${(100 * probability).toPrecision(3)} %`]) {
-      const part = document.createElement("span");
-      part.textContent = value;
-      entry.append(part);
-    }
-    list.append(entry);
-  }
-  const energy = answer.energy_mj === null ? "energy unknown" : `${answer.energy_mj} mJ (${answer.energy_source})`;
-  facts.textContent = `Batch size ${answer.batch_size}, waiting time ${answer.waiting_ms} ms, service time ${answer.service_ms} ms, ${energy}.`;
-  element.append(list, facts);
-}
-
-function onDrag(event) {
-  event.preventDefault();
-  find("drop").classList.toggle("over", event.type === "dragover");
-  if (event.type === "drop") selectImage(event.dataTransfer.files[0]);
-}
-
 function choose() {
   page.model = find("model").value;
   page.device = Math.max(find("device").selectedIndex, 0);
-  const several = find("model").options.length > 1;
-  text(find("of-model"), several ? `/${page.model}` : "");
   reset();
 }
 
 find("swap").addEventListener("submit", swap);
-find("file").addEventListener("change", (event) => { selectImage(event.target.files[0]); event.target.value = ""; });
-find("unlock").addEventListener("submit", (event) => { event.preventDefault(); if (image) predict(); });
+find("file").addEventListener("change", (event) => { selectFile(event.target.files[0]); event.target.value = ""; });
+for (const id of ["sample", "unlock"]) find(id).addEventListener("submit", predict);
 for (const id of ["model", "device"]) find(id).addEventListener("change", choose);
 find("span").addEventListener("change", showAll);
 for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, onDrag);
