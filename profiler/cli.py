@@ -165,7 +165,7 @@ def _torch_job(model: str, device: str, weights: str, max_batch_size: int, stage
     source = source_of(spec)
     source.check(model, weights, stages)
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
-    ((served, net),) = load_models({model: spec}, weights, {model: max_batch_size}, stages or 1)
+    ((served, net),) = load_models({model: spec}, {model: weights}, {model: max_batch_size}, stages or 1)
     models = make_device([(served, net)], place)
     executor = ThreadExecutor(models)
     executor.call(models.load).result()

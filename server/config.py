@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -20,6 +20,8 @@ from server.models.text_size_predictor import Guess
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
+_OF_MODEL = ("max_batch_size", "weights", "w2", "slo_p95_ms", "labels")  # keys of a model in the configuration file
+_IN_LISTS = ("policy", "profile")  # further keys of a model, which the settings have as [MODEL=]VALUE
 
 
 def _split(value: object) -> object:
@@ -140,6 +142,8 @@ class Settings(BaseSettings):
     log_level: LogLevel = Field("info", description="lowest level that is logged: debug, info, warning or error")
     log_format: LogFormat = Field("auto", description="auto (console on a terminal, else json), console or json")
 
+    _of_model: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
+
     @model_validator(mode="after")
     def _check_model_names(self) -> Self:
         if len(self.specs) < len(self.models):
@@ -157,6 +161,27 @@ class Settings(BaseSettings):
         """The spec of each model by its name; an entry without = is both name and spec."""
         pairs = (model.partition("=") for model in self.models)
         return {name: spec or name for name, _, spec in pairs}
+
+    def of(self, model: str) -> Self:
+        """The settings with the values that the configuration file gives this model."""
+        own = {key: value for key, value in self._of_model.get(model, {}).items() if key != "labels"}
+        return self.model_copy(update=own) if own else self
+
+    def labels(self, model: str) -> tuple[str, ...]:
+        """The labels that the configuration file gives this model; empty without any.
+
+        Raises:
+            SpecError: the file of labels cannot be read.
+        """
+        labels = self._of_model.get(model, {}).get("labels", ())
+        if not isinstance(labels, str):
+            return tuple(map(str, labels))
+        try:
+            return tuple(Path(labels).read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError) as error:
+            raise SpecError(
+                f"the labels of {model} cannot be read: {error}; give a file with a label a line"
+            ) from error
 
     @classmethod
     def settings_customise_sources(  # type: ignore[override]  # noqa: D102  (pydantic-settings' hook, called by keywords)
@@ -201,12 +226,17 @@ def load_settings(flags: Mapping[str, Any], file: Path | None) -> Settings:
 def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult:
     """Settings from the given flags, the environment and the file, with all errors."""
     values, errors = _read_file(file)
-    values |= {**EnvSettingsSource(Settings)(), **flags}
+    of_model = _split_models(values, errors)
+    explicit = {**EnvSettingsSource(Settings)(), **flags}
+    values |= explicit
+    of_model = {
+        model: {key: value for key, value in own.items() if key not in explicit} for model, own in of_model.items()
+    }
     known = {key: value for key, value in values.items() if key in Settings.model_fields}
     errors += _unknown_variables()
     errors += [f"{key}: unknown setting; serve-model --help lists all" for key in values if key not in known]
     try:
-        return SettingsResult(Settings(**known), tuple(errors))
+        return SettingsResult(_with_models(known, of_model, errors), tuple(errors))
     except ValidationError as error:
         details = error.errors()
     errors += map(_message, details)
@@ -216,6 +246,56 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     except ValidationError:
         return SettingsResult(None, tuple(errors))
     return SettingsResult(valid, tuple(errors))
+
+
+def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], errors: list[str]) -> Settings:
+    """The settings with the values of single models; the errors in these are appended to `errors`."""
+    settings = Settings(**known)
+    for model, own in of_model.items():
+        general = {key: value for key, value in own.items() if key in Settings.model_fields}
+        try:
+            validated = Settings(**{**known, **general})
+        except ValidationError as error:
+            errors += [f"models: {model}: {_message(each)}" for each in error.errors()]
+            continue
+        settings._of_model[model] = {**own, **{key: getattr(validated, key) for key in general}}
+    return settings
+
+
+def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[str, Any]]:
+    """Turn the mappings in the list of models into NAME=SOURCE and [MODEL=]VALUE entries; return their other keys.
+
+    The errors are appended to `errors`.
+    """
+    entries = content.get("models")
+    if not isinstance(entries, list):
+        return {}
+    names: list[Any] = []
+    of_model: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if not isinstance(entry, dict):
+            names.append(entry)
+            continue
+        own = dict(entry)
+        name, source = own.pop("name", None), own.pop("source", None)
+        if not isinstance(name, str):
+            errors.append(f"models: an entry has no name, {str(entry)[:80]!r}; write name: and source:")
+            continue
+        names.append(name if source is None else f"{name}={source}")
+        for key in _IN_LISTS:
+            if key in own:
+                general = content.get(key, [])
+                content[key] = [*([general] if isinstance(general, str) else general), f"{name}={own.pop(key)}"]
+        unknown = next((key for key in own if key not in _OF_MODEL), None)
+        if unknown is not None:
+            known = ", ".join(("name", "source", *_IN_LISTS, *_OF_MODEL))
+            errors.append(f"models: {name}: unknown key {unknown!r}; a model has {known}")
+        labels = own.get("labels", "")
+        if not isinstance(labels, str | list):
+            errors.append(f"models: {name}: labels is {labels!r}; give a list, or a file with a label a line")
+        of_model[name] = {key: value for key, value in own.items() if key in _OF_MODEL}
+    content["models"] = names
+    return of_model
 
 
 def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from policies.catalog import Chosen
 from policies.profile import Profile
+from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.application import create_app
 from server.app.plan import DevicePlan, ServerPlan
@@ -159,7 +160,8 @@ def _backends(plan: ServerPlan, profile_source: ProfileSource) -> list[_Backend]
 
 def _emulated_backend(plan: DevicePlan, profile: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
-    served = {name: source_of(spec).emulate(name, profile.max_batch_size) for name, spec in settings.specs.items()}
+    emulated = {name: source_of(spec).emulate(name, profile.max_batch_size) for name, spec in settings.specs.items()}
+    served = {name: _labelled(model, settings) for name, model in emulated.items()}
     codecs = {name: model.codec for name, model in served.items()}
     device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter, codecs)
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
@@ -172,7 +174,8 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     settings = plan.settings
     device, device_name = torch_device.resolve_device(settings.device)
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
-    loaded = loading.load_models(settings.specs, settings.weights, largest, settings.stages or 1)
+    weights = {model: settings.of(model).weights for model in settings.specs}
+    loaded = loading.load_models(settings.specs, weights, largest, settings.stages or 1)
     models = loading.make_device(loaded, device)
     executor = ThreadExecutor(models, device_name)
     executor.call(models.load).result()
@@ -184,8 +187,25 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
             profiles[model.name] = profile_source.cached_or_measured(settings, model, executor, meter)
         warmed = torch_device.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
         profiles[model.name] = profile = model.codec.complete_profile(warmed)
-        served[model.name] = replace(model, size_predictor=model.codec.make_size_predictor(profile, settings.guess))
+        predictor = model.codec.make_size_predictor(profile, settings.guess)
+        served[model.name] = replace(_labelled(model, settings), size_predictor=predictor)
     return _Backend(served, executor, meter, profiles)
+
+
+def _labelled(model: ServedModel, settings: Settings) -> ServedModel:
+    """The model with the labels that the settings give it.
+
+    Raises:
+        SpecError: their number is not that of its classes.
+    """
+    labels = settings.labels(model.name)
+    if not labels:
+        return model
+    classes = {spec.sample_shape[0] for spec in model.signature.outputs if spec.is_scores} - {-1}
+    if classes != {len(labels)}:
+        counts = ", ".join(map(str, sorted(classes))) or "no"
+        raise SpecError(f"{model.name} has {len(labels)} labels and {counts} classes; give as many labels as classes")
+    return replace(model, labels=labels)
 
 
 def _choose(plan: DevicePlan, profiles: Mapping[str, Profile]) -> dict[str, Chosen]:

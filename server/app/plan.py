@@ -74,7 +74,7 @@ def policy_of(settings: Settings, model: str, profile: Profile) -> Chosen:
     Raises:
         SpecError: the policy is not possible with that profile.
     """
-    return choose(_spec(settings, model), profile, _defaults(settings))
+    return choose(_spec(settings, model), profile, _defaults(settings, model))
 
 
 class _Errors:
@@ -145,7 +145,8 @@ def is_emulated(settings: Settings) -> bool:
 
 def _check_weights(settings: Settings) -> None:
     """Check that a weights file exists, on an emulated device too, although that needs no weights."""
-    check_weights(settings.weights)
+    for model in settings.specs:
+        check_weights(settings.of(model).weights)
 
 
 def _check_devices(settings: Settings) -> None:
@@ -184,7 +185,8 @@ def _check_device(settings: Settings) -> None:
     errors = _Errors()
     errors.check(partial(torch_device.resolve_device, settings.device))
     for name, spec in settings.specs.items():
-        errors.check(partial(source_of(spec).check, name, settings.weights, settings.stages))
+        errors.check(partial(source_of(spec).check, name, settings.of(name).weights, settings.stages))
+        errors.check(partial(settings.labels, name))
     errors.raise_any()
 
 
@@ -233,8 +235,9 @@ def _load_profile(name: str, max_batch_size: int | None) -> Profile:
 
 
 def _max_batch_size(settings: Settings, model: str, profile: Profile | None) -> int:
-    largest = profile.max_batch_size if profile else settings.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    return min(largest, source_of(settings.specs[model]).max_batch_size or largest)
+    own = settings.of(model).max_batch_size
+    largest = profile.max_batch_size if profile else own or DEFAULT_MAX_BATCH_SIZE
+    return min(largest, own or largest, source_of(settings.specs[model]).max_batch_size or largest)
 
 
 def _profiles(
@@ -278,7 +281,7 @@ def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen |
     if profile is not None:
         return policy_of(settings, model, profile)
     largest, texts = _max_batch_size(settings, model, None), source_of(settings.specs[model]).has_lengths
-    check_spec(_spec(settings, model), largest, _defaults(settings), texts)
+    check_spec(_spec(settings, model), largest, _defaults(settings, model), texts)
     return None
 
 
@@ -294,6 +297,7 @@ def _spec(settings: Settings, model: str) -> str:
     return by_model(settings.policy, settings.specs).get(model, "auto")
 
 
-def _defaults(settings: Settings) -> dict[str, str]:
-    flags = {"w2": settings.w2, "slo_p95_ms": settings.slo_p95_ms}
+def _defaults(settings: Settings, model: str) -> dict[str, str]:
+    own = settings.of(model)
+    flags = {"w2": own.w2, "slo_p95_ms": own.slo_p95_ms}
     return {key: repr(value) for key, value in flags.items() if value is not None}

@@ -16,20 +16,20 @@ from server.models.torchvision_source import PixelNet
 
 
 def load_models(
-    specs: Mapping[str, str], weights: str, max_batch_sizes: Mapping[str, int], stages: int = 1
+    specs: Mapping[str, str], weights: Mapping[str, str], max_batch_sizes: Mapping[str, int], stages: int = 1
 ) -> list[LoadedModel]:
     """Load models with what a device runs.
 
     Args:
         specs: spec by model name.
-        weights: "auto", "random", or the file of a torchvision model's state dict.
+        weights: by model name, pretrained, auto, random, or the file of a torchvision model's state dict.
         max_batch_sizes: by model name.
         stages: number of stages to split a torchvision model into.
 
     Raises:
         SpecError: a model cannot be loaded.
     """
-    return [source_of(spec).load(name, weights, max_batch_sizes[name], stages) for name, spec in specs.items()]
+    return [source_of(spec).load(name, weights[name], max_batch_sizes[name], stages) for name, spec in specs.items()]
 
 
 def make_device(models: Sequence[LoadedModel], device: torch.device) -> "ModelDevices":

@@ -287,7 +287,11 @@ def test_damaged_weights_are_rejected(tmp_path: Path) -> None:
 
 
 def test_image_and_text_models_share_a_device() -> None:
-    loaded = load_models({"image": "resnet18", "text": "text-classifier"}, "random", {"image": 2, "text": 2})
+    loaded = load_models(
+        {"image": "resnet18", "text": "text-classifier"},
+        {"image": "random", "text": "random"},
+        {"image": 2, "text": 2},
+    )
     device = make_device(loaded, torch.device("cpu"))
     (image, _), (text, _) = loaded
     assert image.name == "image"

@@ -28,7 +28,8 @@ def test_image_models_are_served_without_it() -> None:
     done = run(
         "import torch, numpy as np; from server.backends.executor import Batch; "
         "from server.backends.loading import load_models, make_device; "
-        "device = make_device(load_models({'net': 'squeezenet1_1'}, 'random', {'net': 1}), torch.device('cpu')); "
+        "models = load_models({'net': 'squeezenet1_1'}, {'net': 'random'}, {'net': 1}); "
+        "device = make_device(models, torch.device('cpu')); "
         "print(device.serve(Batch('net', [np.zeros((224, 224, 3), np.uint8)]))[0].shape)"
     )
     assert (done.returncode, done.stdout) == (0, "(1000,)\n"), done.stderr
