@@ -54,11 +54,12 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        raise ValueError("it holds one array without a name")
-    with loaded:
-        return dict(loaded)
+    with path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it holds one array without a name")
+        with loaded:
+            return dict(loaded)
 
 
 def _checked(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:

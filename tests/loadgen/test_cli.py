@@ -248,6 +248,7 @@ def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> No
         ([URL, "--pixels", "--sample", "x.json", *LOAD], "--sample excludes"),
         ([URL, "--sizes", "uniform:1:2", "--sample", "x.json", *LOAD], "--sample excludes"),
         ([*GREEDY, "--sample", "x.json", *LOAD], "--sample is for a server"),
+        ([URL, "--sample", "x.json", *LOAD], "no file 'x.json'"),
         ([*SIMULATE, "--compare", "greedy", "--output", "x", *LOAD], "--output takes one run"),
         (["127.0.0.1:8000", *LOAD], "is no URL"),
         ([URL, *LOAD], "no server responds at http://127.0.0.1:1"),
