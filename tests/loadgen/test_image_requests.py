@@ -14,7 +14,7 @@ from tests.support.stub_server import METADATA
 
 def model(**image: Any) -> ModelMetadata:
     """The stub's model, with changes of its input."""
-    (tensor,) = METADATA["inputs"]  # type: ignore[misc]
+    tensor = {"name": "image", "datatype": "UINT8", "shape": [-1, 4, 5, 3]}
     return ModelMetadata.model_validate(METADATA | {"inputs": [tensor | image]})
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.sample_file import read_sample
+from policies.sample_file import Inputs, read_sample
 from policies.types import SpecError
 
-INPUTS = {
+INPUTS: Inputs = {
     "x": (np.dtype("<f4"), (2, -1)),
     "n": (np.dtype("u1"), ()),
     "words": (np.dtype(object), (2,)),
@@ -37,7 +37,7 @@ def test_json_holds_nested_lists_by_input_name(tmp_path: Path, content: Any) -> 
 
 def test_npz_holds_an_array_for_each_input(tmp_path: Path) -> None:
     path = tmp_path / "sample.npz"
-    np.savez(path, **{name: np.array(value) for name, value in SAMPLE.items()})
+    np.savez(path, x=np.array(SAMPLE["x"]), n=np.array(255), words=np.array(SAMPLE["words"]))
     check(read_sample(path, INPUTS))
 
 

@@ -10,7 +10,7 @@ from policies import files
 from policies.profile import load_profile
 from profiler.cli import main
 from profiler.first_profile import FirstProfiles
-from server.config import Settings
+from server.config import read_settings
 
 P4 = "emulated:googlenet-tesla-p4"
 
@@ -117,7 +117,7 @@ class Mine(Model):
     max_batch_size = 3
 
     def run(self, x, k):
-        return {"y": x * k[:, None, None]}
+        return {"y": x * k[:, None, None].astype("f4")}
 
 
 class Broken(Mine):
@@ -146,7 +146,8 @@ def test_a_model_of_named_tensors_is_measured_up_to_its_own_largest_batch_and_ca
     profile = json.loads(out)
     assert (code, profile["model"], profile["batch_size"]) == (0, "mine", [1, 2, 3])
     assert "; samples of shape 16x2" in profile["note"]
-    settings = Settings(models=[spec], device="cpu")
+    settings = read_settings({"models": [spec], "device": "cpu"}, None).settings
+    assert settings is not None
     cached = FirstProfiles().cached(settings, "mine", 3)
     assert cached is not None
     assert cached.note == profile["note"]

@@ -1,7 +1,6 @@
 """A user's model is profiled, served and loaded: the commands on one source, NAME=FILE.py:CLASS."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[str]:
+def source(tmp_path: Path) -> str:
     (tmp_path / "mine.py").write_text(MODEL)
     return f"mine={tmp_path / 'mine.py'}:Scaled"
 
