@@ -191,7 +191,9 @@ def generate_load(
             "the API key has spaces or characters that an HTTP header cannot carry; give another key": not _is_key(
                 api_key
             ),
-            f"no file {str(image or sample)!r}; give one that exists": not (image or sample or Path()).exists(),
+            f"no file {str(image or sample)!r}; give one that exists": not all(
+                path.exists() for path in (image, sample) if path
+            ),
             f"{url!r} is no URL; write http://HOST:PORT": is_live and not str(url).startswith(("http://", "https://")),
         }
     )
