@@ -29,6 +29,7 @@ from policies.catalog import by_stages, in_stages
 from policies.command import check_files, run
 from policies.cpus import available_cpus
 from policies.profile import load_profile
+from policies.sample_file import SAMPLE_USAGE
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
@@ -103,7 +104,10 @@ def generate_load(
         ),
     ] = 0.0,
     model: Annotated[
-        str | None, typer.Option(help="Name of the model; may be left out if the server has only one.")
+        str | None,
+        typer.Option(
+            help="Name of the model, or NAME=SOURCE as for serve-model; may be left out if the server has only one."
+        ),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Mean arrival rate, requests/s.")] = None,
     duration: Annotated[float | None, typer.Option(help="Time in which requests arrive, s.")] = None,
@@ -112,11 +116,18 @@ def generate_load(
     ] = "poisson",
     seed: Annotated[int, typer.Option(help="Seed of random arrivals and sizes.")] = 0,
     image: Annotated[
-        Path | None, typer.Option(help="Image file to send to /predict (default: a sample photograph).")
+        Path | None, typer.Option(help="Image file to send to an image model (default: a sample photograph).")
     ] = None,
     pixels: Annotated[
         bool, typer.Option("--pixels", help="Send raw UINT8 pixels by the Open Inference Protocol instead of an image.")
     ] = False,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            help="Sample to send as binary tensors (default: synthetic ones, for a model that takes neither images nor "
+            f"texts): {SAMPLE_USAGE}."
+        ),
+    ] = None,
     give_up_after: Annotated[
         float, typer.Option(help="Time-out for a response, counted from sending, s.")
     ] = client.GIVE_UP_AFTER,
@@ -150,6 +161,7 @@ def generate_load(
     A line of the --output file is one request: scheduled_s, sent_s, finished_s (after the start), status (HTTP code,
     connection, timeout or interrupted), response_ms, batch_size, waiting_ms, service_ms, energy_mj. Unknown is null.
     """
+    model = model and model.partition("=")[0]
     is_live, specs = url is not None, compare or ([policy] if policy else [])
     _refuse(
         {
@@ -167,6 +179,9 @@ def generate_load(
             "--simulate needs --policy SPEC, or --compare SPEC for each of several": not is_live and not specs,
             "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
+            "--sample is for a server; leave it out": not is_live and sample is not None,
+            "--sample excludes --image, --pixels and --sizes; leave them out": sample is not None
+            and (pixels or image is not None or sizes is not None),
             "--processes is for a server; leave it out": not is_live and processes_ != "1",
             "--output takes one run; use --policy instead of --compare": bool(compare) and output is not None,
             "two policies of --compare are the same; name each once": len(set(specs)) < len(specs),
@@ -175,6 +190,9 @@ def generate_load(
             f"--w1 is {w1:g} and --w2 is {w2:g}; give numbers of 0 or more": not all(map(_is_weight, (w1, w2))),
             "the API key has spaces or characters that an HTTP header cannot carry; give another key": not _is_key(
                 api_key
+            ),
+            f"no file {str(image or sample)!r}; give one that exists": not all(
+                path.exists() for path in (image, sample) if path
             ),
             f"{url!r} is no URL; write http://HOST:PORT": is_live and not str(url).startswith(("http://", "https://")),
         }
@@ -200,7 +218,7 @@ def generate_load(
     )
     if url is not None:
         lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
-        target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths)
+        target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample)
         if report_ is not None and not compare:
             job = replace(job, about=about | read_policy_info(target.url, model, target.key))
         _run_live(job, target, processes.process_count(processes_, job.schedule, available_cpus()))

@@ -4,28 +4,19 @@ Response times count from the scheduled instant, so that delays of the client it
 """
 
 import asyncio
-import importlib.util
-import mimetypes
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import repeat
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote
 
 import aiohttp
-import numpy as np
 import orjson
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from loadgen.report import OK, Record, Status
-from policies.types import SpecError
 
 GIVE_UP_AFTER = 300.0
-_SETUP_TIMEOUT = aiohttp.ClientTimeout(total=10.0)  # for requests before the load starts
-KEY_ERRORS = {401: "requires an API key", 403: "rejects this API key"}
+JSON_LENGTH = "Inference-Header-Content-Length"  # header of bodies in which binary tensors follow the JSON
 _MIN_SLEEP = 1e-3  # s; uvloop rounds shorter sleeps down to 0, which would be a busy wait
 
 
@@ -137,19 +128,39 @@ def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -
 
 
 @dataclass(frozen=True)
+class RequestContent:
+    """The content of a run's requests.
+
+    Attributes:
+        path: path on the server, of /predict or the Open Inference Protocol.
+        bodies: one for each request, in order.
+        headers: of every request.
+    """
+
+    path: str
+    bodies: Iterator[bytes]
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class PostSender:
-    """Sends one POST request for each body, in order, to /predict or by the Open Inference Protocol."""
+    """Sends one POST request for each body to the server at `url`."""
 
     session: aiohttp.ClientSession
     url: str
-    bodies: Iterator[bytes]
-    headers: dict[str, str]
+    content: RequestContent
 
     async def send(self) -> Response:
         """Send one request; see Sender."""
-        post = self.session.post(self.url, data=next(self.bodies), headers=self.headers, allow_redirects=False)
+        content = self.content
+        post = self.session.post(
+            f"{self.url}{content.path}", data=next(content.bodies), headers=content.headers, allow_redirects=False
+        )
         async with post as response:
-            status, document = response.status, read_object(await response.read())
+            status, body = response.status, await response.read()
+        if (length := response.headers.get(JSON_LENGTH, "")).isdecimal():
+            body = body[: int(length)]  # binary tensors follow
+        document = read_object(body)
         return to_response(status, document.get("parameters", document))  # /predict has the facts at the top level
 
 
@@ -179,120 +190,3 @@ def to_response(status: int, facts: Any) -> Response:
 def _number(facts: dict[str, Any], key: str, divisor: float = 1.0) -> float | None:
     value = facts.get(key)
     return value / divisor if isinstance(value, int | float) else None
-
-
-async def image_sender(session: aiohttp.ClientSession, url: str, model: str | None, image: Path | None) -> PostSender:
-    """Prepare to send an image to the server at `url`; None is matplotlib's sample photograph.
-
-    Raises:
-        SpecError: there is no such file, no server, or no such model on it.
-    """
-    path = image or sample_photograph()
-    try:
-        body = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image an image file") from None
-    name = await find_model(session, url, model)
-    target = f"{url}/predict" if name is None else f"{url}/predict/{quote(name, safe='')}"
-    content_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    return PostSender(session, target, repeat(body), {"Content-Type": content_type})
-
-
-async def pixel_sender(session: aiohttp.ClientSession, url: str, model: str | None) -> PostSender:
-    """Prepare to send pixels of the size in the model's metadata.
-
-    Raises:
-        SpecError: there is no server at `url`, no such model on it, or the model takes no pixels.
-    """
-    name = await find_model(session, url, model)
-    if name is None:
-        raise SpecError(f"{url} does not list its models; name one with --model")
-    path = f"{url}/v2/models/{quote(name, safe='')}"
-    status, body = await fetch(session, "GET", url, path)
-    if status != OK:
-        raise SpecError(f"{path} responds {status} instead of the model's metadata; check the URL and --model")
-    document, tensor = _pixel_request(_read_metadata(body, path))
-    headers = {"Inference-Header-Content-Length": str(len(document)), "Content-Type": "application/octet-stream"}
-    return PostSender(session, f"{path}/infer", repeat(document + tensor), headers)
-
-
-def sample_photograph() -> Path:
-    """Path of matplotlib's sample photograph, found without importing matplotlib, which takes half a second."""
-    spec = importlib.util.find_spec("matplotlib")
-    if spec is None or spec.origin is None:
-        raise SpecError("matplotlib and its sample photograph are not installed; give --image FILE")
-    return Path(spec.origin).parent / "mpl-data" / "sample_data" / "grace_hopper.jpg"
-
-
-class _Tensor(BaseModel):
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class _Metadata(BaseModel):
-    inputs: list[_Tensor] = Field(min_length=1)
-    outputs: list[_Tensor] = Field(min_length=1)
-
-
-class _Listed(BaseModel):
-    name: str
-    state: str = "READY"
-
-
-def _read_metadata(body: bytes, path: str) -> _Metadata:
-    try:
-        metadata = _Metadata.model_validate_json(body)
-    except ValidationError as error:
-        raise SpecError(f"{path} is no model metadata ({error.errors()[0]['msg']}); check the URL") from None
-    tensor = metadata.inputs[0]
-    if tensor.datatype != "UINT8" or len(tensor.shape) != 4 or min(tensor.shape[1:]) < 1 or tensor.shape[3] != 3:
-        raise SpecError(f"{path} takes {tensor.datatype} {tensor.shape}, not UINT8 [-1, H, W, 3]; leave out --pixels")
-    return metadata
-
-
-def _pixel_request(metadata: _Metadata) -> tuple[bytes, bytes]:
-    """Make the JSON document and the binary tensor; the output is limited to the best class to keep responses small."""
-    tensor, output = metadata.inputs[0], metadata.outputs[0]
-    shape = [1, *tensor.shape[1:]]
-    values = np.random.default_rng(0).integers(0, 256, shape, np.uint8).tobytes()
-    entry = {"name": tensor.name, "datatype": "UINT8", "shape": shape, "parameters": {"binary_data_size": len(values)}}
-    best = {"name": output.name, "parameters": {"classification": 1, "binary_data": False}}
-    return orjson.dumps({"inputs": [entry], "outputs": [best]}), values
-
-
-async def find_model(session: aiohttp.ClientSession, url: str, model: str | None) -> str | None:
-    """Find the model to send requests to; None if the server does not list its models (it may still serve one).
-
-    Raises:
-        SpecError: no server, no such model, several to choose from, or an API key that is missing or wrong.
-    """
-    status, body = await fetch(session, "POST", url, f"{url}/v2/repository/index")
-    if status in KEY_ERRORS:
-        raise SpecError(f"{url} {KEY_ERRORS[status]}; give --api-key KEY, or set BATCHWRIGHT_API_KEY")
-    try:
-        listed = TypeAdapter(list[_Listed]).validate_json(body) if status == OK else None
-    except ValidationError:
-        listed = None
-    if listed is None:
-        return model
-    ready = [entry.name for entry in listed if entry.state == "READY"]
-    if model in ready or (model is None and len(ready) == 1):
-        return model or ready[0]
-    names = ", ".join(ready) or "none"
-    problem = "is ready with several or no models" if model is None else f"has no model {model!r} that is ready"
-    raise SpecError(f"{url} {problem} (ready: {names}); choose one with --model, or wait for it")
-
-
-async def fetch(session: aiohttp.ClientSession, method: str, url: str, path: str) -> tuple[int, bytes]:
-    """Send one request to the server at `url` before the load starts; return status and body.
-
-    Raises:
-        SpecError: no server responds.
-    """
-    try:
-        async with session.request(method, path, timeout=_SETUP_TIMEOUT) as response:
-            return response.status, await response.read()
-    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise SpecError(f"no server responds at {url} ({reason}); start one with serve-model, or fix the URL") from None

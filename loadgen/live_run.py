@@ -11,9 +11,12 @@ from aiohttp import ClientSession
 
 from loadgen import client
 from loadgen.client import RunLog
+from loadgen.image_requests import image_content, pixel_content, takes_images
+from loadgen.model_metadata import ModelMetadata, find_model, read_metadata
 from loadgen.progress import INTERVAL, Progress
 from loadgen.schedule import Schedule
-from loadgen.text_requests import text_sender
+from loadgen.tensor_requests import tensor_content
+from loadgen.text_requests import takes_texts, text_content
 from policies.types import SpecError
 
 
@@ -28,7 +31,9 @@ class LoadTarget:
         pixels: whether to send raw pixels by the Open Inference Protocol instead of an image.
         give_up_after: time-out of a request, s.
         key: API key; None for a server without keys.
-        lengths: lengths of the texts to send in order, tokens; None sends one image or one text, as the model takes.
+        lengths: lengths of the texts to send in order, tokens; None sends texts of one length.
+        sample: file with the sample to send as tensors; None sends an image, a text or synthetic samples, as the model
+            takes.
     """
 
     url: str
@@ -38,19 +43,41 @@ class LoadTarget:
     give_up_after: float = client.GIVE_UP_AFTER
     key: str | None = None
     lengths: Sequence[int] | None = None
+    sample: Path | None = None
 
-    async def sender(self, session: ClientSession) -> client.Sender:
+    async def sender(self, session: ClientSession) -> client.PostSender:
         """Make the sender for the model's input.
 
         Raises:
             SpecError: there is no server, or no model on it that takes this content.
         """
+        name = await find_model(session, self.url, self.model)
+        metadata = None if name is None else await read_metadata(session, self.url, name)
+        if metadata is not None:
+            content = self._content(metadata)
+        elif self.pixels or self.sample is not None or self.lengths is not None:
+            raise SpecError(
+                f"{self.url} has no metadata of {name or 'its model'}; name one with --model, check the URL"
+            )
+        else:
+            content = image_content(name, self.image)
+        return client.PostSender(session, self.url, content)
+
+    def _content(self, model: ModelMetadata) -> client.RequestContent:
+        """The content of the requests: the one that is asked for, or what the model takes."""
+        if self.sample is not None:
+            return tensor_content(model, self.sample)
         if self.pixels:
-            return await client.pixel_sender(session, self.url, self.model)
-        found = None if self.image else await text_sender(session, self.url, self.model, self.lengths)
-        if found is None and self.lengths is not None:
-            raise SpecError(f"the model at {self.url} takes no text, and only texts have sizes; leave out --sizes")
-        return found or await client.image_sender(session, self.url, self.model, self.image)
+            return pixel_content(model)
+        if takes_images(model) and self.lengths is None:
+            return image_content(model.name, self.image)
+        if self.image is not None:
+            raise SpecError(f"{model.name} takes {model.input_names()}, no image; leave out --image")
+        if takes_texts(model):
+            return text_content(model, self.lengths)
+        if self.lengths is not None:
+            raise SpecError(f"{model.name} takes no text, and only texts have sizes; leave out --sizes")
+        return tensor_content(model, None)
 
     def share(self, first: int, step: int) -> "LoadTarget":
         """The target of a process that sends only every `step`-th request, from the `first` on."""

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import aiohttp
 
-from loadgen.client import KEY_ERRORS, find_model, open_session, read_object
+from loadgen.client import open_session, read_object
+from loadgen.model_metadata import KEY_ERRORS, find_model
 from loadgen.report import OK
 from policies.types import SpecError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -17,20 +17,29 @@ from policies import files
 from policies.charts.plots import plot_profile
 from policies.command import check_files, run
 from policies.profile import Profile, load_profile
+from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
 from profiler import cache
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.energy_sweep import EnergySweep, make_rig, with_energy
 from profiler.first_profile import make_subject
 from profiler.lengths import power_of_two_sizes, with_lengths
-from profiler.measure import MeasurementPlan, OnProgress, Subject, full_plan, measure_service_times, quick_plan
+from profiler.measure import (
+    MeasurementPlan,
+    OnProgress,
+    Subject,
+    full_plan,
+    measure_service_times,
+    one_line_errors,
+    quick_plan,
+)
 from profiler.preflight import preflight
 from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
-from server.models.sources import source_of
+from server.models.sources import ModelSource, source_of
 from server.models.weights import check_weights
 
 _DEFAULT_MAX_BATCH_SIZE = 32
@@ -98,6 +107,10 @@ def profile_model(
             "does not depend on their values, so that auto is the default."
         ),
     ] = "auto",
+    sample: Annotated[
+        Path | None,
+        typer.Option(help=f"Measure with this sample in place of synthetic ones, for a NAME=SOURCE: {SAMPLE_USAGE}."),
+    ] = None,
     stages: Annotated[
         int | None,
         typer.Option(min=1, max=64, help="Split the network into this many stages and measure each as well."),
@@ -119,7 +132,7 @@ def profile_model(
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    job = _make_job(model, device, weights, max_batch_size, stages)
+    job = _make_job(model, device, weights, max_batch_size, stages, sample)
     if quick and job.key is not None and cache.load_cached_profile(job.key) is not None:
         job = replace(job, key=None)  # a quick profile must not replace a cached full one
     profile, sweep = _measure(job, _Plans(quick, energy_time))
@@ -133,48 +146,60 @@ def profile_model(
         _print_paths(output, job.key)
 
 
-def _make_job(model: str, device: str, weights: str, max_batch_size: int | None, stages: int | None) -> _ProfilingJob:
+def _make_job(
+    model: str, device: str, weights: str, max_batch_size: int | None, stages: int | None, sample: Path | None
+) -> _ProfilingJob:
     check_weights(weights)
+    model, _, spec = model.partition("=")
+    source = source_of(spec or model)
+    samples = None if sample is None else [source.read_sample(sample)]
     if device.startswith("emulated:"):
         profile = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
         known = profile.stages if profile.stage_service_times else None
-        job = _emulated_job(model, profile if stages in (None, known) else profile.in_stages(stages))
+        job = _emulated_job(model, source, profile if stages in (None, known) else profile.in_stages(stages), samples)
     else:
         with Console(stderr=True).status(f"loading {model}"):
-            job = _torch_job(model, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages)
+            job = _torch_job(model, source, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages, samples)
     return replace(job, stages=stages)
 
 
-def _emulated_job(model: str, profile: Profile) -> _ProfilingJob:
-    meter = CountingMeter()
-    executor = ThreadExecutor(EmulatedDevice({model: profile}, meter))
-    subject = Subject(executor, model, [np.zeros(8, np.uint8)], meter)
+def _emulated_job(model: str, source: ModelSource, profile: Profile, samples: Sequence[Any] | None) -> _ProfilingJob:
+    meter, served = CountingMeter(), source.emulate(model, profile.max_batch_size)
+    profile = profile.truncated(served.max_batch_size)
+    executor = ThreadExecutor(EmulatedDevice({model: profile}, meter, {model: served.codec}))
+    subject = make_subject(executor, served, meter, samples)
     name, device = f"{model}-emulated-{profile.name}", f"emulated:{profile.name}"
     return _ProfilingJob(executor, subject, name, device, _versions(), profile.max_batch_size)
 
 
-def _torch_job(model: str, device: str, weights: str, max_batch_size: int, stages: int | None) -> _ProfilingJob:
+def _torch_job(
+    model: str,
+    source: ModelSource,
+    device: str,
+    weights: str,
+    max_batch_size: int,
+    stages: int | None,
+    samples: Sequence[Any] | None,
+) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
-    from server.backends.loading import load_models, make_device
+    from server.backends.loading import make_device
     from server.backends.torch_device import autotunes, device_settings, resolve_device
 
     place, device_name = resolve_device(device)
     found = preflight(str(place))
-    model, _, spec = model.partition("=")
-    spec = spec or model
-    source = source_of(spec)
     source.check(model, weights, stages)
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
-    ((served, net),) = load_models({model: spec}, {model: weights}, {model: max_batch_size}, stages or 1)
+    served, net = source.load(model, weights, max_batch_size, stages or 1)
     models = make_device([(served, net)], place)
     executor = ThreadExecutor(models)
-    executor.call(models.load).result()
+    with one_line_errors(f"{model}: loading"):
+        executor.call(models.load).result()
     setting = ", ".join(filter(None, (device_settings(place, stages=stages), source.settings(model))))
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.CacheKey(model, device_name, max_batch_size, setting)
-    subject = make_subject(executor, served, meter_for(str(place)))
+    subject = make_subject(executor, served, meter_for(str(place)), samples)
     name = f"{model}-{cache.slug(device_name)}"
     return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
 

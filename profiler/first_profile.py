@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -100,10 +102,24 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     return cache.CacheKey(model, device_name, largest, about)
 
 
-def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
-    """A served model with synthetic samples, on a device with this meter."""
-    samples = model.codec.synthetic_samples(16, np.random.default_rng(1))
-    return Subject(executor, model.name, samples, meter, model.codec if model.codec.lengths else None)
+def make_subject(
+    executor: Executor, model: ServedModel, meter: EnergyMeter, samples: Sequence[Any] | None = None
+) -> Subject:
+    """A served model on a device with this meter.
+
+    Args:
+        executor: runs the model.
+        model: the model.
+        meter: the device's meter.
+        samples: decoded inputs; None for synthetic ones. Of a model whose inputs vary in shape only those with the
+            shape of the first are used, since samples of different shapes share no batch.
+    """
+    codec, shape = model.codec, ""
+    samples = samples or codec.synthetic_samples(16, np.random.default_rng(1))
+    if codec.varies_in_shape:
+        shape = codec.shape_of(samples[0])
+        samples = [sample for sample in samples if codec.shape_of(sample) == shape]
+    return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
 
 
 def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey) -> Profile:

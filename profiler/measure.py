@@ -9,7 +9,8 @@ coefficient of variation and confidence interval are over the remaining repeats.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isinf, sqrt
 from typing import Any
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
+from policies.types import SpecError
 from profiler.batch_load import make_batch
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
+from server.errors import OutOfMemoryError, one_line
 from server.models.model import Codec
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
@@ -41,6 +44,7 @@ class Subject:
         meter: read before and after each batch if it counts single batches. A sensor's steps are too long for that:
             see profiler/energy_sweep.py.
         texts: the text codec of a text model, whose service time depends on length.
+        shape: shape of the samples of a model whose inputs vary in shape; else empty.
     """
 
     executor: Executor
@@ -48,6 +52,7 @@ class Subject:
     samples: Sequence[Any]
     meter: EnergyMeter
     texts: Codec | None = None
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +107,11 @@ class SizeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Estimates of all measured sizes, ascending, and the meter's name."""
+    """Estimates of all measured sizes, ascending, the meter's name, and the shape of the samples if it varies."""
 
     estimates: tuple[SizeEstimate, ...]
     meter: str
+    shape: str = ""
 
     def profile(self, name: str, model: str, device: str, about: str = "") -> Profile:
         """Profile of every size up to the largest; `about` (versions, threads) is appended to its note."""
@@ -151,6 +157,7 @@ class Measurement:
             f"service time through the executor, {fewest}{f' to {most}' if most > fewest else ''} repeats of each of "
             f"{len(repeats)} sizes in random order{', linear between them' if gaps else ''}; {precision}; "
             f"{outliers} outliers of {sum(repeats) + outliers} repeats dropped"
+            f"{self.shape and f'; samples of shape {self.shape}'}"
         )
 
 
@@ -198,7 +205,18 @@ async def measure_service_times(
                 await runs.repeat(size)
             on_progress(runs.progress(time.monotonic() - start))
     on_progress(1.0)
-    return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source)
+    return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source, subject.shape)
+
+
+@contextmanager
+def one_line_errors(what: str) -> Iterator[None]:
+    """Report an exception of a user's model as SpecError; `what` failed. A lack of memory is left to the caller."""
+    try:
+        yield
+    except (SpecError, OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise SpecError(f"{what} failed with {type(error).__name__}: {one_line(error)}") from error
 
 
 class _Runs:
@@ -228,7 +246,8 @@ class _Runs:
         subject = self._subject
         batch = Batch(subject.model, make_batch(subject.samples, size))
         before = self._joules_so_far()
-        completion = await subject.executor.run(batch)
+        with one_line_errors(f"{subject.model}: a batch of {size}"):
+            completion = await subject.executor.run(batch)
         after = self._joules_so_far()
         joules = None if before is None or after is None else after - before
         return completion.finished - completion.started, joules

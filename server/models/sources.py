@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.model import Model
+from policies.sample_file import read_sample
 from policies.types import SpecError
 from server.models.images import emulated_model
 from server.models.model import ServedModel
+from server.models.signature import DTYPES
 from server.models.tensor_codec import TensorCodec, check_sample
 from server.models.text_model_spec import check_text, is_text, model_settings
 from server.models.weights import is_weights_file
@@ -58,6 +60,14 @@ class ModelSource(ABC):
             SpecError: an emulated device cannot serve it.
         """
         return emulated_model(name, max_batch_size)
+
+    def read_sample(self, path: Path) -> Any:
+        """Read the sample of a file, for measurements.
+
+        Raises:
+            SpecError: the model takes no such samples, or this one does not fit.
+        """
+        raise SpecError(f"--sample is for FILE.py:CLASS, FILE.pt2 and FILE.onnx, not for {self.spec}; leave it out")
 
     def settings(self, name: str) -> str:
         """Settings that change service times, for a profile's note and its key in the cache."""
@@ -126,6 +136,11 @@ class TensorSource(ModelSource):
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
         """The model's tensors, with made-up values."""
         return self._served(name, max_batch_size, "emulated")
+
+    def read_sample(self, path: Path) -> Any:
+        """Read arrays by input name."""
+        inputs = self._model().inputs
+        return read_sample(path, {name: (DTYPES[each.datatype], each.shape) for name, each in inputs.items()})
 
     def settings(self, name: str) -> str:
         """A digest of the file; its neighbours and data are not part of it."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from loadgen.cli import lateness_warning, main
 from loadgen.history import RunResult
 from loadgen.report import Record, make_report, outcome_from_records
 from tests.loadgen.test_report import KEYS
-from tests.support.stub_server import Stub, busy, serving_in_a_thread
+from tests.support.stub_server import FACTS, METADATA, Stub, busy, serving_in_a_thread
 
 SIMULATE = ["--simulate", "googlenet-tesla-p4"]
 GREEDY = [*SIMULATE, "--policy", "greedy"]
@@ -81,6 +82,23 @@ def test_a_live_run_prints_the_keys_of_the_contract(shell: Shell, how: list[str]
     assert content["mean_batch_size"] == pytest.approx(2.0)
     assert content["energy_per_request_mj"] == pytest.approx(30.0)
     assert content["slo_attainment"] is None
+
+
+def test_a_model_of_named_tensors_gets_the_given_sample(shell: Shell, tmp_path: Path) -> None:
+    async def with_binary_output(_: web.Request) -> web.Response:
+        document = json.dumps({"model_name": "tiny", "parameters": FACTS, "outputs": []}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(document))}
+        return web.Response(body=document + bytes(8), headers=headers)
+
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}, {"name": "n", "datatype": "INT32", "shape": [-1]}]
+    path = tmp_path / "sample.json"
+    path.write_text('{"x": [0.5, 2], "n": 7}')
+    stub = Stub([with_binary_output] * 1000, metadata=METADATA | {"inputs": inputs})
+    with serving_in_a_thread(stub) as url:
+        content = shell.report(url, *LOAD, "--model", "tiny=some/file.py:Tiny", "--sample", str(path))
+    assert content["ok"] == content["scheduled"] == len(stub.calls) > 0
+    assert content["mean_batch_size"] == pytest.approx(2.0)
+    assert {body[-12:] for _, _, body in stub.calls} == {struct.pack("<ffi", 0.5, 2, 7)}
 
 
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100,slack=oracle", "catch-up:slo_ms=100"])
@@ -227,6 +245,10 @@ def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> No
         ([*SIMULATE, *LOAD], "--policy SPEC"),
         ([*GREEDY, "--pixels", *LOAD], "are for a server"),
         ([URL, "--pixels", "--image", "x.jpg", *LOAD], "exclude each other"),
+        ([URL, "--pixels", "--sample", "x.json", *LOAD], "--sample excludes"),
+        ([URL, "--sizes", "uniform:1:2", "--sample", "x.json", *LOAD], "--sample excludes"),
+        ([*GREEDY, "--sample", "x.json", *LOAD], "--sample is for a server"),
+        ([URL, "--sample", "x.json", *LOAD], "no file 'x.json'"),
         ([*SIMULATE, "--compare", "greedy", "--output", "x", *LOAD], "--output takes one run"),
         (["127.0.0.1:8000", *LOAD], "is no URL"),
         ([URL, *LOAD], "no server responds at http://127.0.0.1:1"),

@@ -1,20 +1,17 @@
 """Tests of the open-loop client: sending on schedule, records, and failing responses."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 
-from loadgen import client
 from loadgen.client import Response, RunLog, offer, open_session
+from loadgen.live_run import LoadTarget
 from loadgen.report import Record
-from policies.types import SpecError
-from tests.support.stub_server import METADATA, Stub, busy, hang_up, hold, serving
+from tests.support.stub_server import Stub, busy, hang_up, hold, serving
 from tests.support.virtual_clock import virtual_loop
 
 TIMEOUT = 30.0  # s; reached only if a test fails
@@ -51,11 +48,7 @@ def with_server(stub: Stub, scenario: Callable[[ClientSession, str], Coroutine[A
 def send_requests(stub: Stub, requests: int, pixels: bool = False, timeout: float = TIMEOUT) -> list[Record]:
     async def scenario(session: ClientSession, url: str) -> list[Record]:
         log = RunLog()
-        sender: client.Sender = (
-            await client.pixel_sender(session, url, None)
-            if pixels
-            else await client.image_sender(session, url, None, None)
-        )
+        sender = await LoadTarget(url, pixels=pixels).sender(session)
         await offer(sender, np.arange(requests) * 1e-3, log)
         assert log.errors == sum(record.status != 200 for record in log.records)
         return sorted(log.records, key=lambda record: record.scheduled)
@@ -136,30 +129,6 @@ def test_the_facts_of_a_response_are_recorded_in_base_units(pixels: bool) -> Non
     assert record.scheduled <= record.sent <= record.finished
 
 
-def test_the_photograph_is_sent_unchanged_to_predict() -> None:
-    stub = Stub()
-    send_requests(stub, 2)
-    path, headers, body = stub.calls[1]
-    assert path == "/predict/tiny"
-    assert body == client.sample_photograph().read_bytes()
-    assert headers["Content-Type"] == "image/jpeg"
-    assert headers["Accept-Encoding"] == "identity"
-
-
-def test_pixels_are_sent_as_one_binary_tensor_of_the_models_size() -> None:
-    stub = Stub()
-    send_requests(stub, 1, pixels=True)
-    path, headers, body = stub.calls[0]
-    length = int(headers["Inference-Header-Content-Length"])
-    document = json.loads(body[:length])
-    assert path == "/v2/models/tiny/infer"
-    assert len(body) - length == 4 * 5 * 3
-    assert document["inputs"] == [
-        {"name": "image", "datatype": "UINT8", "shape": [1, 4, 5, 3], "parameters": {"binary_data_size": 60}}
-    ]
-    assert document["outputs"] == [{"name": "logits", "parameters": {"classification": 1, "binary_data": False}}]
-
-
 @pytest.mark.parametrize("pixels", [False, True])
 def test_the_load_continues_after_rejected_requests_and_lost_connections(pixels: bool) -> None:
     records = send_requests(Stub([None, busy, hang_up, busy]), 6, pixels)
@@ -171,7 +140,7 @@ def test_a_response_that_never_comes_is_a_timeout() -> None:
     never = asyncio.Event()
 
     async def scenario(session: ClientSession, url: str) -> list[Record]:
-        sender = await client.image_sender(session, url, None, None)
+        sender = await LoadTarget(url).sender(session)
         log = RunLog()
         await offer(sender, [0.0], log)
         never.set()  # so that the server can stop
@@ -195,76 +164,3 @@ def test_sending_waits_for_a_start_in_the_future() -> None:
     loop.run_until_complete(offer(Slow(), [0.0, 1.0], log, loop.time, start=loop.time() + 3.0))
     loop.close()
     assert [(r.scheduled, r.sent) for r in log.records] == [(0.0, 0.0), (1.0, 1.0)]
-
-
-def test_the_api_key_is_sent_and_a_missing_key_is_an_error() -> None:
-    async def scenario(session: ClientSession, url: str) -> None:
-        with pytest.raises(SpecError, match="requires an API key; give --api-key"):
-            await client.find_model(session, url, None)
-        async with open_session(key="secret") as keyed:
-            assert await client.find_model(keyed, url, None) == "tiny"
-
-    with_server(Stub(key="secret"), scenario, TIMEOUT)
-
-
-def test_a_server_that_does_not_respond_is_an_error_with_its_url() -> None:
-    async def main() -> None:
-        async with open_session() as session:
-            await client.image_sender(session, "http://127.0.0.1:1", None, None)
-
-    with pytest.raises(SpecError, match=r"no server responds at http://127.0.0.1:1 .*serve-model"):
-        asyncio.run(main())
-
-
-def prepare(stub: Stub, model: str | None, pixels: bool = False) -> str:
-    """The path that requests are sent to."""
-
-    async def scenario(session: ClientSession, url: str) -> str:
-        sender = (
-            await client.pixel_sender(session, url, model)
-            if pixels
-            else await client.image_sender(session, url, model, None)
-        )
-        return sender.url.removeprefix(url)
-
-    path = with_server(stub, scenario, TIMEOUT)
-    assert isinstance(path, str)
-    return path
-
-
-def test_requests_go_to_predict_if_the_server_lists_no_models() -> None:
-    assert prepare(Stub(models=None), None) == "/predict"
-    assert prepare(Stub(models={"error": "what?"}), "a b/c") == "/predict/a%20b%2Fc"
-
-
-READY, LOADING = {"name": "tiny", "state": "READY"}, {"name": "other", "state": "UNAVAILABLE"}
-
-
-def test_the_only_ready_model_is_used() -> None:
-    assert prepare(Stub(models=[LOADING, READY]), None) == "/predict/tiny"
-    assert prepare(Stub(models=[LOADING, READY]), None, pixels=True) == "/v2/models/tiny/infer"
-
-
-@pytest.mark.parametrize(
-    ("stub", "model", "words"),
-    [
-        (Stub(models=[READY, {"name": "second"}]), None, r"several or no models \(ready: tiny, second\); .*--model"),
-        (Stub(models=[LOADING]), None, r"\(ready: none\)"),
-        (Stub(), "huge", r"no model 'huge' .*\(ready: tiny\)"),
-        (Stub(models=None), None, "does not list its models"),
-        (Stub(models=None), "huge", "responds 404"),
-        (Stub(metadata={"inputs": []}), None, "no model metadata"),
-        (Stub(metadata=METADATA | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}), None, "FP32"),
-    ],
-)
-def test_an_unusable_model_is_an_error_before_the_load(stub: Stub, model: str | None, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        prepare(stub, model, pixels=True)
-
-
-def test_an_image_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    async def scenario(session: ClientSession, url: str) -> None:
-        await client.image_sender(session, url, None, tmp_path)
-
-    with pytest.raises(SpecError, match="cannot read the image"):
-        with_server(Stub(), scenario, TIMEOUT)

@@ -1,16 +1,19 @@
 """Tests of live runs: several processes, policy swaps, and the progress line."""
 
+import asyncio
 import os
 import signal
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 
 from loadgen import processes
-from loadgen.client import RunLog
+from loadgen.client import RunLog, open_session
 from loadgen.live_run import LoadTarget
 from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.processes import process_count
@@ -18,7 +21,7 @@ from loadgen.progress import Progress, progress_line
 from loadgen.report import Record
 from loadgen.schedule import Schedule
 from policies.types import SpecError
-from tests.support.stub_server import Stub, busy, serving_in_a_thread
+from tests.support.stub_server import METADATA, Stub, busy, serving, serving_in_a_thread
 
 
 def quiet(schedule: Schedule) -> Progress:
@@ -50,6 +53,62 @@ def test_an_error_in_a_worker_process_is_raised_in_the_parent() -> None:
     schedule = Schedule(np.zeros(2), 1.0)
     with serving_in_a_thread(Stub()) as url, pytest.raises(SpecError, match="no model 'huge'"):
         processes.run_load_in_processes(LoadTarget(url, "huge"), schedule, quiet(schedule), RunLog(), 2)
+
+
+VECTOR = METADATA | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}
+TEXT = METADATA | {
+    "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}],
+    "parameters": {"max_tokens": 64, "vocabulary": 5, "pad_token_id": 2},
+}
+TOKENS = TEXT | {"parameters": {"weights": "model.onnx"}}  # a user's model with that name of an input
+
+
+def path_of(stub: Stub, model: str | None = None, **content: Any) -> str:
+    """The path that requests are sent to."""
+
+    async def main() -> str:
+        async with serving(stub) as url, open_session() as session:
+            return (await LoadTarget(url, model, **content).sender(session)).content.path
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "content", "path"),
+    [
+        (METADATA, {}, "/predict/tiny"),
+        (METADATA, {"pixels": True}, "/v2/models/tiny/infer"),
+        (TEXT, {}, "/predict/tiny"),
+        (TEXT, {"lengths": [3]}, "/v2/models/tiny/infer"),
+        (TOKENS, {}, "/v2/models/tiny/infer"),
+        (VECTOR, {}, "/v2/models/tiny/infer"),
+    ],
+)
+def test_the_content_is_what_the_model_takes(metadata: Any, content: dict[str, Any], path: str) -> None:
+    assert path_of(Stub(metadata=metadata), **content) == path
+
+
+def test_an_image_is_sent_to_a_server_without_metadata() -> None:
+    assert path_of(Stub(models=None)) == "/predict"
+    assert path_of(Stub(models=None), "huge") == "/predict/huge"
+
+
+@pytest.mark.parametrize(
+    ("stub", "content", "words"),
+    [
+        (Stub(models=None), {"pixels": True}, "has no metadata of its model; name one with --model"),
+        (Stub(models=None), {"model": "huge", "pixels": True}, "has no metadata of huge"),
+        (Stub(models=None), {"lengths": [1]}, "has no metadata of its model"),
+        (Stub(models=None), {"sample": Path("x.json")}, "has no metadata of its model"),
+        (Stub(metadata=VECTOR), {"pixels": True}, r"tiny takes x as FP32 \[-1, 4\], not UINT8"),
+        (Stub(metadata=VECTOR), {"image": Path("x.jpg")}, r"takes x as FP32 \[-1, 4\], no image; leave out --image"),
+        (Stub(metadata=VECTOR), {"lengths": [1]}, "takes no text, .*leave out --sizes"),
+        (Stub(metadata=VECTOR), {"sample": Path("x.txt")}, "unknown type of the sample 'x.txt'"),
+    ],
+)
+def test_content_that_the_model_does_not_take_is_an_error(stub: Stub, content: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        path_of(stub, **content)
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(10, 1), (2500, 3)])

@@ -9,6 +9,8 @@ import pytest
 from policies import files
 from policies.profile import load_profile
 from profiler.cli import main
+from profiler.first_profile import FirstProfiles
+from server.config import read_settings
 
 P4 = "emulated:googlenet-tesla-p4"
 
@@ -105,10 +107,101 @@ def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
     assert json.loads(cached.read_text()) == profile
 
 
+MODEL = """
+from batchwright import Model, Tensor
+
+
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [-1, 2]), "k": Tensor("INT32")}
+    outputs = {"y": Tensor("FP32", [-1, 2])}
+    max_batch_size = 3
+
+    def run(self, x, k):
+        return {"y": x * k[:, None, None].astype("f4")}
+
+
+class Broken(Mine):
+    def run(self, x, k):
+        raise KeyError("the table")
+
+
+class Unloadable(Mine):
+    def load(self, device):
+        raise OSError("no such weights")
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> str:
+    path = tmp_path / "models.py"
+    path.write_text(MODEL)
+    return str(path)
+
+
+def test_a_model_of_named_tensors_is_measured_up_to_its_own_largest_batch_and_cached(
+    run: Run, model_file: str, tmp_path: Path
+) -> None:
+    spec = f"mine={model_file}:Mine"
+    code, out, _ = run(spec, "--device", "cpu", "--quick", "--json", "--energy-time", "0")
+    profile = json.loads(out)
+    assert (code, profile["model"], profile["batch_size"]) == (0, "mine", [1, 2, 3])
+    assert "; samples of shape 16x2" in profile["note"]
+    settings = read_settings({"models": [spec], "device": "cpu"}, None).settings
+    assert settings is not None
+    cached = FirstProfiles().cached(settings, "mine", 3)
+    assert cached is not None
+    assert cached.note == profile["note"]
+    Path(model_file).write_text(MODEL.replace("* k", "+ k"))
+    assert FirstProfiles().cached(settings, "mine", 3) is None, "another file"
+
+
+def test_the_sample_of_a_file_is_measured(run: Run, model_file: str, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.json"
+    sample.write_text('{"inputs": {"x": [[1, 2], [3, 4], [5, 6]], "k": 2}}')
+    for device in ("cpu", P4):
+        arguments = (f"mine={model_file}:Mine", "--device", device, "--quick", "--json", "--energy-time", "0")
+        code, out, _ = run(*arguments, "--sample", str(sample))
+        profile = json.loads(out)
+        assert (code, profile["model"], profile["batch_size"]) == (0, "mine", [1, 2, 3])
+        assert "; samples of shape 3x2" in profile["note"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Broken", "broken: a batch of 3 failed with KeyError: 'the table'"),
+        ("Unloadable", "broken: loading failed with OSError: no such weights"),
+    ],
+)
+def test_an_exception_of_the_model_is_one_line(run: Run, model_file: str, name: str, expected: str) -> None:
+    code, out, err = run(f"broken={model_file}:{name}", "--device", "cpu", "--quick", "--energy-time", "0")
+    assert (code, out) == (2, "")
+    assert expected in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"x": [[1, 2, 3]], "k": 2}', "input x has the shape [1, 3], the model takes [-1, 2]"),
+        ('{"x": [[1, 2]]}', "has x; give a value by name for each input of the model: x, k"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_one_line(
+    run: Run, model_file: str, tmp_path: Path, content: str, expected: str
+) -> None:
+    sample = tmp_path / "sample.json"
+    sample.write_text(content)
+    code, out, err = run(f"mine={model_file}:Mine", "--device", P4, "--sample", str(sample))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert expected in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ((), "MODEL"),
+        (("googlenet", "--device", P4, "--sample", "x.json"), "not for googlenet; leave it out"),
+        (("words=translator", "--device", P4), "words is a text model, which an emulated device does not serve"),
         (("m=translator", "--device", "cpu", "--stages", "2"), "leave out --stages"),
         (("net", "--nonsense"), "--nonsense"),
         (("net", "--max-batch-size", "0"), "--max-batch-size"),

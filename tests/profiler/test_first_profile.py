@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
+from batchwright import Model, Tensor
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
@@ -15,6 +17,8 @@ from profiler.first_profile import first_profile, make_subject
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.images import emulated_model
+from server.models.model import ServedModel
+from server.models.tensor_codec import TensorCodec
 
 KEY = CacheKey("net", "Some CPU", 4, "fp32")
 
@@ -73,6 +77,33 @@ def test_stages_are_measured_one_after_the_other() -> None:
     assert first.service_times == (7.0, 14.0, 21.0, 28.0)
     assert first.stage_service_times == tuple((b, 2 * b, 3 * b) for b in (1.0, 2.0, 3.0, 4.0))
     assert first.stage_overhead == pytest.approx([6 / 7] * 4)
+
+
+class Sentences(Model):
+    """Its samples have two shapes."""
+
+    inputs: ClassVar = {"ids": Tensor("INT64", [-1])}
+    outputs: ClassVar = {"y": Tensor("FP32", [1])}
+
+    def samples(self) -> Sequence[dict[str, Any]]:
+        return [{"ids": np.arange(length)} for length in (3, 5, 3)]
+
+
+def test_samples_of_one_shape_are_measured_and_the_note_names_it() -> None:
+    class OfOneShape(KnownExecutor):
+        def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+            assert {len(sample["ids"]) for sample in batch.inputs} == {3}
+            return super().run(batch)
+
+    model = Sentences()
+    served = ServedModel("net", TensorCodec(model, model.samples()), (), "sentences.py", 4)
+    profile = first_profile(make_subject(OfOneShape(), served, NoMeter()), 4, KEY, autotunes=False)
+    assert "; samples of shape 3; " in profile.note
+
+
+def test_the_samples_given_are_measured() -> None:
+    subject = make_subject(KnownExecutor(), emulated_model("net", 4), NoMeter(), ["a", "b"])
+    assert (subject.samples, subject.shape) == (["a", "b"], "")
 
 
 def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from policies.profile import parse_profile
+from policies.types import SpecError
 from profiler.measure import Measurement, MeasurementPlan, Subject, full_plan, measure_service_times, quick_plan
 from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, NoMeter
@@ -222,7 +223,7 @@ def test_a_failing_device_fails_the_measurement() -> None:
     def broken(size: int, earlier: int) -> float:
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(SpecError, match="net: a batch of 2 failed with RuntimeError: out of memory"):
         run(KnownExecutor(broken), full_plan(2))
 
 

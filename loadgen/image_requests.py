@@ -1,0 +1,69 @@
+"""Requests to an image model: an encoded image to /predict, or pixels by the Open Inference Protocol."""
+
+import importlib.util
+import mimetypes
+from itertools import repeat
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from loadgen.client import RequestContent
+from loadgen.model_metadata import ModelMetadata, TensorMetadata
+from loadgen.tensor_requests import tensor_body, tensor_headers
+from policies.types import SpecError
+
+
+def takes_images(model: ModelMetadata) -> bool:
+    """Whether the only input is `image`, of pixels."""
+    return len(model.inputs) == 1 and model.inputs[0].name == "image" and _is_pixels(model.inputs[0])
+
+
+def image_content(model: str | None, image: Path | None) -> RequestContent:
+    """Send one image to /predict.
+
+    Args:
+        model: model name; None for a server that does not list its models.
+        image: an image file; None is matplotlib's sample photograph.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    path = image or sample_photograph()
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image an image file") from None
+    target = "/predict" if model is None else f"/predict/{quote(model, safe='')}"
+    return RequestContent(
+        target, repeat(body), {"Content-Type": mimetypes.guess_type(path)[0] or "application/octet-stream"}
+    )
+
+
+def pixel_content(model: ModelMetadata) -> RequestContent:
+    """Send random pixels of the model's size; only the best class is requested, to keep responses small.
+
+    Raises:
+        SpecError: the model takes no pixels.
+    """
+    tensor = model.inputs[0]
+    if len(model.inputs) > 1 or not _is_pixels(tensor):
+        taken = model.input_names()
+        raise SpecError(f"{model.name} takes {taken}, not UINT8 [-1, H, W, 3]; leave out --pixels")
+    pixels = np.random.default_rng(0).integers(0, 256, tensor.sample_shape, np.uint8)
+    best = {"name": model.outputs[0].name, "parameters": {"classification": 1, "binary_data": False}}
+    length, body = tensor_body([(tensor, pixels)], {"outputs": [best]})
+    return RequestContent(model.infer_path, repeat(body), tensor_headers(length))
+
+
+def sample_photograph() -> Path:
+    """Path of matplotlib's sample photograph, found without importing matplotlib, which takes half a second."""
+    spec = importlib.util.find_spec("matplotlib")
+    if spec is None or spec.origin is None:
+        raise SpecError("matplotlib and its sample photograph are not installed; give --image FILE")
+    return Path(spec.origin).parent / "mpl-data" / "sample_data" / "grace_hopper.jpg"
+
+
+def _is_pixels(tensor: TensorMetadata) -> bool:
+    shape = tensor.sample_shape
+    return tensor.datatype == "UINT8" and len(shape) == 3 and min(shape) > 0 and shape[2] == 3

@@ -1,0 +1,71 @@
+"""Tests of requests to models of named tensors, whose bodies the server's own parser reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadgen.client import RequestContent
+from loadgen.model_metadata import ModelMetadata
+from loadgen.tensor_requests import SAMPLES, VARYING, tensor_content
+from policies.types import SpecError
+from server.api.open_inference.protocol import InferCall, parse_infer
+from server.models.signature import DTYPES, Signature, TensorSpec
+
+OUTPUT = {"name": "y", "datatype": "FP32", "shape": [-1, 1]}
+
+
+def model(**inputs: tuple[str, list[int]]) -> ModelMetadata:
+    """A model with these datatypes and shapes of one sample by input name."""
+    listed = [{"name": name, "datatype": kind, "shape": [-1, *shape]} for name, (kind, shape) in inputs.items()]
+    return ModelMetadata.model_validate({"name": "a b", "inputs": listed, "outputs": [OUTPUT]})
+
+
+def calls(described: ModelMetadata, content: RequestContent, count: int) -> list[InferCall]:
+    """The next calls as the server reads them."""
+    length = int(content.headers["Inference-Header-Content-Length"])
+    inputs = tuple(TensorSpec(each.name, {each.datatype: each.sample_shape}) for each in described.inputs)
+    signature = Signature(inputs, (TensorSpec("y", {"FP32": (1,)}),))
+    return [parse_infer(next(content.bodies), length, signature, 8) for _ in range(count)]
+
+
+def values(call: InferCall, name: str) -> Any:
+    return np.asarray(call.tensors[name].data).reshape(call.tensors[name].shape)
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_synthetic_samples_of_every_datatype_fit_the_signature(datatype: str) -> None:
+    described = model(x=(datatype, [3, -1]), scalar=(datatype, []))
+    content = tensor_content(described, None)
+    assert content.path == "/v2/models/a%20b/infer"
+    sent = calls(described, content, SAMPLES + 1)
+    assert {call.tensors["x"].shape for call in sent} == {(1, 3, VARYING)}
+    assert {call.tensors["scalar"].shape for call in sent} == {(1,)}
+    assert not (values(sent[0], "x") == values(sent[1], "x")).all()
+    assert (values(sent[0], "x") == values(sent[SAMPLES], "x")).all()
+    assert all(output.binary for output in sent[0].outputs)
+
+
+def test_the_sample_of_a_file_is_sent(tmp_path: Path) -> None:
+    described = model(ids=("INT64", [-1]), weights=("BF16", [2]), words=("BYTES", [2]), flag=("BOOL", []))
+    path = tmp_path / "sample.json"
+    sample = {"ids": [5, 6, 7], "weights": [0.5, -3.0], "words": ["größer", ""], "flag": True}
+    path.write_text(json.dumps({"inputs": sample}))
+    for call in calls(described, tensor_content(described, path), 2):
+        assert values(call, "ids").tolist() == [[5, 6, 7]]
+        assert values(call, "weights").tolist() == [[0.5, -3.0]]
+        assert values(call, "words").tolist() == [["größer".encode(), b""]]
+        assert values(call, "flag").tolist() == [True]
+
+
+def test_a_sample_that_does_not_fit_is_an_error_with_both_shapes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "sample.npz", x=np.zeros((1, 4)))
+    with pytest.raises(SpecError, match=r"input x has the shape \[1, 4\], the model takes \[4\]"):
+        tensor_content(model(x=("FP32", [4])), tmp_path / "sample.npz")
+
+
+def test_a_datatype_of_another_server_is_an_error() -> None:
+    with pytest.raises(SpecError, match=r"a b takes x as FP8 \[-1, 4\]; generate-load sends only BOOL, "):
+        tensor_content(model(x=("FP8", [4])), None)
