@@ -32,7 +32,7 @@ def read_sample(path: Path, inputs: Inputs) -> dict[str, NDArray[Any]]:
     if values.keys() != inputs.keys():
         found, wanted = ", ".join(values) or "nothing", ", ".join(inputs)
         raise SpecError(f"{path} has {found:.200}; give a value by name for each input of the model: {wanted}")
-    return {name: _checked(values[name], *wanted, f"{path}: input {name}") for name, wanted in inputs.items()}
+    return {name: checked_array(values[name], *wanted, f"{path}: input {name}") for name, wanted in inputs.items()}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             return dict(loaded)
 
 
-def _checked(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+def checked_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
     """An input of the sample as an array.
 
     Raises:

@@ -30,7 +30,6 @@ from profiler.measure import (
     Subject,
     full_plan,
     measure_service_times,
-    one_line_errors,
     quick_plan,
 )
 from profiler.preflight import preflight
@@ -192,8 +191,7 @@ def _torch_job(
     served, net = source.load(model, weights, max_batch_size, stages or 1)
     models = make_device([(served, net)], place)
     executor = ThreadExecutor(models)
-    with one_line_errors(f"{model}: loading"):
-        executor.call(models.load).result()
+    executor.call(models.load).result()
     setting = ", ".join(filter(None, (device_settings(place, stages=stages), source.settings(model))))
     for warning in found.warnings:
         _log.warning("%s", warning)

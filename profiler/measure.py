@@ -9,8 +9,7 @@ coefficient of variation and confidence interval are over the remaining repeats.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isinf, sqrt
 from typing import Any
@@ -20,12 +19,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
-from policies.types import SpecError
 from profiler.batch_load import make_batch
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
-from server.errors import OutOfMemoryError, one_line
 from server.models.model import Codec
+from server.models.python_source import one_line_errors
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
@@ -206,17 +204,6 @@ async def measure_service_times(
             on_progress(runs.progress(time.monotonic() - start))
     on_progress(1.0)
     return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source, subject.shape)
-
-
-@contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
-    """Report an exception of a user's model as SpecError; `what` failed. A lack of memory is left to the caller."""
-    try:
-        yield
-    except (SpecError, OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise SpecError(f"{what} failed with {type(error).__name__}: {one_line(error)}") from error
 
 
 class _Runs:

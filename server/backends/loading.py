@@ -11,6 +11,7 @@ from server.backends.tensor_device import TensorDevice
 from server.backends.torch_images import make_image_device
 from server.errors import DeviceLostError
 from server.models.model import ServedModel
+from server.models.python_source import one_line_errors
 from server.models.sources import LoadedModel, TensorSource, source_of
 from server.models.torchvision_source import PixelNet
 
@@ -67,10 +68,15 @@ class ModelDevices:
         return self._devices[batch.model].serve(batch)
 
     def load(self) -> None:
-        """Load the models that are loaded on the executor's thread."""
-        for device in self._devices.values():
+        """Load the models that are loaded on the executor's thread.
+
+        Raises:
+            SpecError: a model raised an exception.
+        """
+        for name, device in self._devices.items():
             if isinstance(device, TensorDevice):
-                device.load()
+                with one_line_errors(f"loading {name}"):
+                    device.load()
 
     def restart(self, model: str) -> None:
         """Load a model again, after a batch of it did not come to an end.

@@ -3,11 +3,15 @@
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
+from server.errors import OutOfMemoryError
+
+_PREFIX = "batchwright_models."  # of the names of imported files
 
 
 def load_class(spec: str) -> type[Model]:
@@ -40,15 +44,13 @@ def make_model(model_class: type[Model], spec: str) -> Model:
     Raises:
         SpecError: the constructor raised an exception, or needs arguments.
     """
-    try:
+    with one_line_errors(f"{spec}: creating the model"):
         return model_class()
-    except (Exception, SystemExit) as error:
-        raise SpecError(f"{spec}: the model cannot be created: {_where(error, spec.rpartition(':')[0])}") from error
 
 
 def _import(path: Path) -> object:
     """Import a file under a name of its own; a file that is imported already is not imported again."""
-    name = f"batchwright_models.{path}"
+    name = f"{_PREFIX}{path}"
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
@@ -59,23 +61,35 @@ def _import(path: Path) -> object:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs, as an import does: dataclasses and pickle look their module up
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+        with one_line_errors(f"the import of {path}"):
+            spec.loader.exec_module(module)
+    except SpecError:
         del sys.modules[name]
-        raise SpecError(f"{path} cannot be imported: {_where(error, str(path))}") from error
+        raise
     return module
 
 
-def _where(error: BaseException, file: str) -> str:
-    """The exception in one line, with the last line of the user's file that it passed."""
+@contextmanager
+def one_line_errors(what: str) -> Iterator[None]:
+    """Turn an exception of a user's model into a SpecError of one line, with the line of the file; `what` failed.
+
+    A lack of memory is left to the caller.
+    """
+    try:
+        yield
+    except (SpecError, OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{what} failed: {_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    """The exception in one line, with the last line of a model's file that it passed."""
     what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {what}"
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve() == Path(file).resolve()
-    ]
+    files = {name.removeprefix(_PREFIX) for name in sys.modules if name.startswith(_PREFIX)}
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"line {lines[-1]}: {what}" if lines else what
 
 

@@ -1,17 +1,21 @@
 """Where models come from: SPEC of NAME=SPEC, checked and described without loading what takes seconds to import."""
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from batchwright.model import Model
 from policies.sample_file import read_sample
 from policies.types import SpecError
+from server.errors import ModelError
 from server.models.images import emulated_model
 from server.models.model import ServedModel
+from server.models.python_source import one_line_errors
 from server.models.signature import DTYPES
 from server.models.tensor_codec import TensorCodec, check_sample
 from server.models.text_model_spec import check_text, is_text, model_settings
@@ -144,9 +148,8 @@ class TensorSource(ModelSource):
 
     def settings(self, name: str) -> str:
         """A digest of the file; its neighbours and data are not part of it."""
-        import hashlib
-
-        return f"{self._file.name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
+        digest = f"{self._file.name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
+        return f"{digest}, onnxruntime {_version('onnxruntime')}" if self._file.suffix == ".onnx" else digest
 
     def make(self) -> Model:
         """Make the model, without loading it.
@@ -176,14 +179,23 @@ class TensorSource(ModelSource):
     def _served(self, name: str, max_batch_size: int, weights: str) -> ServedModel:
         model = self._model()
         codec = TensorCodec(model)
+        with one_line_errors(f"{self.spec}: samples"):
+            given = list(model.samples())
         try:
-            samples = [check_sample(sample, codec.signature(0), "samples") for sample in model.samples()]
-        except Exception as error:
-            raise SpecError(f"{self.spec}: {type(error).__name__}: {error}") from error
+            samples = [check_sample(sample, codec.signature(0), "samples") for sample in given]
+        except ModelError as error:
+            raise SpecError(f"{self.spec}: {error}") from error
         if samples:
             codec = TensorCodec(model, samples)
         largest = min(max_batch_size, self.max_batch_size or max_batch_size)
         return ServedModel(name, codec, (), weights, largest)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 @cache

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from batchwright.model import Model
 from batchwright.model import Tensor as TensorType
+from policies.sample_file import checked_array
+from policies.types import SpecError
 from server.errors import BadInputError, ModelError, one_line, quote
 from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
@@ -168,16 +170,15 @@ def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
     if not isinstance(sample, Mapping) or sample.keys() != set(names):
         found = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
         raise ModelError(f"{origin} gives {found}; it has to give a value by name for {', '.join(names)}")
-    checked = {}
-    for spec in signature.inputs:
-        array = np.asarray(sample[spec.name])
-        dtype = DTYPES[spec.datatype]
-        if array.dtype.kind in "OSU" and dtype.hasobject:
-            array = array.astype(object)
-        if not np.can_cast(array.dtype, dtype, "same_kind") or not spec.accepts(spec.datatype, (1, *array.shape)):
-            raise ModelError(f"{origin} gives {spec.name} as {array.dtype} {[*array.shape]}; one sample of {spec}")
-        checked[spec.name] = array.astype(dtype, copy=False)
-    return checked
+    try:
+        return {
+            spec.name: checked_array(
+                sample[spec.name], DTYPES[spec.datatype], spec.sample_shape, f"{origin}: input {spec.name}"
+            )
+            for spec in signature.inputs
+        }
+    except SpecError as error:
+        raise ModelError(str(error)) from error
 
 
 def _specs(tensors: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:

@@ -223,7 +223,7 @@ def test_a_failing_device_fails_the_measurement() -> None:
     def broken(size: int, earlier: int) -> float:
         raise RuntimeError("out of memory")
 
-    with pytest.raises(SpecError, match="net: a batch of 2 failed with RuntimeError: out of memory"):
+    with pytest.raises(SpecError, match="net: a batch of 2 failed: RuntimeError: out of memory"):
         run(KnownExecutor(broken), full_plan(2))
 
 

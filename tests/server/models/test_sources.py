@@ -89,7 +89,7 @@ def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
         (VALID.replace("= 8", "= 0"), "max_batch_size is 0"),
         (VALID.replace("def run(self, x)", "def walk(self, x)"), "has no method `run`; write run(self, x)"),
         (VALID + "    def __init__(self):\n        raise KeyError('no')\n", "line 10: KeyError: 'no'"),
-        (VALID + "    def __init__(self, size):\n        pass\n", "cannot be created: TypeError"),
+        (VALID + "    def __init__(self, size):\n        pass\n", "creating the model failed: TypeError"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line_with_the_line_of_the_file(
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_file_is_one_line_with_the_line_of_the_file(
 def test_samples_of_a_class_have_to_fit_its_inputs(tmp_path: Path) -> None:
     code = VALID + '    def samples(self):\n        return [{"x": [1.0, 2.0, 3.0]}]\n'
     source = source_of(f"{python_file(tmp_path, code)}:Mine")
-    with pytest.raises(SpecError, match=r"samples gives x as float64 \[3\]; one sample of `x` as FP32 \[-1, 2\]"):
+    with pytest.raises(SpecError, match=r"samples: input x has the shape \[3\], the model takes \[2\]"):
         source.emulate("m", 8)
 
 

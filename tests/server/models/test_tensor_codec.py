@@ -158,7 +158,7 @@ def test_a_models_own_functions_decode_and_render() -> None:
     assert not codec.json_body
     (sample,) = inputs.read()
     np.testing.assert_array_equal(sample["x"], np.full((2, 3), 7, np.float32), strict=True)
-    assert sample["tag"].item() == "text/x"
+    assert sample["tag"].item() == b"text/x"
     assert codec.renders_slowly(OUTPUT)
     assert codec.render({**OUTPUT, "y": np.ones(2, np.float32)}, ()) == {"outputs": {"sum": 2.0, "text": "é"}}
 
@@ -170,7 +170,7 @@ def test_a_models_own_functions_decode_and_render() -> None:
         ("crash", ModelError, "decode of the model failed with RuntimeError"),
         ("exit", ModelError, "decode of the model failed with SystemExit"),
         ("short", ModelError, "decode gives x; it has to give a value by name for x, tag"),
-        ("other", ModelError, r"decode gives x as float32 \[3, 3\]; one sample of `x`"),
+        ("other", ModelError, r"decode: input x has the shape \[3, 3\], the model takes \[2, 3\]"),
     ],
 )
 def test_a_models_own_decode_may_fail(kind: str, error: type[Exception], message: str) -> None:
