@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchwright.model import Model
 from server.backends.executor import Batch
 from server.backends.torch_device import cpu_threads, translated_errors
-from server.errors import ModelError
+from server.errors import BadInputError, DeviceLostError, ModelError, OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.signature import DTYPES, TensorSpec
 
@@ -50,17 +50,31 @@ class TensorDevice:
         """For each sample its outputs, arrays by name.
 
         Raises:
+            BadInputError: the model failed on a single sample whose inputs have NaN or infinity.
             ModelError: the outputs do not fit the signature, or are not a number.
             Exception: whatever the model raises.
         """
         inputs = {spec.name: _stack(spec, batch.inputs) for spec in self._signature.inputs}
+        try:
+            return self._serve(inputs, len(batch.inputs))
+        except (OutOfMemoryError, DeviceLostError):
+            raise
+        except Exception as error:
+            odd = next((name for name, array in inputs.items() if not _is_finite(array)), None)
+            if odd is None or len(batch.inputs) > 1:
+                raise
+            raise BadInputError(
+                f"the model fails on input {odd}, which has NaN or infinity: {type(error).__name__}"
+            ) from error
+
+    def _serve(self, inputs: Mapping[str, NDArray[Any]], rows: int) -> Sequence[Mapping[str, NDArray[Any]]]:
         with translated_errors(self._device):
             outputs = self._run_torch(inputs) if self._model.torch else _without_exit(self._model.run, **inputs)
-            arrays = {spec.name: _checked(spec, outputs, len(batch.inputs)) for spec in self._signature.outputs}
+            arrays = {spec.name: _checked(spec, outputs, rows) for spec in self._signature.outputs}
         if len(outputs) > len(arrays):
             unknown = next(name for name in outputs if name not in arrays)
             raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
-        return [{name: array[row] for name, array in arrays.items()} for row in range(len(batch.inputs))]
+        return [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Run a model that takes tensors on the device; return arrays."""
@@ -86,6 +100,10 @@ def _without_exit(function: Any, *arguments: Any, **keywords: Any) -> Any:
 def _stack(spec: TensorSpec, samples: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
     """The samples of one input as a new array [n, ...]."""
     return np.stack([sample[spec.name] for sample in samples])
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _to_array(value: Any) -> Any:

@@ -15,7 +15,7 @@ from batchwright import Model, Tensor
 from server.backends.executor import Batch, ThreadExecutor, with_timeout
 from server.backends.loading import ModelDevices
 from server.backends.tensor_device import TensorDevice
-from server.errors import BatchTimeoutError, DeviceLostError, ModelError
+from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
 from server.models.model import ServedModel
 from server.models.tensor_codec import TensorCodec
 
@@ -92,6 +92,15 @@ def test_tensors_are_on_the_device_and_come_back_as_arrays() -> None:
 def test_outputs_that_do_not_fit_the_signature_are_named(outputs: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         returning(outputs).serve(batch(1, 2))
+
+
+def test_nan_in_and_nan_out_of_a_single_sample_is_bad_input() -> None:
+    device = returning(lambda x: {"y": x, "n": np.zeros(len(x), np.int64)})
+    with pytest.raises(BadInputError, match="fails on input x, which has NaN or infinity: ModelError"):
+        device.serve(batch(np.nan))
+    with pytest.raises(ModelError, match="NaN in output y"):  # halved until the sample is alone
+        device.serve(batch(np.nan, 1))
+    assert device.serve(batch(np.inf))[0]["y"].tolist() == [np.inf, np.inf]
 
 
 def test_sys_exit_is_an_error_of_the_batch() -> None:
