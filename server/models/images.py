@@ -185,7 +185,7 @@ class ImageCodec(Codec):
 def emulated_model(name: str, max_batch_size: int) -> ServedModel[ImageCodec]:
     """The model of an emulated device, without a network: 224 x 224 pixels in, 1000 classes out."""
     labels = tuple(f"class {index}" for index in range(EMULATED_CLASSES))
-    return ServedModel(name, ImageCodec(), labels, "emulated", max_batch_size)
+    return ServedModel(name, ImageCodec(), labels, "emulated", max_batch_size, "emulated")
 
 
 @cache

@@ -206,6 +206,7 @@ class ServedModel(Generic[Codec_co]):
         labels: one for each class, in the order of the logits; empty for a model that generates tokens.
         weights: "pretrained", "random", "emulated", or the name of the weights' file or folder.
         max_batch_size: the largest batch.
+        platform: the framework that runs it, for the protocol's documents.
         size_predictor: predicts service times of requests; None if they do not differ.
         signature: its inputs and outputs.
     """
@@ -215,6 +216,7 @@ class ServedModel(Generic[Codec_co]):
     labels: tuple[str, ...]
     weights: str
     max_batch_size: int
+    platform: str = "pytorch"
     size_predictor: SizePredictor | None = None
     signature: Signature = field(init=False)
 

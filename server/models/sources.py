@@ -135,11 +135,11 @@ class TensorSource(ModelSource):
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
         """Describe the model; a device makes and loads one of its own."""
-        return self._served(name, max_batch_size, self._file.name), self
+        return self._served(name, max_batch_size, self._file.name, self._platform()), self
 
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
         """The model's tensors, with made-up values."""
-        return self._served(name, max_batch_size, "emulated")
+        return self._served(name, max_batch_size, "emulated", "emulated")
 
     def read_sample(self, path: Path) -> Any:
         """Read arrays by input name."""
@@ -169,6 +169,11 @@ class TensorSource(ModelSource):
 
         return make_model(load_class(self.spec), self.spec)
 
+    def _platform(self) -> str:
+        if self._file.suffix == ".onnx":
+            return "onnxruntime"
+        return "pytorch" if self._model().torch else "python"
+
     def _model(self) -> Model:
         """A model for its signature, and for decoding and rendering."""
         if self._known is None:
@@ -176,7 +181,7 @@ class TensorSource(ModelSource):
             self.max_batch_size = self._known.max_batch_size
         return self._known
 
-    def _served(self, name: str, max_batch_size: int, weights: str) -> ServedModel:
+    def _served(self, name: str, max_batch_size: int, weights: str, platform: str) -> ServedModel:
         model = self._model()
         codec = TensorCodec(model)
         with one_line_errors(f"{self.spec}: samples"):
@@ -188,7 +193,7 @@ class TensorSource(ModelSource):
         if samples:
             codec = TensorCodec(model, samples)
         largest = min(max_batch_size, self.max_batch_size or max_batch_size)
-        return ServedModel(name, codec, (), weights, largest)
+        return ServedModel(name, codec, (), weights, largest, platform)
 
 
 def _version(package: str) -> str:

@@ -61,7 +61,7 @@ def model_description(model: ServedModel) -> ModelDescription:
     """The model as the protocol's documents describe it."""
     return ModelDescription(
         name=model.name,
-        platform="emulated" if model.weights == "emulated" else "pytorch",
+        platform=model.platform,
         signature=model.signature,
         max_batch_size=model.max_batch_size,
     )

@@ -268,7 +268,9 @@ def run_server(
 
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         labels = () if codec.generates else ("bad", "good")
-        model: ServedModel = ServedModel("m", codec, labels, "random", 4, codec.make_size_predictor(PROFILE, "online"))
+        model: ServedModel = ServedModel(
+            "m", codec, labels, "random", 4, size_predictor=codec.make_size_predictor(PROFILE, "online")
+        )
         parts = (Fleet([dispatcher]), Metrics(), Inline(), 100, MemoryBudget(2**30, lambda: 1))
         await scenario(Client(Inference({"m": model}, *parts), model))
 
