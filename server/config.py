@@ -20,7 +20,14 @@ from server.models.text_size_predictor import Guess
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
-_OF_MODEL = ("max_batch_size", "weights", "w2", "slo_p95_ms", "labels")  # keys of a model in the configuration file
+_OF_MODEL = (
+    "device",
+    "max_batch_size",
+    "weights",
+    "w2",
+    "slo_p95_ms",
+    "labels",
+)  # keys of a model in the configuration file
 _IN_LISTS = ("policy", "profile")  # further keys of a model, which the settings have as [MODEL=]VALUE
 
 
@@ -166,6 +173,29 @@ class Settings(BaseSettings):
         """The settings with the values that the configuration file gives this model."""
         own = {key: value for key, value in self._of_model.get(model, {}).items() if key != "labels"}
         return self.model_copy(update=own) if own else self
+
+    def by_device(self) -> list[Self]:
+        """The settings of each device alone, with the models that it serves; a device may be named several times."""
+        slots: dict[tuple[str, int], set[str]] = {}  # models by device and how often it was named before
+        for model in self.specs:
+            names = [name.strip() for name in self.of(model).device.split(",")]
+            for at, name in enumerate(names):
+                slots.setdefault((name, names[:at].count(name)), set()).add(model)
+        return [self._with_models(models, device) for (device, _), models in slots.items()]
+
+    def _with_models(self, models: Collection[str], device: str) -> Self:
+        """The settings of a device that serves these models alone."""
+        others = self.specs.keys() - models
+        lists = {
+            key: [entry for entry in getattr(self, key) if entry.partition("=")[0] not in others]
+            for key in ("models", *_IN_LISTS)
+        }
+        one = self.model_copy(update={"device": device, **lists})
+        one._of_model = {
+            model: {key: value for key, value in own.items() if key != "device"}
+            for model, own in self._of_model.items()
+        }
+        return one
 
     def labels(self, model: str) -> tuple[str, ...]:
         """The labels that the configuration file gives this model; empty without any.

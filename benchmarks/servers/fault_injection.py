@@ -27,6 +27,7 @@ from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch
 from server.energy.meters import CountingMeter
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.models.model import Codec
 
 _POISON, _NOT_A_NUMBER = b"POISON", b"NOTNUM"
 
@@ -36,9 +37,9 @@ class FaultyDevice:
 
     _made = count()
 
-    def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter) -> None:
+    def __init__(self, profiles: Mapping[str, Profile], meter: CountingMeter, codecs: Mapping[str, Codec]) -> None:
         """As EmulatedDevice."""
-        self._device = EmulatedDevice(profiles, meter)
+        self._device = EmulatedDevice(profiles, meter, codecs)
         index = next(self._made)
         self._file = Path(os.environ["DRILL_FILE"] + (f".{index}" if index else ""))
         self._changed = 0

@@ -131,7 +131,7 @@ class Replica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Inputs of the autoscaling policy: backlog_s, the minimum time to serve all requests here, and load."""
         fleet = self._server.fleet
-        load = sum(fleet.arrival_rate(model) / fleet.capacity(model) for model in fleet.first.chosen)
+        load = sum(fleet.arrival_rate(model) / fleet.capacity(model) for model in fleet.models)
         return {"backlog_s": fleet.backlog(), "load": load}
 
 

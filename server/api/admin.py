@@ -44,8 +44,8 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         return describe(name)
 
     def describe(name: str) -> dict[str, Any]:
-        policies = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.dispatchers}
-        first = policies[fleet.first.device]
+        policies = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.devices_of(name)}
+        first = policies[fleet.first_of(name).device]
         return first if len(policies) == 1 else first | {"devices": policies}
 
     reading = documented("The current policy, its expected response time and power", Policy, MODEL_ERRORS)

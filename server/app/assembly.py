@@ -84,7 +84,8 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
     ]
     fleet = Fleet(dispatchers, settings.queue_capacity)
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
-    served = backends[0].served  # the same on all devices
+    served = {name: model for backend in reversed(backends) for name, model in backend.served.items()}
+    served = {name: served[name] for name in settings.specs}
     inference = Inference(served, fleet, metrics, ThreadPoolExecutor(), settings.queue_capacity, budget)
     for model in served:
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)

@@ -117,18 +117,13 @@ def make_plan(
         raise SpecError("; ".join(errors.messages))
     for check in (_check_devices, _check_weights, *checks):
         errors.check(partial(check, settings))
-    devices = [_device_plan(one, cached_profile, errors) for one in _by_device(settings)]
+    devices = [_device_plan(one, cached_profile, errors) for one in settings.by_device()]
     bound = errors.check(partial(bind, settings.host, settings.port))
     if bound is not None and errors.messages:
         bound.close()
     errors.raise_any()
     assert bound is not None
     return ServerPlan(settings, bound, devices)
-
-
-def _by_device(settings: Settings) -> list[Settings]:
-    """The settings with each device alone."""
-    return [settings.model_copy(update={"device": device.strip()}) for device in settings.device.split(",")]
 
 
 def _device_plan(settings: Settings, cached_profile: CachedProfile, errors: _Errors) -> DevicePlan:
@@ -151,7 +146,7 @@ def _check_weights(settings: Settings) -> None:
 
 def _check_devices(settings: Settings) -> None:
     """Check the devices, and the models that a real device needs."""
-    devices = _by_device(settings)
+    devices = settings.by_device()
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from policies.queue.routing import least_delay
-from server.errors import BadInputError, DrainingError, NotFoundError, ServerError
+from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
 from server.scheduling.calls import Call, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
@@ -41,7 +41,7 @@ class Fleet:
         self.dispatchers = tuple(dispatchers)
         self.broken = asyncio.Event()
         self._capacity = capacity
-        self._serving = self.dispatchers  # those that get new calls, at least one
+        self._set_serving(self.dispatchers)
         self._by_device = {dispatcher.device: dispatcher for dispatcher in dispatchers}
         for dispatcher in dispatchers:
             dispatcher.on_broken = self._reassign
@@ -62,7 +62,7 @@ class Fleet:
 
         `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
-        n += pending // len(self._serving)
+        n += pending // max(1, len(self._serving_of[model]))
         self._route(model, n).check_room(model, n, timeout)
 
     def backlog(self) -> float:
@@ -84,7 +84,7 @@ class Fleet:
 
     def capacity(self, model: str) -> float:
         """Return the largest service rate of the serving devices together, by their profiles, 1/s."""
-        return sum(dispatcher.chosen[model].profile.capacity for dispatcher in self._serving)
+        return sum(dispatcher.chosen[model].profile.capacity for dispatcher in self._serving_of[model])
 
     def dispatcher_of(self, device: str) -> Dispatcher:
         """Return the dispatcher of a device by its name."""
@@ -94,6 +94,23 @@ class Fleet:
     def first(self) -> Dispatcher:
         """The first serving device, for callers that need any one of them."""
         return self._serving[0]
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The models of all devices."""
+        return [*self._serving_of]
+
+    def devices_of(self, model: str) -> Sequence[Dispatcher]:
+        """Return the devices that have the model, serving or not."""
+        return [dispatcher for dispatcher in self.dispatchers if model in dispatcher.chosen]
+
+    def first_of(self, model: str) -> Dispatcher:
+        """Return the first device that serves the model, or else has it, for callers that need any one of them."""
+        return (self._serving_of[model] or self.devices_of(model))[0]
+
+    def is_ready(self, model: str) -> bool:
+        """Whether new calls of the model should be sent to this server."""
+        return not self.shutting_down and any(dispatcher.ready for dispatcher in self._serving_of[model])
 
     @property
     def open_calls(self) -> int:
@@ -119,7 +136,7 @@ class Fleet:
 
         Raises:
             NotFoundError: there is no device of this index.
-            BadInputError: it is lost, or it is the last serving device.
+            BadInputError: it is lost, or it is the last device that serves one of its models.
             DrainingError: the server is stopping.
         """
         if not 0 <= index < len(self.dispatchers):
@@ -131,10 +148,11 @@ class Fleet:
             raise BadInputError(f"{changed.device} is lost; restart the server to use it again")
         if serving == self.serves(changed):
             return
-        if not serving and len(self._serving) == 1:
-            raise BadInputError(f"{changed.device} is the last device that serves; resume another one first")
+        alone = next((model for model in changed.chosen if len(self._serving_of[model]) == 1), None)
+        if not serving and alone is not None:
+            raise BadInputError(f"{changed.device} is the last device that serves {alone}; resume another one first")
         _log.warning("%s is %s", changed.device, "resumed" if serving else "retired: it gets no new calls")
-        self._serving = tuple(d for d in self.dispatchers if (serving if d is changed else d in self._serving))
+        self._set_serving([d for d in self.dispatchers if (serving if d is changed else d in self._serving)])
         if serving:
             changed.resume()
         else:
@@ -158,37 +176,56 @@ class Fleet:
             dispatcher.abandon()
 
     def _route(self, model: str, n: int) -> Dispatcher:
-        """Return the device to which `n` more samples go, if the queues of all devices together have room for them."""
-        if len(self._serving) == 1:  # it checks its own capacity
-            return self._serving[0]
+        """Return the device to which `n` more samples go, if the queues of all devices together have room for them.
+
+        Raises:
+            UnavailableError: all devices of the model are lost.
+        """
+        serving = self._serving_of[model]
+        if len(self.dispatchers) == 1:  # it checks its own capacity
+            return self.dispatchers[0]
+        if not serving:
+            raise UnavailableError(f"the devices of {model} are lost; send the request to another server", 1)
         reject_if_full(n, self.waiting, self._capacity, self.backlog)
         return self._least_delay(model, n)
 
     def _least_delay(self, model: str, n: int) -> Dispatcher:
         """Return the device with the least expected response time for `n` more samples."""
-        return self._serving[least_delay([dispatcher.backlog({model: n}) for dispatcher in self._serving])]
+        serving = self._serving_of[model]
+        return serving[least_delay([dispatcher.backlog({model: n}) for dispatcher in serving])]
+
+    def _set_serving(self, serving: Sequence[Dispatcher]) -> None:
+        """Set the devices that get new calls."""
+        self._serving = tuple(serving)
+        models = dict.fromkeys(model for dispatcher in self.dispatchers for model in dispatcher.chosen)
+        self._serving_of = {model: [d for d in self._serving if model in d.chosen] for model in models}
 
     def _reassign(self, calls: Sequence[Call], error: ServerError) -> None:
-        """Move the calls of a broken dispatcher to the other devices.
+        """Move the calls of a broken dispatcher to the other devices of their models.
 
-        If no other device is serving, the retired ones are resumed.
+        Retired devices are resumed if no other device of a model is serving.
         """
-        remaining = tuple(dispatcher for dispatcher in self._serving if not dispatcher.broken.is_set())
-        if not remaining:
-            remaining = tuple(dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set())
-            for dispatcher in remaining:
-                _log.critical("%s is resumed: all serving devices are lost", dispatcher.device)
-                if not self._draining:
-                    dispatcher.resume()
-        if not remaining:
+        working = [dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set()]
+        if not working:
             _log.critical("all devices are lost; the server exits, to be restarted by its supervisor")
             self.broken.set()
             fail_all(calls, error)
             return
-        self._serving = remaining
-        _log.critical("%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in remaining))
+        self._set_serving([dispatcher for dispatcher in working if dispatcher in self._serving])
+        for model in [model for model, serving in self._serving_of.items() if not serving]:
+            resumed = [dispatcher for dispatcher in working if model in dispatcher.chosen]
+            for dispatcher in resumed:
+                _log.critical("%s is resumed: all serving devices of %s are lost", dispatcher.device, model)
+                if not self._draining:
+                    dispatcher.resume()
+            if not resumed:
+                _log.critical("all devices of %s are lost; its calls are rejected until a restart", model)
+            self._set_serving([d for d in self.dispatchers if d in self._serving or d in resumed])
+        _log.critical(
+            "%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in self._serving)
+        )
         for call in calls:
-            if call.losses < _MAX_LOSSES:
+            if call.losses < _MAX_LOSSES and self._serving_of[call.model]:
                 self._least_delay(call.model, call.missing).enqueue(call)
             else:
                 call.fail(error)

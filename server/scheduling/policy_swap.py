@@ -23,7 +23,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     Raises:
         SpecError: one of the policies cannot be used; no policy has been changed.
     """
-    before = {(d, model): d.chosen[model] for d in fleet.dispatchers for model in choosers}
+    before = {(d, model): d.chosen[model] for model in choosers for d in fleet.devices_of(model)}
     solved: dict[tuple[Dispatcher, str], Chosen] = {}
     while unsolved := [
         (dispatcher, model)

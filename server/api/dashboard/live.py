@@ -97,7 +97,10 @@ class DashboardData:
         device = request.query_params.get("device", "0")
         if device not in map(str, range(len(devices))):
             raise BadInputError(f"there is no device {device[:20]!r}; send an index from 0 to {len(devices) - 1}")
-        return self._inference.model(model).name, int(device)
+        name, index = self._inference.model(model).name, int(device)
+        if name not in devices[index].chosen:  # the page keeps the device when another model is selected
+            index = devices.index(self._fleet.first_of(name))
+        return name, index
 
     def _view(self, key: _ModelOnDevice) -> _PolicyView:
         model, device = key
@@ -144,7 +147,7 @@ class DashboardData:
             "slo_ms": 1e3 * chosen.slo,  # infinity is null
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
-            "observed": observed if len(fleet.dispatchers) == 1 else [],  # several profiles cannot be compared
+            "observed": observed if len(fleet.devices_of(model)) == 1 else [],  # several profiles cannot be compared
         }
 
 

@@ -121,6 +121,6 @@ def _html() -> Template:
 def _row(inference: Inference, name: str) -> str:
     fleet, weights = inference.fleet, inference.models[name].weights
     return (
-        f"<tr><td>{escape(name)}<td>{escape(weights)}<td>{escape(fleet.first.chosen[name].spec)}"
+        f"<tr><td>{escape(name)}<td>{escape(weights)}<td>{escape(fleet.first_of(name).chosen[name].spec)}"
         f"<td>{fleet.queue_length(name)}<td>{fleet.arrival_rate(name):.1f}</tr>"
     )

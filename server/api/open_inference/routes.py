@@ -179,7 +179,7 @@ class DescriptionRoutes:
     async def ready(self, request: Request) -> Response:
         """GET /v2/models/{m}/ready."""
         model = self._model(request)
-        ready = self._inference.fleet.ready
+        ready = self._inference.fleet.is_ready(model.name)
         return JSONResponse({"name": model.name, "ready": ready}, 200 if ready else 503)
 
     async def model_statistics(self, request: Request) -> Response:

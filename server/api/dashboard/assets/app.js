@@ -39,7 +39,8 @@ async function refresh() {
   page.last = state;
   const more = state.points.filter((p) => p.seq > since);
   page.points = page.points.concat(more).slice(-KEPT);
-  state.here = state.devices[device].models[model]; // state of the selected device
+  page.device = state.device; // of several devices one that has the model
+  state.here = state.devices[state.device].models[model]; // state of the selected device
   page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
   await refreshPolicy(state);
   if (page.form?.model !== model) await refreshForm(model);
@@ -85,7 +86,7 @@ function show(state, more) {
   const status = { ready: "ready", draining: "draining: rejects new calls", broken: "device lost: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
-  showDevices(state.devices);
+  showDevices(state.devices, state.model);
   showFigures(state);
   showBatches(state.batches);
   if (document.hidden || !page.view) return;
@@ -101,13 +102,17 @@ function showWeights(weights) {
   text(find("weights"), warnings[weights] ?? "");
 }
 
-function showDevices(devices) {
+function showDevices(devices, model) {
   const select = find("device");
   if (select.options.length !== devices.length) {
     select.replaceChildren(...devices.map((_, index) => new Option("", index, index === page.device, index === page.device)));
     select.parentElement.hidden = devices.length === 1;
   }
-  devices.forEach(({ device, up, serving }, index) => text(select.options[index], up ? serving ? device : `${device} (out of service)` : `${device} (lost)`));
+  select.selectedIndex = page.device;
+  devices.forEach(({ device, up, serving, models }, index) => {
+    select.options[index].disabled = !(model in models);
+    text(select.options[index], up ? serving ? device : `${device} (out of service)` : `${device} (lost)`);
+  });
 }
 
 function showFigures(state) {
