@@ -323,6 +323,8 @@ def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[
         labels = own.get("labels", "")
         if not isinstance(labels, str | list):
             errors.append(f"models: {name}: labels is {labels!r}; give a list, or a file with a label a line")
+        elif (odd := next((label for label in labels if not isinstance(label, str)), None)) is not None:
+            errors.append(f"models: {name}: the label {odd!r} is no text; write it in quotes")
         of_model[name] = {key: value for key, value in own.items() if key in _OF_MODEL}
     content["models"] = names
     return of_model

@@ -178,6 +178,19 @@ class Device(Protocol):
         ...
 
 
+@runtime_checkable
+class LoadedDevice(Protocol):
+    """A Device whose model is loaded on the executor's thread, and can be loaded again in another one."""
+
+    def load(self) -> None:
+        """Load the model."""
+        ...
+
+    def restart(self) -> None:
+        """Replace the model by a new one, since a batch of the old one has not come to an end."""
+        ...
+
+
 class ThreadExecutor:
     """An Executor that calls its device in one daemon thread, which `close` ends."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from server.backends.executor import Batch, Device
+from server.backends.executor import Batch, Device, LoadedDevice
 from server.backends.tensor_device import TensorDevice
 from server.backends.torch_images import make_image_device
 from server.errors import DeviceLostError
@@ -74,7 +74,7 @@ class ModelDevices:
             SpecError: a model raised an exception.
         """
         for name, device in self._devices.items():
-            if isinstance(device, TensorDevice):
+            if isinstance(device, LoadedDevice):
                 with one_line_errors(f"loading {name}"):
                     device.load()
 
@@ -82,9 +82,9 @@ class ModelDevices:
         """Load a model again, after a batch of it did not come to an end.
 
         Raises:
-            DeviceLostError: it is not a model of a user.
+            DeviceLostError: it cannot be loaded again.
         """
         device = self._devices[model]
-        if not isinstance(device, TensorDevice):
+        if not isinstance(device, LoadedDevice):
             raise DeviceLostError(f"{model} cannot be loaded again")
         device.restart()

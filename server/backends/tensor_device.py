@@ -41,7 +41,7 @@ class TensorDevice:
             _without_exit(self._model.load, str(self._device))
 
     def restart(self) -> None:
-        """Replace the model by a new one, since a batch of the old one has not come to an end."""
+        """Replace the model by a new one, which is loaded."""
         _log.warning("%s is loaded again in a new thread: a batch did not come to an end", self._name)
         self._model = self._make_model()
         self.load()

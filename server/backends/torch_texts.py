@@ -7,7 +7,7 @@ import torch
 
 from server.backends.executor import Batch
 from server.backends.torch_device import translated_errors
-from server.models.text_networks import GenerativeNet, TextNet, classify, generate
+from server.models.text_networks import TextNet, place, serve
 
 
 class TextDevice:
@@ -17,7 +17,7 @@ class TextDevice:
         """Move the networks, by model name, to the device; they compute in float32."""
         self._nets, self._device = nets, device
         for net in nets.values():
-            (net.net if isinstance(net, GenerativeNet) else net).to(device)
+            place(net, device)
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """For each sample its logits, float32 [labels], or its generated tokens.
@@ -26,6 +26,4 @@ class TextDevice:
         """
         net = self._nets[batch.model]
         with torch.inference_mode(), translated_errors(self._device):
-            if isinstance(net, GenerativeNet):
-                return generate(net, batch.inputs, batch.stages)
-            return classify(net, batch.inputs)
+            return serve(net, batch.inputs, batch.stages)

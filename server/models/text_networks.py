@@ -94,6 +94,16 @@ class DecodeRow(DecodeState):
     index: int
 
 
+def place(net: TextNet, device: torch.device) -> None:
+    """Move a network to the device."""
+    (net.net if isinstance(net, GenerativeNet) else net).to(device)
+
+
+def serve(net: TextNet, inputs: Sequence[Any], steps: int | None) -> list[Any]:
+    """For each sample its logits, float32 [labels], or what `generate` returns."""
+    return generate(net, inputs, steps) if isinstance(net, GenerativeNet) else classify(net, inputs)
+
+
 def generate(net: GenerativeNet, inputs: Sequence[TextSample | DecodeRow], steps: int | None) -> list[Any]:
     """Run a batch for a number of decode steps, or until all its rows are finished.
 

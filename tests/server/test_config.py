@@ -110,3 +110,70 @@ def test_a_value_of_the_wrong_type_is_an_error_of_the_command_line(
     error = capsys.readouterr().err
     assert error.startswith(f"serve-model: Invalid value for '--{flag}': ")
     assert error.count("\n") == 1
+
+
+MODELS = """
+device: cpu
+policy: [greedy]
+models:
+  - plain
+  - name: mine
+    source: mine.py:Mine
+    policy: smdp:w2=1
+    profile: mine.json
+    max_batch_size: 4
+    slo_p95_ms: 20
+    labels: ['no', 'yes']
+    device: cuda:0, cuda:1
+  - name: other
+    weights: other.pt
+    labels: LABELS
+"""
+
+
+def test_a_file_gives_each_model_its_own_settings(tmp_path: Path) -> None:
+    (tmp_path / "labels").write_text("a\nb\nc\n")
+    file = tmp_path / "s.yaml"
+    file.write_text(MODELS.replace("LABELS", str(tmp_path / "labels")))
+    settings = load_settings({}, file)
+    assert settings.specs == {"plain": "plain", "mine": "mine.py:Mine", "other": "other"}
+    assert by_model(settings.policy, settings.specs) == {"plain": "greedy", "mine": "smdp:w2=1", "other": "greedy"}
+    assert settings.profile == ["mine=mine.json"]
+    mine, other = settings.of("mine"), settings.of("other")
+    assert (mine.max_batch_size, mine.slo_p95_ms, mine.weights) == (4, 20.0, "pretrained")
+    assert (other.max_batch_size, other.slo_p95_ms, other.weights) == (None, None, "other.pt")
+    assert [settings.labels(name) for name in settings.specs] == [(), ("no", "yes"), ("a", "b", "c")]
+    devices = {one.device: [*one.specs] for one in settings.by_device()}
+    assert devices == {"cpu": ["plain", "other"], "cuda:0": ["mine"], "cuda:1": ["mine"]}
+    mines = ["greedy", "mine=smdp:w2=1"]
+    assert [one.policy for one in settings.by_device()] == [["greedy"], mines, mines]
+
+
+def test_flags_take_precedence_over_the_values_of_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(MODELS.replace("LABELS", "x"))
+    settings = load_settings({"max_batch_size": 2, "device": "cpu"}, file)
+    assert settings.of("mine").max_batch_size == 2
+    assert [one.device for one in settings.by_device()] == ["cpu"]
+    with pytest.raises(SpecError, match="labels of other cannot be read"):
+        settings.labels("other")
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("{source: x}", "models: an entry has no name"),
+        ("{name: m, sauce: x}", "models: m: unknown key 'sauce'; a model has name, source, policy"),
+        ("{name: m, max_batch_size: 0}", "models: m: max_batch_size: Input should be greater"),
+        ("{name: m, labels: [no, yes]}", "models: m: the label False is no text; write it in quotes"),
+        ("{name: m, labels: 3}", "models: m: labels is 3"),
+        ("{name: a/b, source: x}", "'a/b' is not a model name"),
+    ],
+)
+def test_a_wrong_value_of_a_model_is_named(entry: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"models: [{entry}]\n")
+    with pytest.raises(SpecError) as caught:
+        load_settings({}, file)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

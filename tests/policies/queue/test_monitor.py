@@ -141,3 +141,14 @@ def test_each_model_has_the_monitor_of_its_policy() -> None:
     monitor = PerModelMonitor({"a": ForgettingMonitor(1.0), "b": NoMonitor()})
     monitor.arrive(A, 0.5)
     assert set(monitor.mean_rates(1.5)) == {A}
+
+
+@pytest.mark.parametrize("monitor", [ForgettingMonitor(1.0), TumblingMonitor()])
+def test_the_number_of_kinds_measured_at_once_is_bounded(monitor: ForgettingMonitor | TumblingMonitor) -> None:
+    for index in range(1000):
+        monitor.arrive(Kind("m", 0, str(index)), index * 0.01)
+        monitor.arrive(Kind("m", 0, "frequent"), index * 0.01)
+    rates = monitor.rates(10.0)
+    assert len(rates) <= 256
+    assert Kind("m", 0, "frequent") in rates, "those that arrived last are kept"
+    assert Kind("m", 0, "0") not in rates

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.catalog import choose
+from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy, static
@@ -359,3 +359,65 @@ def test_waiting_requests_are_counted_over_all_devices() -> None:
         assert fleet.waiting == 0
 
     run_scenario(scenario, STEPS, STEPS)
+
+
+def run_two_models(scenario: Callable[[Fleet, list[FakeExecutor]], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario against a device with models a and b, and one with b alone."""
+    loop = virtual_loop()
+    executors = [FakeExecutor(STEPS), FakeExecutor(STEPS)]
+    choice = chosen(greedy(8))["m"]
+    devices: list[dict[str, Chosen]] = [{"a": choice, "b": choice}, {"b": choice}]
+    for index, executor in enumerate(executors):
+        executor.name = f"device {index}"
+
+    async def main() -> None:
+        metrics = Metrics()
+        fleet = Fleet(
+            [
+                Dispatcher(executor, models, metrics, loop.time, UNLIMITED)
+                for executor, models in zip(executors, devices, strict=True)
+            ]
+        )
+        task = asyncio.ensure_future(fleet.run())
+        try:
+            await scenario(fleet, executors)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_a_call_goes_only_to_devices_that_have_its_model() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        calls = [fleet.submit("a", [1.0]) for _ in range(6)] + [fleet.submit("b", [2.0])]
+        devices = [answers[0].device for answers in await asyncio.gather(*calls)]
+        assert devices == ["device 0"] * 6 + ["device 1"]
+        assert fleet.capacity("b") == pytest.approx(2 * fleet.capacity("a"))
+        assert [len(fleet.devices_of(model)) for model in fleet.models] == [1, 2]
+        with pytest.raises(BadInputError, match="device 0 is the last device that serves a; resume"):
+            fleet.set_serving(0, False)
+        fleet.set_serving(1, False)
+        assert fleet.first_of("b").device == "device 0"
+
+    run_two_models(scenario)
+
+
+def test_when_the_only_device_of_a_model_is_lost_the_other_models_are_served() -> None:
+    async def scenario(fleet: Fleet, executors: list[FakeExecutor]) -> None:
+        fleet.set_serving(1, False)
+        lose(executors[0])
+        lost, moved = fleet.submit("a", [1.0]), fleet.submit("b", [2.0])
+        with pytest.raises(UnavailableError):
+            await lost
+        assert (await moved)[0].device == "device 1", "the retired device is resumed"
+        assert not fleet.broken.is_set()
+        assert (fleet.is_ready("a"), fleet.is_ready("b"), fleet.ready) == (False, True, True)
+        with pytest.raises(UnavailableError, match="the devices of a are lost"):
+            fleet.check_room("a", 1)
+        assert (await fleet.submit("b", [3.0]))[0].device == "device 1"
+
+    run_two_models(scenario)
