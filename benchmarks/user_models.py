@@ -14,7 +14,7 @@ import random
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from benchmarks.servers.user_models import FAULTS, WEIGHT
 from benchmarks.support.harness import ROOT, Server, argument_parser, load_record, save_record, serving
 
 _SOURCE = ROOT / "benchmarks" / "servers" / "user_models.py"
-_CALLS, _LARGEST_CALL = 2000, 32
-_REQUESTS, _ONE_IN = 500, 50
+_LARGEST_CALL = 32  # samples
+_ONE_IN = 50  # requests
 _CONNECTIONS = 64
 _ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 33, 2**31, 2**63, 2**64, 10**30, 0.5, 1e308, float("nan"), float("inf")),
@@ -76,10 +76,10 @@ def _session(connections: int = 0) -> aiohttp.ClientSession:
     )
 
 
-async def _identify(url: str, seed: int) -> dict[str, Any]:
+async def _identify(url: str, seed: int, calls: int) -> dict[str, Any]:
     """Make all calls at once, and compare each output with the function."""
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, _LARGEST_CALL + 1, _CALLS)
+    sizes = rng.integers(1, _LARGEST_CALL + 1, calls)
     inputs = [
         {name: rng.normal(size=(size, width)).astype(np.float32) for name, width in (("x", 4), ("shift", 2))}
         for size in sizes
@@ -94,22 +94,22 @@ async def _identify(url: str, seed: int) -> dict[str, Any]:
         y = tensors["x"] @ WEIGHT + 2 * tensors["shift"]
         error = max(np.abs(outputs["y"] - y).max(), np.abs(outputs["sum"][:, 0] - tensors["x"].sum(1)).max())
         worst, wrong = max(worst, float(error)), wrong + bool(error > 1e-5)
-    return {"calls": _CALLS, "samples": int(sizes.sum()), "wrong": wrong, "largest_error": worst}
+    return {"calls": calls, "samples": int(sizes.sum()), "wrong": wrong, "largest_error": worst}
 
 
-def same_from_three_sources() -> dict[str, Any]:
+def same_from_three_sources(calls: int = 2000) -> dict[str, Any]:
     """Serve one function from three sources, and check all answers."""
     with tempfile.TemporaryDirectory() as name:
         program, onnx = _export(Path(name))
         models = (f"python={_SOURCE}:Linear", f"exported={program}", f"onnx={onnx}")
         with serving(*models, "--device", "cpu", "--queue-capacity", "200000") as server:
             return {
-                model: asyncio.run(_identify(f"{server.url}/v2/models/{model}/infer", seed))
+                model: asyncio.run(_identify(f"{server.url}/v2/models/{model}/infer", seed, calls))
                 for seed, model in enumerate(("python", "exported", "onnx"))
             }
 
 
-async def _load_with_fault(url: str, code: int) -> dict[str, Any]:
+async def _load_with_fault(url: str, code: int, requests: int) -> dict[str, Any]:
     async with _session() as session:
 
         async def one(index: int) -> tuple[bool, int, str]:
@@ -120,7 +120,7 @@ async def _load_with_fault(url: str, code: int) -> dict[str, Any]:
             right = status == 200 and np.array_equal(outputs["y"], 2 * x)
             return poisoned, status if right or status != 200 else -1, outputs.get("error", "")
 
-        answers = await asyncio.gather(*map(one, range(_REQUESTS)))
+        answers = await asyncio.gather(*map(one, range(requests)))
     innocent = [status for poisoned, status, _ in answers if not poisoned]
     failed = Counter((status, error) for poisoned, status, error in answers if poisoned)
     return {
@@ -130,12 +130,12 @@ async def _load_with_fault(url: str, code: int) -> dict[str, Any]:
     }
 
 
-def faults() -> dict[str, Any]:
+def faults(codes: Iterable[int] = FAULTS, requests: int = 500) -> dict[str, Any]:
     """Let the model's code fail in every way, one way after the other, on one server."""
     arguments = ("--device", "cpu", "--policy", "timeout:20", "--hung-after-s", "0.3")
     with serving(f"faulty={_SOURCE}:Faulty", *arguments) as server:
         url = f"{server.url}/v2/models/faulty/infer"
-        return {about: asyncio.run(_load_with_fault(url, code)) for code, about in FAULTS.items()}
+        return {FAULTS[code]: asyncio.run(_load_with_fault(url, code, requests)) for code in codes}
 
 
 def _bodies(count: int) -> Iterator[tuple[str, bytes, dict[str, str]]]:
