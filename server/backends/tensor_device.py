@@ -60,7 +60,7 @@ class TensorDevice:
         if len(outputs) > len(arrays):
             unknown = next(name for name in outputs if name not in arrays)
             raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
-        return [{name: array[row] for name, array in arrays.items()} for row in range(len(batch.inputs))]
+        return [{name: array[row, ...] for name, array in arrays.items()} for row in range(len(batch.inputs))]
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Run a model that takes tensors on the device; return arrays."""

@@ -128,10 +128,10 @@ class TensorSource(ModelSource):
         return self._served(name, max_batch_size, "emulated")
 
     def settings(self, name: str) -> str:
-        """A digest of the file; its neighbours and data are not part of it."""
+        """The class and a digest of the file; its neighbours and data are not part of it."""
         import hashlib
 
-        return f"{self._file.name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
+        return f"{Path(self.spec).name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
 
     def make(self) -> Model:
         """Make the model, without loading it.

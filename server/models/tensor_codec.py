@@ -85,7 +85,7 @@ class TensorCodec(Codec):
         count = first.shape[0]
 
         def read() -> list[Sample]:
-            return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+            return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
 
         return Inputs(count, read)
 

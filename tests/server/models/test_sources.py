@@ -194,3 +194,10 @@ def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -
 def test_tensor_models_have_no_stages(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="m cannot be split into stages; leave out --stages"):
         source_of(f"{python_file(tmp_path, VALID)}:Mine").check("m", "pretrained", 4)
+
+
+def test_two_classes_of_a_file_have_their_own_profiles(tmp_path: Path) -> None:
+    file = python_file(tmp_path, VALID + VALID.replace("Mine", "Other"))
+    first, second = (source_of(f"{file}:{name}").settings("m") for name in ("Mine", "Other"))
+    assert first.startswith("mine.py:Mine ")
+    assert first != second
