@@ -1,5 +1,6 @@
 """ONNX files, run by ONNX Runtime: NAME=FILE.onnx. Needs the extra `onnx`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class OnnxModel(Model):
         return dict(zip(self.outputs, self._run.run(list(self.outputs), inputs), strict=True))
 
     def _session(self, providers: Any, threads: int) -> Any:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at import; its builds report models to Microsoft
         try:
             import onnxruntime
         except ImportError as error:

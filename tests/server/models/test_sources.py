@@ -1,5 +1,8 @@
 """Sources of models of named tensors: Python files, exported programs and ONNX files, and what is wrong with them."""
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -189,6 +192,18 @@ def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -
     assert outputs["long"].tolist() == [1, 1, 1]
     message = error_of(onnx_file(tmp_path / "static.onnx", None))
     assert "has the static shape [2, 4], so it takes no batches" in message
+
+
+def test_onnx_runtime_reports_nothing_to_its_authors(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    batch = torch.export.Dim("batch", max=16)
+    file = onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}})
+    code = f"from server.models.onnx_source import OnnxModel; OnnxModel({file!r}).load('cpu')"
+    (home := tmp_path / "home").mkdir()
+    kept = {key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")}
+    environment = kept | {"HOME": str(home), "XDG_CACHE_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert list(home.rglob("*")) == [], "with telemetry it writes an identifier of the device there"
 
 
 def test_tensor_models_have_no_stages(tmp_path: Path) -> None:
