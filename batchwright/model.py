@@ -42,7 +42,9 @@ class Tensor:
 class Model:
     """Base class of models of users, served by `serve-model NAME=FILE.py:CLASS`.
 
-    `load` and `run` are called on the one thread that runs the model, `decode` and `render` on other threads.
+    `load` and `run` are called on the one thread that runs the model, `decode` and `render` of the same object on other
+    threads, several at a time. An emulated device does not call `load` and `run`. After a batch that does not end in
+    time, another object is loaded and runs; `decode` and `render` remain those of the first.
 
     Attributes:
         inputs: by name.

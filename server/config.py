@@ -56,8 +56,9 @@ class Settings(BaseSettings):
 
     models: _Words = Field(
         min_length=1,
-        description="torchvision classification models, or NAME=SPEC, where SPEC is such a model or a text model: "
-        "text-classifier, translator, text-generator, a FOLDER saved by transformers or a configuration's FILE.json",
+        description="torchvision classification models, or NAME=SPEC, where SPEC is such a model, a model of yours (a "
+        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx) or a text model: text-classifier, "
+        "translator, text-generator, a FOLDER saved by transformers or a configuration's FILE.json",
     )
     policy: _Words = Field(
         [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"

@@ -2,18 +2,23 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 
 from loadgen.cli import app as generate_load
 from policies.catalog import parse_spec
 from policies.cli import app as solve_policy
 from profiler.cli import app as profile_model
+from server.backends.executor import Batch
+from server.backends.tensor_device import TensorDevice
 from server.cli import app as serve_model
+from server.models.sources import source_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,15 +75,37 @@ def test_each_script_prints_the_documented_output(name: str, capsys: pytest.Capt
         assert capsys.readouterr().out == "".join(line[4:] for line in printed.splitlines(keepends=True))
 
 
-def test_the_model_in_python_md_answers_as_documented() -> None:
-    page = (ROOT / "docs" / "python.md").read_text()
+@pytest.mark.parametrize("name", ["python.md", "your-own-model.md"])
+def test_the_model_answers_as_documented(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
     defined: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], defined)
-    model, ((inputs, outputs),) = (
-        defined["Mine"](),
-        re.findall(r'"inputs": (.*?})}.*?"outputs": (.*?})', page, re.DOTALL),
-    )
+    found = re.search(r'"inputs": (.*?})}.*?"outputs": ?(.*?})', page, re.DOTALL)
+    assert found is not None
+    model, (inputs, outputs) = defined["Mine"](), found.groups()
     model.load("cpu")
     answer = model.run(**{key: np.array([value], np.float32) for key, value in json.loads(inputs).items()})
     assert {key: value[0].tolist() for key, value in answer.items()} == json.loads(outputs)
     assert {key: value.shape[1:] for key, value in answer.items()} == {k: t.shape for k, t in model.outputs.items()}
+
+
+def test_the_exported_files_of_your_own_model_answer_as_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    page = (ROOT / "docs" / "your-own-model.md").read_text()
+    scripts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (script,) = (script for script in scripts if "torch.export.save" in script)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        exec(compile(script, "export.py", "exec"), {"__name__": "__main__"})
+    for file in re.findall(r"=(scaled\.\w+)", page):
+        served, source = source_of(file).load("scaled", "random", 32, 1)
+        device = TensorDevice(served, source.make, torch.device("cpu"))
+        device.load()
+        samples = [{"a": np.array([1, 2, 3, 4], np.float32), "b": np.full(4, value, np.float32)} for value in (1, 3)]
+        outputs = device.serve(Batch("scaled", samples))
+        assert [output["sum"].tolist() for output in outputs] == [[1, 1.5, 2, 2.5], [2, 2.5, 3, 3.5]]
+        assert [output["largest"].item() for output in outputs] == [2.5, 3.5]

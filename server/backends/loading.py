@@ -52,7 +52,7 @@ def _(net: PixelNet, served: ServedModel[Any], device: torch.device) -> Device:
 
 
 @_device_of.register
-def _(source: TensorSource, served: ServedModel, device: torch.device) -> Device:
+def _(source: TensorSource, served: ServedModel[Any], device: torch.device) -> Device:
     return TensorDevice(served, source.make, device)
 
 

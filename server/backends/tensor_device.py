@@ -14,6 +14,7 @@ from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import BadInputError, DeviceLostError, ModelError, OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.signature import DTYPES, TensorSpec
+from server.models.tensor_codec import TensorCodec
 
 _log = logging.getLogger("batchwright.model")
 
@@ -21,13 +22,13 @@ _log = logging.getLogger("batchwright.model")
 class TensorDevice:
     """A Device for one model; all methods are called on the executor's thread."""
 
-    def __init__(self, served: ServedModel, make_model: Callable[[], Model], device: torch.device) -> None:
-        """Serve the model that `make_model` creates, once `load` was called."""
+    def __init__(self, served: ServedModel[TensorCodec], make_model: Callable[[], Model], device: torch.device) -> None:
+        """Serve the model of the codec, once `load` was called; `make_model` makes another one if it hangs."""
         self._signature = served.signature
         self._name = served.name
         self._make_model = make_model
         self._device = device
-        self._model: Model = make_model()
+        self._model: Model = served.codec.model
 
     def load(self) -> None:
         """Load the model.
@@ -74,7 +75,7 @@ class TensorDevice:
         if len(outputs) > len(arrays):
             unknown = next(name for name in outputs if name not in arrays)
             raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
-        return [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
+        return [{name: array[row, ...] for name, array in arrays.items()} for row in range(rows)]
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Run a model that takes tensors on the device; return arrays."""

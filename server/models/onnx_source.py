@@ -1,5 +1,6 @@
 """ONNX files, run by ONNX Runtime: NAME=FILE.onnx. Needs the extra `onnx`."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class OnnxModel(Model):
         return dict(zip(self.outputs, self._run.run(list(self.outputs), inputs), strict=True))
 
     def _session(self, providers: Any, threads: int) -> Any:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at import; its builds report models to Microsoft
         try:
             import onnxruntime
         except ImportError as error:
@@ -80,7 +82,7 @@ def _tensor(described: Any, where: str) -> Tensor:
     if not described.shape or isinstance(described.shape[0], int):
         raise SpecError(
             f"{where} {described.name} has the static shape {described.shape}, so it takes no batches; export it "
-            "with a dynamic first dimension, such as dynamic_axes={'x': {0: 'batch'}}"
+            "with a dynamic first dimension, such as dynamic_shapes={'x': {0: 'batch'}}"
         )
     shape = [size if isinstance(size, int) and size > 0 else -1 for size in described.shape[1:]]
     return Tensor(_DATATYPES[described.type], shape)

@@ -24,7 +24,7 @@ def load_class(spec: str) -> type[Model]:
         SpecError: there is no such file or class, the file raises an exception, or the class is no valid model; the
             message names the line.
     """
-    file, _, name = spec.rpartition(":")
+    file, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     path = Path(file)
     if not path.is_file():
         raise SpecError(f"no file {file!r}; give NAME=FILE.py:CLASS")
@@ -33,7 +33,9 @@ def load_class(spec: str) -> type[Model]:
     if not isinstance(found, type) or not issubclass(found, Model):
         known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Model)]
         classes = ", ".join(key for key in known if vars(module)[key] is not Model) or "none"
-        raise SpecError(f"{file} has no class {name!r} derived from batchwright.Model; its models are: {classes}")
+        raise SpecError(
+            f"{file} has no class {name!r} derived from batchwright.Model; give {file}:CLASS, its models are: {classes}"
+        )
     _check_signature(found, f"{file}: class {name}")
     return found
 
@@ -102,5 +104,7 @@ def _check_signature(model: type[Model], where: str) -> None:
     largest = model.max_batch_size
     if largest is not None and (type(largest) is not int or largest < 1):
         raise SpecError(f"{where}: max_batch_size is {largest!r}; give an integer of at least 1, or None")
+    if model.torch and any(tensor.datatype == "BYTES" for tensor in model.inputs.values()):
+        raise SpecError(f"{where}: torch has no tensors of BYTES; leave `torch = True` out, or take numbers")
     if model.run is Model.run:
         raise SpecError(f"{where} has no method `run`; write run(self, {', '.join(model.inputs)})")

@@ -21,7 +21,7 @@ from server.models.tensor_codec import TensorCodec, check_sample
 from server.models.text_model_spec import check_text, is_text, model_settings
 from server.models.weights import is_weights_file
 
-LoadedModel = tuple[ServedModel, Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
+LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
 
 
 class ModelSource(ABC):
@@ -124,6 +124,7 @@ class TensorSource(ModelSource):
         super().__init__(spec)
         self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
         self._known: Model | None = None
+        self._spare: Model | None = None  # the one above, until a device has it
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Read the file and its signature."""
@@ -134,12 +135,14 @@ class TensorSource(ModelSource):
         self._model()
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
-        """Describe the model; a device makes and loads one of its own."""
-        return self._served(name, max_batch_size, self._file.name, self._platform()), self
+        """Describe a model of its own; the device loads it, and makes another one if it hangs."""
+        self._model()
+        model, self._spare = self._spare or self.make(), None
+        return self._served(name, max_batch_size, self._file.name, self._platform(), model), self
 
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
         """The model's tensors, with made-up values."""
-        return self._served(name, max_batch_size, "emulated", "emulated")
+        return self._served(name, max_batch_size, "emulated", "emulated", self._model())
 
     def read_sample(self, path: Path) -> Any:
         """Read arrays by input name."""
@@ -147,8 +150,8 @@ class TensorSource(ModelSource):
         return read_sample(path, {name: (DTYPES[each.datatype], each.shape) for name, each in inputs.items()})
 
     def settings(self, name: str) -> str:
-        """A digest of the file; its neighbours and data are not part of it."""
-        digest = f"{self._file.name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
+        """The class and a digest of the file; its neighbours and data are not part of it."""
+        digest = f"{Path(self.spec).name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
         return f"{digest}, onnxruntime {_version('onnxruntime')}" if self._file.suffix == ".onnx" else digest
 
     def make(self) -> Model:
@@ -177,12 +180,11 @@ class TensorSource(ModelSource):
     def _model(self) -> Model:
         """A model for its signature, and for decoding and rendering."""
         if self._known is None:
-            self._known = self.make()
+            self._known = self._spare = self.make()
             self.max_batch_size = self._known.max_batch_size
         return self._known
 
-    def _served(self, name: str, max_batch_size: int, weights: str, platform: str) -> ServedModel:
-        model = self._model()
+    def _served(self, name: str, max_batch_size: int, weights: str, platform: str, model: Model) -> ServedModel:
         codec = TensorCodec(model)
         with one_line_errors(f"{self.spec}: samples"):
             given = list(model.samples())

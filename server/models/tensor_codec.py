@@ -30,11 +30,15 @@ _LARGEST_INTEGER = 100  # in synthetic samples
 
 
 class TensorCodec(Codec):
-    """Arrays by input name, one set per sample; arrays by output name as output."""
+    """Arrays by input name, one set per sample; arrays by output name as output.
+
+    Attributes:
+        model: the model, whose own `decode` and `render` are used; a device loads and runs the same object.
+    """
 
     def __init__(self, model: Model, samples: Sequence[Sample] = ()) -> None:
         """Read and render for this model; `samples` replace the synthetic ones."""
-        self._model = model
+        self.model = model
         self._signature = Signature(_specs(model.inputs), _specs(model.outputs))
         self._samples = samples
         own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
@@ -55,8 +59,8 @@ class TensorCodec(Codec):
             return Inputs(1, partial(self._decode, body, content_type), slow=True)
         document = parse_object(body, "body", 'an object with "inputs"')
         values = document.get("inputs")
-        if len(document) > 1 or type(values) is not dict or values.keys() != self._model.inputs.keys():
-            wanted = ", ".join(self._model.inputs)
+        if len(document) > 1 or type(values) is not dict or values.keys() != self.model.inputs.keys():
+            wanted = ", ".join(self.model.inputs)
             raise BadInputError(f'the body is {quote(document)}; send {{"inputs": {{...}}}} with {wanted}')
         sample = {spec.name: _from_lists(spec, values[spec.name]) for spec in self._signature.inputs}
         return Inputs(1, lambda: [sample])
@@ -69,7 +73,7 @@ class TensorCodec(Codec):
             ModelError: it raised anything else, or returned what does not fit the model's inputs.
         """
         try:
-            decoded = self._model.decode(body, content_type)
+            decoded = self.model.decode(body, content_type)
         except ValueError as error:
             raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
         except (Exception, SystemExit) as error:
@@ -87,7 +91,7 @@ class TensorCodec(Codec):
         count = first.shape[0]
 
         def read() -> list[Sample]:
-            return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+            return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
 
         return Inputs(count, read)
 
@@ -98,7 +102,7 @@ class TensorCodec(Codec):
 
     def shape_of(self, sample: Sample) -> str:
         """The shapes of the sample's inputs."""
-        return ",".join("x".join(map(str, sample[name].shape)) for name in self._model.inputs)
+        return ",".join("x".join(map(str, sample[name].shape)) for name in self.model.inputs)
 
     def renders_slowly(self, output: Any) -> bool:
         """Whether the outputs are many numbers, or rendered by the model's own function."""
@@ -113,7 +117,7 @@ class TensorCodec(Codec):
         if not self._renders:
             return {"outputs": {spec.name: _to_lists(spec, output[spec.name]) for spec in self._signature.outputs}}
         try:
-            rendered = self._model.render(output)
+            rendered = self.model.render(output)
             return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
         except (Exception, SystemExit) as error:
             raise ModelError(f"render of the model failed with {type(error).__name__}") from error
@@ -134,7 +138,7 @@ class TensorCodec(Codec):
     def emulate(self, sample: Sample) -> dict[str, NDArray[Any]]:
         """Outputs made from a checksum of the sample; dimensions that vary have the size 1."""
         checksum = 0
-        for name in self._model.inputs:
+        for name in self.model.inputs:
             array = sample[name]
             content = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
             checksum = zlib.crc32(content, checksum)

@@ -17,6 +17,7 @@ from server.backends.loading import ModelDevices
 from server.backends.tensor_device import TensorDevice
 from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
 from server.models.model import ServedModel
+from server.models.signature import Tensor as TensorData
 from server.models.tensor_codec import TensorCodec
 
 Array = torch.Tensor
@@ -63,6 +64,24 @@ def test_each_sample_gets_its_row_of_every_output() -> None:
     outputs = device_of(Echo).serve(batch(1, 2, 3))
     assert [output["y"].tolist() for output in outputs] == [[2, 2], [4, 4], [6, 6]]
     assert [int(output["n"]) for output in outputs] == [3, 3, 3]
+
+
+def test_texts_without_dimensions_are_arrays_of_bytes() -> None:
+    class Texts(Model):
+        inputs = {"x": Tensor("BYTES")}
+        outputs = {"x": Tensor("BYTES")}
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            return {"x": x}
+
+    codec = TensorCodec(Texts())
+    rows = [b"a", b"bcd\0", b""]
+    samples = codec.from_tensors({"x": TensorData("x", "BYTES", (3,), rows)}, {}).read()
+    outputs = device_of(Texts).serve(Batch("m", samples))
+    assert [codec.render(output, ()) for output in outputs] == [{"outputs": {"x": row.decode()}} for row in rows]
+    assert not codec.renders_slowly(outputs[0])
+    assert codec.stack(outputs)["x"].tolist() == rows
+    assert codec.stack(outputs[:1])["x"].tolist() == rows[:1]
 
 
 def test_tensors_are_on_the_device_and_come_back_as_arrays() -> None:

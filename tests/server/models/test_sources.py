@@ -1,5 +1,8 @@
 """Sources of models of named tensors: Python files, exported programs and ONNX files, and what is wrong with them."""
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -79,14 +82,15 @@ def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
         ("\nimport no_such_module\n", "line 3: ModuleNotFoundError: No module named 'no_such_module'"),
         ("\n\n1 / 0\n", "line 4: ZeroDivisionError"),
         ("import sys\nsys.exit(3)\n", "line 3: SystemExit: 3"),
-        ("class Other(Model): pass\n", "no class 'Mine' derived from batchwright.Model; its models are: Other"),
-        ("class Mine: pass\n", "no class 'Mine' derived from batchwright.Model; its models are: none"),
+        ("class Other(Model): pass\n", ":CLASS, its models are: Other"),
+        ("class Mine: pass\n", "mine.py:CLASS, its models are: none"),
         ("class Mine(Model): pass\n", "needs `inputs`"),
         ('class Mine(Model):\n    inputs = {"x": [2]}\n', "needs `inputs`"),
         ('class Mine(Model):\n    inputs = {"x": Tensor("FP32", [2])}\n    outputs = {}\n', "needs `outputs`"),
         ('Tensor("FLOAT", [1])\n', "line 2: ValueError: datatype 'FLOAT' is not one of BF16,"),
         ('Tensor("FP32", [0])\n', "line 2: ValueError: shape [0] is not"),
         (VALID.replace("= 8", "= 0"), "max_batch_size is 0"),
+        (VALID.replace('{"x": Tensor("FP32", [2])}', '{"x": Tensor("BYTES")}', 1) + "    torch = True\n", "BYTES"),
         (VALID.replace("def run(self, x)", "def walk(self, x)"), "has no method `run`; write run(self, x)"),
         (VALID + "    def __init__(self):\n        raise KeyError('no')\n", "line 10: KeyError: 'no'"),
         (VALID + "    def __init__(self, size):\n        pass\n", "creating the model failed: TypeError"),
@@ -191,6 +195,25 @@ def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -
     assert "has the static shape [2, 4], so it takes no batches" in message
 
 
+def test_onnx_runtime_reports_nothing_to_its_authors(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    batch = torch.export.Dim("batch", max=16)
+    file = onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}})
+    code = f"from server.models.onnx_source import OnnxModel; OnnxModel({file!r}).load('cpu')"
+    (home := tmp_path / "home").mkdir()
+    kept = {key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")}
+    environment = kept | {"HOME": str(home), "XDG_CACHE_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert list(home.rglob("*")) == [], "with telemetry it writes an identifier of the device there"
+
+
 def test_tensor_models_have_no_stages(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="m cannot be split into stages; leave out --stages"):
         source_of(f"{python_file(tmp_path, VALID)}:Mine").check("m", "pretrained", 4)
+
+
+def test_two_classes_of_a_file_have_their_own_profiles(tmp_path: Path) -> None:
+    file = python_file(tmp_path, VALID + VALID.replace("Mine", "Other"))
+    first, second = (source_of(f"{file}:{name}").settings("m") for name in ("Mine", "Other"))
+    assert first.startswith("mine.py:Mine ")
+    assert first != second

@@ -1,0 +1,52 @@
+"""The commands of an example's README, run as they are printed there."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.support.harness import ROOT, Server, serving
+
+
+@dataclass(frozen=True)
+class Example:
+    """A running example.
+
+    Attributes:
+        server: the server that its README starts.
+        curl: the call of its README.
+    """
+
+    server: Server
+    curl: list[str]
+
+    def call(self, **replaced: str) -> Any:
+        """Run the call of the README and return the answer; `replaced` are values for the words after a flag."""
+        words = [word.replace("http://127.0.0.1:8000", self.server.url) for word in self.curl]
+        for flag, value in replaced.items():
+            words[words.index(f"--{flag.replace('_', '-')}") + 1] = value
+        answer = subprocess.run(["curl", "-s", *words[1:]], capture_output=True, check=True, timeout=30)
+        return json.loads(answer.stdout)
+
+
+@contextmanager
+def running_example(name: str, tmp_path: Path) -> Iterator[Example]:
+    """Run the commands of examples/NAME/README.md on the CPU, with profiles and written files in `tmp_path`."""
+    text = (ROOT / "examples" / name / "README.md").read_text().replace("/tmp", str(tmp_path))
+    commands = {
+        words[0]: words for words in map(shlex.split, (line for line in text.split("\n") if line[:4] == "    "))
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        patch.chdir(ROOT)
+        if "python" in commands:
+            subprocess.run([sys.executable, *commands["python"][1:]], check=True, timeout=60)
+        with serving(*commands["serve-model"][1:], "--device", "cpu", "--policy", "timeout:2") as server:
+            yield Example(server, commands["curl"])
