@@ -23,7 +23,7 @@ from profiler.batch_load import make_batch
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
 from server.models.model import Codec
-from server.models.python_source import one_line_errors
+from server.models.tensors.python_source import one_line_errors
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 

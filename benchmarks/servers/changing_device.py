@@ -16,7 +16,7 @@ from server.app.lifecycle import bind, serve
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Logits, ThreadExecutor
 from server.energy.meters import CountingMeter, LastReading
-from server.models.images import emulated_model
+from server.models.images.codec import emulated_model
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet

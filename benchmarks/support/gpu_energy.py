@@ -28,7 +28,7 @@ from profiler.preflight import preflight
 from server.backends.executor import Executor, ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
-from server.models.images import synthetic_images
+from server.models.images.codec import synthetic_images
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
@@ -240,7 +240,7 @@ def run_study(study: Study, save: Callable[[str, Any], object]) -> None:
     """
     from server.backends.torch_device import device_settings, resolve_device
     from server.backends.torch_images import make_image_device
-    from server.models.torchvision_source import load_image_model
+    from server.models.images.torchvision_source import load_image_model
 
     place, device_name = resolve_device(study.device)
     found = preflight(study.device)

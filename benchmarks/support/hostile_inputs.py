@@ -19,7 +19,7 @@ from PIL import Image
 from server.api.open_inference.documents import parse_index_request
 from server.api.open_inference.protocol import InferCall, parse_header_length, parse_infer, render_infer
 from server.errors import ServerError, render_error
-from server.models.images import ImageCodec
+from server.models.images.codec import ImageCodec
 from server.models.signature import RAW, Signature, Tensor, TensorSpec
 from server.transport.content_encoding import compress, decompress
 from server.transport.request import client_timeout

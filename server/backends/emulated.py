@@ -7,7 +7,7 @@ from typing import Any
 from policies.profile import Profile
 from server.backends.executor import Batch
 from server.energy.meters import CountingMeter
-from server.models.images import ImageCodec
+from server.models.images.codec import ImageCodec
 from server.models.model import Codec
 
 _WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up

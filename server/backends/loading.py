@@ -10,10 +10,10 @@ from server.backends.executor import Batch, Device, LoadedDevice
 from server.backends.tensor_device import TensorDevice
 from server.backends.torch_images import make_image_device
 from server.errors import DeviceLostError
+from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
-from server.models.python_source import one_line_errors
 from server.models.sources import LoadedModel, TensorSource, source_of
-from server.models.torchvision_source import PixelNet
+from server.models.tensors.python_source import one_line_errors
 
 
 def load_models(

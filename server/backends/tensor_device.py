@@ -14,7 +14,7 @@ from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import BadInputError, DeviceLostError, ModelError, OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.signature import DTYPES, TensorSpec
-from server.models.tensor_codec import TensorCodec
+from server.models.tensors.codec import TensorCodec
 
 _log = logging.getLogger("batchwright.model")
 

@@ -17,7 +17,7 @@ from policies.types import SpecError
 from server.backends.executor import Batch, Executor
 from server.errors import DeviceLostError, OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.python_source import one_line_errors
+from server.models.tensors.python_source import one_line_errors
 
 _log = logging.getLogger("batchwright")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]

@@ -15,9 +15,9 @@ from server.backends.executor import Batch, Logits
 from server.backends.glibc_heap import heap
 from server.backends.torch_device import Precision, cpu_threads, resolve_precision, translated_errors
 from server.errors import NotFiniteError
-from server.models.images import ImageCodec
+from server.models.images.codec import ImageCodec
+from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
-from server.models.torchvision_source import PixelNet
 
 _DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _Compute = Callable[[Tensor], Tensor]

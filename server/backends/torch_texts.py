@@ -7,7 +7,7 @@ import torch
 
 from server.backends.executor import Batch
 from server.backends.torch_device import translated_errors
-from server.models.text_networks import TextNet, place, serve
+from server.models.texts.networks import TextNet, place, serve
 
 
 class TextDevice:

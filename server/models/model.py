@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from policies.profile import Profile
 from server.models.form import Form
 from server.models.signature import Signature, Tensor
-from server.models.text import DecodeState, GeneratedTokens, TextSample
+from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 
 _BEST = 5  # classes in a prediction
 

@@ -13,12 +13,12 @@ from batchwright.model import Model
 from policies.sample_file import read_sample
 from policies.types import SpecError
 from server.errors import ModelError
-from server.models.images import emulated_model
+from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
-from server.models.python_source import one_line_errors
 from server.models.signature import DTYPES
-from server.models.tensor_codec import TensorCodec, check_sample
-from server.models.text_model_spec import check_text, is_text, model_settings
+from server.models.tensors.codec import TensorCodec, check_sample
+from server.models.tensors.python_source import one_line_errors
+from server.models.texts.spec import check_text, is_text, model_settings
 from server.models.weights import is_weights_file
 
 LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
@@ -85,13 +85,13 @@ class TorchvisionSource(ModelSource):
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Check that there is such a model."""
-        from server.models.torchvision_source import check_name
+        from server.models.images.torchvision_source import check_name
 
         check_name(self.spec)
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
         """Load the network with its weights."""
-        from server.models.torchvision_source import load_image_model
+        from server.models.images.torchvision_source import load_image_model
 
         model, net = load_image_model(self.spec, weights, max_batch_size, stages)
         return replace(model, name=name), net
@@ -108,7 +108,7 @@ class TextSource(ModelSource):
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
         """Load the network with its weights and tokenizer."""
-        from server.models.huggingface_source import load_text_model
+        from server.models.texts.huggingface_source import load_text_model
 
         return load_text_model(name, self.spec, weights, max_batch_size)
 
@@ -161,14 +161,14 @@ class TensorSource(ModelSource):
             SpecError: the file is missing or invalid.
         """
         if self._file.suffix == ".pt2":
-            from server.models.exported_source import ExportedModel
+            from server.models.tensors.exported_source import ExportedModel
 
             return ExportedModel(self.spec)
         if self._file.suffix == ".onnx":
-            from server.models.onnx_source import OnnxModel
+            from server.models.tensors.onnx_source import OnnxModel
 
             return OnnxModel(self.spec)
-        from server.models.python_source import load_class, make_model
+        from server.models.tensors.python_source import load_class, make_model
 
         return make_model(load_class(self.spec), self.spec)
 

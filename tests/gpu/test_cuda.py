@@ -7,8 +7,8 @@ import torch
 from server.backends.executor import Batch
 from server.backends.torch_device import resolve_device
 from server.backends.torch_images import make_image_device
-from server.models.images import synthetic_images
-from server.models.torchvision_source import load_image_model
+from server.models.images.codec import synthetic_images
+from server.models.images.torchvision_source import load_image_model
 
 pytestmark = pytest.mark.gpu
 

@@ -16,9 +16,9 @@ from profiler.cache import CacheKey
 from profiler.first_profile import first_profile, make_subject
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
-from server.models.images import emulated_model
+from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
-from server.models.tensor_codec import TensorCodec
+from server.models.tensors.codec import TensorCodec
 
 KEY = CacheKey("net", "Some CPU", 4, "fp32")
 

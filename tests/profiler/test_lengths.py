@@ -12,8 +12,8 @@ from profiler.lengths import power_of_two_sizes
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
-from server.models.text import TextSample
-from server.models.text_codec import TextCodec
+from server.models.texts.codec import TextCodec
+from server.models.texts.samples import TextSample
 from tests.profiler.test_first_profile import completed
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from server.api.inference import Inference
 from server.app.application import create_fastapi
-from server.models.images import emulated_model
+from server.models.images.codec import emulated_model
 
 
 def openapi_document() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from server.api.open_inference.documents import VERSION
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
 from server.models.signature import RAW, Signature, Tensor, TensorSpec
-from server.models.tensor_data import from_binary, from_json, to_binary, to_json
+from server.models.tensors.data import from_binary, from_json, to_binary, to_json
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from server.api.inference import Inference
 from server.api.open_inference.routes import Infer
 from server.api.predict import Predict
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
-from server.models.images import ImageCodec, emulated_model
+from server.models.images.codec import ImageCodec, emulated_model
 from server.models.model import DecodeCost, Inputs
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits

@@ -18,7 +18,7 @@ from server.backends.tensor_device import TensorDevice
 from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
 from server.models.model import ServedModel
 from server.models.signature import Tensor as TensorData
-from server.models.tensor_codec import TensorCodec
+from server.models.tensors.codec import TensorCodec
 
 Array = torch.Tensor
 

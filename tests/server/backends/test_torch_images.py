@@ -14,9 +14,9 @@ from server.backends.executor import Batch, ThreadExecutor
 from server.backends.torch_device import cpu_threads, device_settings, resolve_device, warm_up
 from server.backends.torch_images import ImageDevice, make_image_device
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
-from server.models.images import ImageCodec, Pixels, synthetic_images
+from server.models.images.codec import ImageCodec, Pixels, synthetic_images
+from server.models.images.torchvision_source import load_image_model
 from server.models.model import ServedModel
-from server.models.torchvision_source import load_image_model
 
 NAMES = ("resnet18", "googlenet")
 

@@ -11,10 +11,10 @@ import pytest
 
 from batchwright.model import Model, Tensor
 from server.models.form import MAX_EXAMPLE, Form
-from server.models.images import ImageCodec
+from server.models.images.codec import ImageCodec
 from server.models.model import Codec
-from server.models.tensor_codec import TensorCodec
-from server.models.text_codec import ByteTokenizer, TextCodec
+from server.models.tensors.codec import TensorCodec
+from server.models.texts.codec import ByteTokenizer, TextCodec
 
 URL = "http://127.0.0.1:8000/predict"
 DATATYPES = ("BOOL", "UINT8", "INT64", "FP16", "BF16", "FP64", "BYTES")

@@ -119,10 +119,10 @@ def test_a_file_can_import_its_neighbours_which_never_replace_our_packages(tmp_p
     served = source_of(f"{python_file(tmp_path, code + VALID)}:Mine").emulate("m", 8)
     assert served.weights == "emulated"
     import loadgen.cli
-    import server.models.images
+    import server.models.images.codec
 
     assert loadgen.cli.__file__
-    assert server.models.images.__file__
+    assert server.models.images.codec.__file__
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_onnx_runtime_reports_nothing_to_its_authors(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     batch = torch.export.Dim("batch", max=16)
     file = onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}})
-    code = f"from server.models.onnx_source import OnnxModel; OnnxModel({file!r}).load('cpu')"
+    code = f"from server.models.tensors.onnx_source import OnnxModel; OnnxModel({file!r}).load('cpu')"
     (home := tmp_path / "home").mkdir()
     kept = {key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")}
     environment = kept | {"HOME": str(home), "XDG_CACHE_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}

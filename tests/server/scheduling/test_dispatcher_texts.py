@@ -20,8 +20,8 @@ from server.api.predict import Predict
 from server.backends.executor import Batch, Completion
 from server.errors import ServerError, TooLateError, UnavailableError
 from server.models.model import ServedModel
-from server.models.text import DecodeState, GeneratedTokens, TextSample
-from server.models.text_codec import ByteTokenizer, TextCodec
+from server.models.texts.codec import ByteTokenizer, TextCodec
+from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 from server.scheduling.admission import Limits
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet

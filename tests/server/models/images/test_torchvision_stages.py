@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import SpecError
-from server.models.torchvision_source import Stages, load_image_model
-from server.models.torchvision_stages import balanced_split
+from server.models.images.torchvision_source import Stages, load_image_model
+from server.models.images.torchvision_stages import balanced_split
 
 IMAGES = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 

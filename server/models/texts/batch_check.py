@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from policies.types import SpecError
-from server.models.text import TextSample
-from server.models.text_codec import TextCodec
-from server.models.text_networks import GenerativeNet, TextNet, classify, generate
+from server.models.texts.codec import TextCodec
+from server.models.texts.networks import GenerativeNet, TextNet, classify, generate
+from server.models.texts.samples import TextSample
 
 _PROMPTS = (3, 9, 1, 6)  # lengths, tokens
 _GENERATED = 4  # tokens

@@ -5,7 +5,7 @@ from typing import Literal
 
 from policies.profile import Profile
 from policies.sizing.size_models import Estimator, Learned, Online, Oracle, fit_lengths
-from server.models.text import GeneratedTokens, TextSample
+from server.models.texts.samples import GeneratedTokens, TextSample
 
 Guess = Literal["limit", "online", "learned"]
 

@@ -13,8 +13,8 @@ from server.json_body import parse_object
 from server.models.form import Form, FormField
 from server.models.model import Codec, Inputs
 from server.models.signature import Signature, Tensor, TensorSpec
-from server.models.text import TextSample
-from server.models.text_size_predictor import TextSizePredictor, make_size_predictor
+from server.models.texts.samples import TextSample
+from server.models.texts.size_predictor import TextSizePredictor, make_size_predictor
 
 DEFAULT_MAX_NEW_TOKENS = 32
 _SYNTHETIC_PROMPT = 16  # tokens

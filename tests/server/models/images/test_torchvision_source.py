@@ -11,9 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from policies.types import SpecError
-from server.models import torchvision_source
-from server.models.images import ImageCodec, synthetic_images
-from server.models.torchvision_source import PixelNet, fold_batch_norm, import_torchvision_models, load_image_model
+from server.models.images import torchvision_source
+from server.models.images.codec import ImageCodec, synthetic_images
+from server.models.images.torchvision_source import (
+    PixelNet,
+    fold_batch_norm,
+    import_torchvision_models,
+    load_image_model,
+)
 from server.models.weights import WeightsError, fetch_weights
 
 CPU = torch.device("cpu")

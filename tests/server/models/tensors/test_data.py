@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.errors import BadInputError
 from server.models.signature import TensorSpec
-from server.models.tensor_data import from_binary, from_json, to_binary, to_json
+from server.models.tensors.data import from_binary, from_json, to_binary, to_json
 
 VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
     "BOOL": np.array([[True, False]]),

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from policies.types import SpecError
-from server.models.images import ImageCodec, synthetic_images
+from server.models.images.codec import ImageCodec, synthetic_images
+from server.models.images.torchvision_stages import split_into_stages
 from server.models.model import ServedModel
-from server.models.torchvision_stages import split_into_stages
 from server.models.weights import WeightsError, fetch_weights, is_weights_file
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 from batchwright import Model, Tensor
 from server.api.open_inference.protocol import parse_infer
 from server.errors import BadInputError, ModelError
-from server.models.tensor_codec import TensorCodec, check_sample
+from server.models.tensors.codec import TensorCodec, check_sample
 
 NUMBERS = {
     "BOOL",

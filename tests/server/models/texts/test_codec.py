@@ -12,12 +12,12 @@ from policies.profile import Profile
 from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
 from server.errors import BadInputError, TooLargeError
+from server.models.images.torchvision_source import check_name
 from server.models.model import count_tokens
-from server.models.text import DecodeState, GeneratedTokens, TextSample
-from server.models.text_codec import ByteTokenizer, TextCodec
-from server.models.text_model_spec import is_text
-from server.models.text_size_predictor import make_size_predictor
-from server.models.torchvision_source import check_name
+from server.models.texts.codec import ByteTokenizer, TextCodec
+from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
+from server.models.texts.size_predictor import make_size_predictor
+from server.models.texts.spec import is_text
 
 GENERATOR = TextCodec(vocab_size=259, max_prompt_tokens=8, max_new_tokens=6, pad_token_id=0, tokenizer=ByteTokenizer())
 CLASSIFIER = TextCodec(vocab_size=259, max_prompt_tokens=8, max_new_tokens=0, pad_token_id=0, tokenizer=None)

@@ -11,12 +11,12 @@ import torch
 
 from policies.types import SpecError
 from server.errors import one_line
-from server.models.huggingface_batch_check import check_batching
+from server.models.images.torchvision_source import import_torchvision_models
 from server.models.model import ServedModel
-from server.models.text_codec import ByteTokenizer, TextCodec, Tokenizer
-from server.models.text_model_spec import config_file
-from server.models.text_networks import GenerativeNet, RowPositions, TextNet
-from server.models.torchvision_source import import_torchvision_models
+from server.models.texts.batch_check import check_batching
+from server.models.texts.codec import ByteTokenizer, TextCodec, Tokenizer
+from server.models.texts.networks import GenerativeNet, RowPositions, TextNet
+from server.models.texts.spec import config_file
 
 import_torchvision_models()  # transformers imports torchvision, which on some builds fails without this
 import transformers  # noqa: E402

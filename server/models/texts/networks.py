@@ -18,7 +18,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from server.errors import NotFiniteError
-from server.models.text import DecodeState, GeneratedTokens, TextSample
+from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 
 _Part = tuple["DecodeBatch", list[int]]  # rows of a merged batch: the batch they come from, and their indices
 

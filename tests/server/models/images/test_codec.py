@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from server.errors import BadInputError
-from server.models.images import ImageCodec, Pixels, emulated_model, synthetic_images
+from server.models.images.codec import ImageCodec, Pixels, emulated_model, synthetic_images
 from server.models.model import Inputs
 from server.models.signature import RAW, Tensor
 

@@ -20,7 +20,7 @@ from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
 from server.models.model import Codec, Inputs
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
-from server.models.tensor_data import from_binary, from_json
+from server.models.tensors.data import from_binary, from_json
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
 

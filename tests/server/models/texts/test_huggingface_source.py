@@ -12,14 +12,14 @@ import torch
 from policies.types import SpecError
 from server.backends.executor import Batch
 from server.errors import NotFiniteError
-from server.models.text import DecodeState, GeneratedTokens, TextSample
-from server.models.text_codec import ByteTokenizer
+from server.models.texts.codec import ByteTokenizer
+from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
 from server.backends.loading import load_models, make_device
 from server.backends.torch_texts import TextDevice
-from server.models.huggingface_source import load_text_model
-from server.models.text_networks import GenerativeNet
+from server.models.texts.huggingface_source import load_text_model
+from server.models.texts.networks import GenerativeNet
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96}

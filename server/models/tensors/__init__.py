@@ -1,0 +1,1 @@
+"""Models of named tensors: users' classes, exported programs and ONNX files."""
