@@ -107,8 +107,8 @@ class Settings(BaseSettings):
         30.0,
         gt=0,
         allow_inf_nan=False,
-        description="batch timeout in seconds, or 20 times the expected service time if that is longer; the device is "
-        "considered lost after it",
+        description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
+        "user's model is loaded again, and any other device is lost",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
@@ -260,6 +260,7 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     of_model = _split_models(values, errors)
     explicit = {**EnvSettingsSource(Settings)(), **flags}
     values |= explicit
+    _merge_lists(values, of_model, explicit)
     of_model = {
         model: {key: value for key, value in own.items() if key not in explicit} for model, own in of_model.items()
     }
@@ -279,6 +280,28 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     return SettingsResult(valid, tuple(errors))
 
 
+def _entries(value: object) -> list[Any]:
+    """The entries of a list, or the words of a string."""
+    words = _split(value)
+    return words if isinstance(words, list) else []
+
+
+def _merge_lists(values: dict[str, Any], of_model: Mapping[str, dict[str, Any]], explicit: Collection[str]) -> None:
+    """Move the policies and profiles of single models into the lists of [MODEL=]VALUE entries.
+
+    A flag or variable replaces those of the models that it names, or of all models if it names none.
+    """
+    served = {str(entry).partition("=")[0] for entry in _entries(values.get("models"))}
+    for key in _IN_LISTS:
+        entries = _entries(values.get(key))
+        names = {str(entry).partition("=")[0] for entry in entries}
+        general = key in explicit and not names <= served
+        own = {model: options.pop(key) for model, options in of_model.items() if key in options}
+        added = [f"{m}={value}" for m, value in own.items() if m in served and m not in names and not general]
+        if added:
+            values[key] = [*entries, *added]
+
+
 def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], errors: list[str]) -> Settings:
     """The settings with the values of single models; the errors in these are appended to `errors`."""
     settings = Settings(**known)
@@ -294,7 +317,7 @@ def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], 
 
 
 def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[str, Any]]:
-    """Turn the mappings in the list of models into NAME=SOURCE and [MODEL=]VALUE entries; return their other keys.
+    """Turn the mappings in the list of models into NAME=SOURCE entries; return their other keys by model.
 
     The errors are appended to `errors`.
     """
@@ -313,11 +336,7 @@ def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[
             errors.append(f"models: an entry has no name, {str(entry)[:80]!r}; write name: and source:")
             continue
         names.append(name if source is None else f"{name}={source}")
-        for key in _IN_LISTS:
-            if key in own:
-                general = content.get(key, [])
-                content[key] = [*([general] if isinstance(general, str) else general), f"{name}={own.pop(key)}"]
-        unknown = next((key for key in own if key not in _OF_MODEL), None)
+        unknown = next((key for key in own if key not in (*_IN_LISTS, *_OF_MODEL)), None)
         if unknown is not None:
             known = ", ".join(("name", "source", *_IN_LISTS, *_OF_MODEL))
             errors.append(f"models: {name}: unknown key {unknown!r}; a model has {known}")
@@ -326,7 +345,7 @@ def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[
             errors.append(f"models: {name}: labels is {labels!r}; give a list, or a file with a label a line")
         elif (odd := next((label for label in labels if not isinstance(label, str)), None)) is not None:
             errors.append(f"models: {name}: the label {odd!r} is no text; write it in quotes")
-        of_model[name] = {key: value for key, value in own.items() if key in _OF_MODEL}
+        of_model[name] = {key: value for key, value in own.items() if key in (*_IN_LISTS, *_OF_MODEL)}
     content["models"] = names
     return of_model
 

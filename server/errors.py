@@ -139,7 +139,7 @@ class NotFiniteError(Exception):
 
 
 class DeviceLostError(Exception):
-    """The device cannot run anything any more; the process has to be restarted."""
+    """The device cannot run anything any more, unless its models can be loaded again."""
 
 
 class BatchTimeoutError(DeviceLostError):

@@ -131,7 +131,7 @@ class Replica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Inputs of the autoscaling policy: backlog_s, the minimum time to serve all requests here, and load."""
         fleet = self._server.fleet
-        load = sum(fleet.arrival_rate(model) / fleet.capacity(model) for model in fleet.models)
+        load = sum(fleet.arrival_rate(m) / fleet.capacity(m) for m in fleet.models if fleet.capacity(m))
         return {"backlog_s": fleet.backlog(), "load": load}
 
 

@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +27,7 @@ from server.transport.request import (
     BodyLimit,
     ClientDisconnectedError,
     RequestContext,
+    client_timeout,
     read_body,
     respond_error,
     wait_for_disconnect,
@@ -40,6 +42,8 @@ _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time t
 _MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
 _THREADS = min(28, available_cpus())  # for decoding; the pool has at least four more, for short work
+_USER_THREADS = 16
+_LARGE_OUTPUTS = 2**20  # bytes of the outputs of a call, from which on memory is reserved for them
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
 _MEMORY_PER_JSON = 4  # bytes of tensors per byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
@@ -61,6 +65,8 @@ class Inference:
         decoding: limits concurrent decoding of images and decompression of bodies to `_THREADS`, so that a waiting
             image takes no memory, and threads are left for short work.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
+        user_pool: threads for `decode` and `render` of users' models.
+        user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
     """
 
@@ -73,6 +79,8 @@ class Inference:
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
+    user_code: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_USER_THREADS))
 
     async def serve(
         self,
@@ -90,6 +98,7 @@ class Inference:
         context: RequestContext = scope["state"].get("context") or RequestContext(scope, receive)
         with self.budget.reservation() as context.memory:
             try:
+                context.timeout = client_timeout(context.headers)
                 await answer(context)
                 self._count_answered(self.model(name).name, context)
             except ServerError as error:
@@ -130,16 +139,42 @@ class Inference:
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)
         else:
-            context.memory.grow(inputs.memory)
-            samples = await self._read_slowly(inputs, context) if inputs.slow else inputs.read()
+            outputs = model.output_bytes * inputs.count
+            context.memory.grow(inputs.memory + (outputs if outputs > _LARGE_OUTPUTS else 0))
+            samples = await self._read(inputs, context)
         del inputs  # frees their memory while the samples wait
         context.memory.end_pending()
         return await self._submit(model, samples, context)
 
-    async def _read_slowly(self, inputs: Inputs, context: RequestContext) -> list[Any]:
-        async with self.decoding:
-            reading = asyncio.get_running_loop().run_in_executor(self.pool, inputs.read)
-            return await _await_client(reading, context, context.remaining_timeout())
+    async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
+        if inputs.runs_user_code:
+            running = asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read))
+            return await _await_client(running, context, context.remaining_timeout())
+        return await self.run_in_thread(inputs.read) if inputs.slow else inputs.read()
+
+    async def run_user_code(self, memory: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Run a function of a user's model in a thread of its own pool, since it may take any time.
+
+        Args:
+            memory: bytes that the call has reserved for the arguments; they stay reserved until the function returns.
+            function: the function.
+            arguments: its arguments.
+        """
+        held = self.budget.reservation()
+        await self.user_code.acquire()
+
+        def release(_: object) -> None:
+            held.resize(0)
+            self.user_code.release()
+
+        try:
+            held.grow(memory)
+            running = asyncio.get_running_loop().run_in_executor(self.user_pool, function, *arguments)
+        except BaseException:
+            release(None)
+            raise
+        running.add_done_callback(release)
+        return await asyncio.shield(running)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; without a name the only model.
@@ -380,7 +415,8 @@ class _DisconnectWatch:
         self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
         self.reason: Exception | None = None
         self._watched = _watched_by_loop.setdefault(loop, {})
-        if not self._watched:
+        if loop not in _armed:
+            _armed.add(loop)
             loop.call_later(self.DELAY, _start_watching, loop, self._watched)
         self._watched[self] = loop.time()
 
@@ -406,6 +442,7 @@ class _DisconnectWatch:
             self.reason = reason
 
 
+_armed: "WeakSet[asyncio.AbstractEventLoop]" = WeakSet()  # whose timer is set
 _watched_by_loop: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_DisconnectWatch, float]]" = WeakKeyDictionary()
 
 
@@ -419,3 +456,5 @@ def _start_watching(loop: asyncio.AbstractEventLoop, watched: dict[_DisconnectWa
         watch.start()
     if watched:
         loop.call_later(_DisconnectWatch.DELAY, _start_watching, loop, watched)
+    else:
+        _armed.discard(loop)

@@ -12,7 +12,7 @@ from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_as
 from server.api.schemas import Generation, Outputs, Prediction, TensorCall, TextCall
 from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
-from server.transport.request import BodyLimit, RequestContext, client_timeout, is_form, respond
+from server.transport.request import BodyLimit, RequestContext, is_form, respond
 
 
 class Predict:
@@ -42,13 +42,15 @@ class Predict:
 
     async def _answer(self, name: str | None, context: RequestContext) -> bytes:
         model = self._inference.model(name)
-        context.timeout = client_timeout(context.headers)
         answers = await self._inference.infer(model, context, partial(self._inputs, model, context))
         output = answers[0].output
-        if model.codec.renders_slowly(output):
-            rendered = await self._inference.run_in_thread(model.codec.render, output, model.labels)
+        render = partial(model.codec.render, output, model.labels)
+        if model.codec.renders_by_user_code:
+            rendered = await self._inference.run_user_code(model.output_bytes, render)
+        elif model.codec.renders_slowly(output):
+            rendered = await self._inference.run_in_thread(render)
         else:
-            rendered = model.codec.render(output, model.labels)
+            rendered = render()
         document = {"model": model.name, **rendered}
         return orjson.dumps(document | self._inference.describe(model.name, answers))
 

@@ -161,7 +161,7 @@ def _backends(plan: ServerPlan, profile_source: ProfileSource) -> list[_Backend]
 
 def _emulated_backend(plan: DevicePlan, profile: Profile) -> _Backend:
     settings, meter = plan.settings, CountingMeter()
-    emulated = {name: source_of(spec).emulate(name, profile.max_batch_size) for name, spec in settings.specs.items()}
+    emulated = {name: source_of(spec).emulate(name, plan.max_batch_size(name)) for name, spec in settings.specs.items()}
     served = {name: _labelled(model, settings) for name, model in emulated.items()}
     codecs = {name: model.codec for name, model in served.items()}
     device = EmulatedDevice(dict.fromkeys(settings.specs, profile), meter, codecs)

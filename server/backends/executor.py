@@ -19,7 +19,7 @@ from server.errors import BatchTimeoutError, DeviceLostError
 
 Logits = NDArray[np.float32]
 RESTART_TIMEOUT = 120.0  # s to load a model again
-_MAX_ABANDONED = 16  # threads that are hung in a batch
+_MAX_ABANDONED = 64  # threads that are hung in a batch
 _T = TypeVar("_T")
 _LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 
@@ -133,8 +133,8 @@ class RestartableExecutor(Protocol):
 def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
     """Run a batch with a timeout, s.
 
-    A call of the device cannot be cancelled from outside, so the device is considered lost after the timeout: the
-    future then raises BatchTimeoutError.
+    A call of the device cannot be cancelled from outside, so the future raises
+    BatchTimeoutError after the timeout, and the device runs on.
     """
     running = executor.run(batch)
     _start_timeout(running, len(batch.inputs), timeout)
@@ -170,7 +170,7 @@ def check_outputs(batch: Batch, completion: Completion) -> Completion:
 class Device(Protocol):
     """A device that runs batches on the calling thread.
 
-    One whose models can be loaded again also has a method `restart(model)`, which does that, or raises DeviceLostError.
+    `restart(model)` loads a model again, or raises DeviceLostError; only devices that support it have it.
     """
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
@@ -187,7 +187,7 @@ class LoadedDevice(Protocol):
         ...
 
     def restart(self) -> None:
-        """Replace the model by a new one, since a batch of the old one has not come to an end."""
+        """Replace the model by a new one, since a batch of the old one exceeded the batch timeout."""
         ...
 
 
@@ -266,8 +266,12 @@ class ThreadExecutor:
         started = time.monotonic()
         try:
             outputs = self._device.serve(batch)
+        except StopIteration as error:  # which a future cannot have
+            return RuntimeError(f"the device raised StopIteration({error.value!r})")
         except Exception as error:  # noqa: BLE001  (any exception of the device is the result of this batch)
             return error
+        except BaseException as error:  # noqa: BLE001  (nor may KeyboardInterrupt of a model's code end the thread)
+            return RuntimeError(f"the device raised {type(error).__name__}")
         return Completion(outputs, started, time.monotonic())
 
 

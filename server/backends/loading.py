@@ -79,12 +79,13 @@ class ModelDevices:
                     device.load()
 
     def restart(self, model: str) -> None:
-        """Load a model again, after a batch of it did not come to an end.
+        """Load all users' models again, on a new thread, after a batch of `model` exceeded the batch timeout.
 
         Raises:
-            DeviceLostError: it cannot be loaded again.
+            DeviceLostError: it is no model of a user.
         """
-        device = self._devices[model]
-        if not isinstance(device, LoadedDevice):
+        if not isinstance(self._devices[model], LoadedDevice):
             raise DeviceLostError(f"{model} cannot be loaded again")
-        device.restart()
+        for device in self._devices.values():
+            if isinstance(device, LoadedDevice):
+                device.restart()

@@ -43,7 +43,7 @@ class TensorDevice:
 
     def restart(self) -> None:
         """Replace the model by a new one, which is loaded."""
-        _log.warning("%s is loaded again in a new thread: a batch did not come to an end", self._name)
+        _log.warning("%s is loaded again on a new thread: a batch exceeded the batch timeout", self._name)
         self._model = self._make_model()
         self.load()
 
@@ -124,7 +124,7 @@ def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
         raise ModelError(f"the model returned {type(outputs).__name__}; it has to return arrays by output name")
     if spec.name not in outputs:
         raise ModelError(f"the model returned no output {spec.name}")
-    array, dtype = np.asarray(outputs[spec.name]), DTYPES[spec.datatype]
+    array, dtype = np.array(outputs[spec.name]), DTYPES[spec.datatype]  # a copy: a model may use its buffer again
     if array.dtype.kind in "OSU" and dtype.hasobject:
         array = array.astype(object)
     if array.dtype != dtype:
@@ -132,6 +132,8 @@ def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
     if array.ndim == 0 or len(array) != rows or not spec.accepts(spec.datatype, array.shape):
         shape = [rows, *spec.sample_shape]
         raise ModelError(f"the model returned output {spec.name} of shape {[*array.shape]}; the batch takes {shape}")
+    if dtype.hasobject and not all(isinstance(element, bytes | str) for element in array.flat):
+        raise ModelError(f"the model returned output {spec.name} with elements that are neither bytes nor str")
     if dtype.kind == "f" and np.isnan(array).any():
         raise ModelError(f"the model returned NaN in output {spec.name}")
     return array

@@ -42,6 +42,7 @@ class Inputs:
         memory: memory that the samples take in addition to the body, bytes.
         encoded: encoded samples, each for `Codec.decode_cost` and then `Codec.decode`.
         slow: whether `read` takes over a millisecond.
+        runs_user_code: whether `read` calls a function of a user's model, which may take any time.
     """
 
     count: int
@@ -49,6 +50,7 @@ class Inputs:
     memory: int = 0
     encoded: Sequence[bytes] = ()
     slow: bool = False
+    runs_user_code: bool = False
 
 
 class SizePredictor(Protocol):
@@ -158,6 +160,11 @@ class Codec(ABC):
         """Whether `render` takes over a millisecond for this output."""
         return False
 
+    @property
+    def renders_by_user_code(self) -> bool:
+        """Whether `render` calls a function of a user's model."""
+        return False
+
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
         """Render an output for the response of POST /predict."""
         return {"predictions": top_classes(output, labels)}
@@ -209,6 +216,7 @@ class ServedModel(Generic[Codec_co]):
         platform: the framework that runs it, for the protocol's documents.
         size_predictor: predicts service times of requests; None if they do not differ.
         signature: its inputs and outputs.
+        output_bytes: memory of the outputs of one sample, as far as their shapes do not vary.
     """
 
     name: str
@@ -219,10 +227,12 @@ class ServedModel(Generic[Codec_co]):
     platform: str = "pytorch"
     size_predictor: SizePredictor | None = None
     signature: Signature = field(init=False)
+    output_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set the signature, which the number of labels determines."""
+        """Set what the codec and the number of labels determine."""
         object.__setattr__(self, "signature", self.codec.signature(len(self.labels)))
+        object.__setattr__(self, "output_bytes", sum(spec.sample_bytes for spec in self.signature.outputs))
 
 
 def decode_steps(sample: Any) -> int | None:

@@ -1,5 +1,6 @@
 """Input and output signatures of models, and the tensors that match them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,12 @@ class TensorSpec:
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample in the advertised datatype."""
         return self.sample_shapes[self.datatype]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Memory of one sample, bytes; 0 if its shape varies."""
+        size = math.prod(self.sample_shape)
+        return 0 if -1 in self.sample_shape else size * DTYPES[self.datatype].itemsize
 
     @property
     def is_scores(self) -> bool:

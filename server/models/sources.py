@@ -141,7 +141,7 @@ class TensorSource(ModelSource):
         return self._served(name, max_batch_size, self._file.name, self._platform(), model), self
 
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
-        """The model's tensors, with made-up values."""
+        """The model's tensors, with synthetic outputs."""
         return self._served(name, max_batch_size, "emulated", "emulated", self._model())
 
     def read_sample(self, path: Path) -> Any:
@@ -150,7 +150,7 @@ class TensorSource(ModelSource):
         return read_sample(path, {name: (DTYPES[each.datatype], each.shape) for name, each in inputs.items()})
 
     def settings(self, name: str) -> str:
-        """The class and a digest of the file; its neighbours and data are not part of it."""
+        """The class and a digest of the file; modules that it imports and files that it reads are not included."""
         digest = f"{Path(self.spec).name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
         return f"{digest}, onnxruntime {_version('onnxruntime')}" if self._file.suffix == ".onnx" else digest
 

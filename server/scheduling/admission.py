@@ -17,7 +17,7 @@ class Limits:
 
     Attributes:
         capacity: maximum number of waiting requests.
-        batch_timeout: the device is considered lost when a batch takes longer than this, s, and than 20 times its
+        batch_timeout: a batch is considered hung when it takes longer than this, s, and than 20 times its
             greatest expected service time.
     """
 
@@ -102,7 +102,7 @@ def reject_if_full(n: int, taken: int, capacity: int, backlog: Callable[[], floa
         )
 
 
-def reject_if_too_many(shapes: Collection[str], backlog: Callable[[], float]) -> None:
+def reject_if_too_many_shapes(shapes: Collection[str], backlog: Callable[[], float]) -> None:
     """Check that requests of these different shapes may wait at once.
 
     Each shape has batches of its own, so that many shapes would mean small batches, and a decision over all of them.

@@ -36,7 +36,7 @@ from server.errors import (
     UnavailableError,
 )
 from server.models.model import count_tokens, generated_lengths
-from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many
+from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
 from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import offer_standby_launches
@@ -133,7 +133,7 @@ class Dispatcher:
             TooManyShapesError: with these samples too many different shapes would wait.
         """
         if model in self._by_shape:
-            reject_if_too_many(self._batcher.waiting_shapes(model).union(shapes), self.backlog)
+            reject_if_too_many_shapes(self._batcher.waiting_shapes(model).union(shapes), self.backlog)
         earliest, now = self.check_room(model, len(inputs), timeout), self._clock()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()  # a system call in Python 3.11
@@ -386,7 +386,9 @@ class Dispatcher:
             else:
                 self._fail(own.requests, part)
         self._report(self.on_unprofiled_work, batch.model)  # failed attempts took energy, too
-        if recovery.max_batch_size is not None:
+        if (
+            recovery.max_batch_size is not None and batch.model not in self._by_shape
+        ):  # else it is the shape that is large
             self._reduce_batch_size(batch.model, recovery.max_batch_size)
 
     async def _restart(self, model: str, error: DeviceLostError) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from server.backends.executor import Batch, Completion, check_outputs
-from server.errors import DeviceLostError, OutOfMemoryError
+from server.errors import BatchTimeoutError, DeviceLostError, OutOfMemoryError
 
 _T = TypeVar("_T")
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
@@ -62,6 +62,8 @@ class Recovery:
 async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) -> Recovery:
     """Retry the two halves of a batch that failed with `error`, and halves of those that fail again.
 
+    After the batch timeout each request is retried alone: every attempt that hangs takes that long, and a thread.
+
     Args:
         run: runs a part of the batch.
         restart: makes the device usable again after the batch timeout; raises DeviceLostError if it cannot.
@@ -71,18 +73,22 @@ async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) ->
     Raises:
         DeviceLostError: the device is lost.
     """
-    if isinstance(error, DeviceLostError):
+    hung = isinstance(error, BatchTimeoutError)
+    if isinstance(error, BatchTimeoutError):
         await restart(batch.model, error)
+    elif isinstance(error, DeviceLostError):
+        raise error
     size = len(batch.inputs)
-    unfit = size if isinstance(error, OutOfMemoryError) else None
-    if size == 1:
-        return Recovery([Part(0, 1, error)], unfit)
-    half = (size + 1) // 2
-    left = await _retry(run, restart, _slice(batch, 0, half))
-    right = await _retry(run, restart, _slice(batch, half, size))
-    parts = [*left.parts, *(replace(part, first=part.first + half) for part in right.parts)]
-    sizes = (unfit, left.smallest_unfit, right.smallest_unfit)
-    return Recovery(parts, min((size for size in sizes if size is not None), default=None))
+    if size == 1:  # a sample that does not fit alone says nothing about batches of others
+        return Recovery([Part(0, 1, error)], None)
+    unfit = [size] if isinstance(error, OutOfMemoryError) else []
+    parts: list[Part] = []
+    step = 1 if hung else (size + 1) // 2
+    for first in range(0, size, step):
+        retried = await _retry(run, restart, _slice(batch, first, min(first + step, size)))
+        parts += (replace(part, first=part.first + first) for part in retried.parts)
+        unfit += [] if retried.smallest_unfit is None else [retried.smallest_unfit]
+    return Recovery(parts, min(unfit, default=None))
 
 
 async def _retry(run: Run, restart: Restart, batch: Batch) -> Recovery:

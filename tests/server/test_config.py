@@ -160,6 +160,26 @@ def test_flags_take_precedence_over_the_values_of_a_model(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("flags", "policies"),
+    [
+        ({}, {"plain": "greedy", "mine": "smdp:w2=1", "other": "greedy"}),
+        ({"policy": ["serial"]}, {"plain": "serial", "mine": "serial", "other": "serial"}),
+        ({"policy": ["mine=serial"]}, {"mine": "serial"}),
+        ({"policy": ["other=serial"]}, {"mine": "smdp:w2=1", "other": "serial"}),
+        ({"models": ["plain"]}, {"plain": "greedy"}),
+        ({"models": ["mine=x.onnx"]}, {"mine": "smdp:w2=1"}),
+    ],
+)
+def test_a_policy_flag_replaces_those_of_the_models_that_it_names(
+    flags: dict[str, object], policies: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(MODELS)
+    settings = load_settings(flags, file)
+    assert by_model(settings.policy, settings.specs) == policies
+
+
+@pytest.mark.parametrize(
     ("entry", "says"),
     [
         ("{source: x}", "models: an entry has no name"),

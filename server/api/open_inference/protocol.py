@@ -215,7 +215,9 @@ def _read_output(entry: Any, known: Mapping[str, TensorSpec], binary: bool) -> R
         raise BadInputError(f"output {name}: shared memory is not supported; receive the data in the body")
     classification = _non_negative(parameters, "classification")
     if classification and not known[name].is_scores:
-        raise BadInputError(f"output {known[name]} is no vector of scores to classify by; leave `classification` out")
+        raise BadInputError(
+            f"output {known[name]} is not a vector of floating-point scores; leave `classification` out"
+        )
     return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
 
 

@@ -28,6 +28,7 @@ from server.api.open_inference.protocol import (
     document_of,
     parse_header,
     parse_header_length,
+    parse_infer,
     raw_call,
     read_call,
     render_infer,
@@ -48,11 +49,11 @@ from server.api.openapi import (
 from server.errors import NotFoundError, TooLargeError
 from server.models.model import Inputs, ServedModel
 from server.transport.content_encoding import compress
-from server.transport.request import BodyLimit, Headers, RequestContext, client_timeout, headers_of, read_body, respond
+from server.transport.request import BodyLimit, Headers, RequestContext, headers_of, read_body, respond
 
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
-_MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
-_KNOWN_DOCUMENTS = 256  # JSON documents whose meaning is kept
+_MANY_SAMPLES = 16  # stacking and rendering the outputs of more takes over a millisecond
+_KNOWN_DOCUMENTS = 256  # entries in the cache of parsed headers
 _SHORT_DOCUMENT = 1024  # bytes of such a document
 _INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
@@ -96,7 +97,6 @@ class Infer:
 
     async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
         """The response to a call: body, content type and further headers."""
-        context.timeout = client_timeout(context.headers)
         calls: list[InferCall] = []
 
         async def read_inputs() -> Inputs:
@@ -109,10 +109,13 @@ class Infer:
 
         answers = await self._inference.infer(model, context, read_inputs)
         (call,) = calls
-        outputs = model.codec.stack([answer.output for answer in answers])
         parameters = self._inference.describe(model.name, answers)
-        render = partial(render_infer, call, model.name, outputs, model.signature, model.labels, parameters)
-        many = sum(output.size for output in outputs.values()) > _MANY_NUMBERS
+
+        def render() -> tuple[bytes, int | None]:
+            outputs = model.codec.stack([answer.output for answer in answers])
+            return render_infer(call, model.name, outputs, model.signature, model.labels, parameters)
+
+        many = any(model.codec.renders_slowly(answer.output) for answer in answers) or len(answers) > _MANY_SAMPLES
         body, length = await self._inference.run_in_thread(render) if many else render()
         headers: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
         accepted = context.headers.get(b"accept-encoding")
@@ -131,18 +134,19 @@ class Infer:
         if length == 0:
             return raw_call(body, model.signature)
         document = document_of(body, length)
+        if len(document) > _SHORT_DOCUMENT:
+            parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
+            return await self._inference.parse(parse, document, context)
         key = (model.name, document)
         header = self._headers.get(key)
         if header is None:
-            parse = partial(parse_header, document, model.signature, self._inference.capacity)
-            header = await self._inference.parse(parse, document, context)
-            if len(document) <= _SHORT_DOCUMENT and not header.data:
+            parse_document = partial(parse_header, document, model.signature, self._inference.capacity)
+            header = await self._inference.parse(parse_document, document, context)
+            if not header.data:
                 if len(self._headers) >= _KNOWN_DOCUMENTS:
                     self._headers.clear()
                 self._headers[key] = header
-        if not header.data:
-            return read_call(header, body, len(document))
-        return await self._inference.parse(partial(read_call, header, body, len(document)), document, context)
+        return read_call(header, body, len(document))
 
 
 def _check_version(version: str | None) -> None:

@@ -56,7 +56,7 @@ class TensorCodec(Codec):
     def from_body(self, body: bytes, content_type: str) -> Inputs:
         """Read {"inputs": {name: nested lists}} of one sample, or what the model's own `decode` reads."""
         if self._decodes:
-            return Inputs(1, partial(self._decode, body, content_type), slow=True)
+            return Inputs(1, partial(self._decode, body, content_type), memory=len(body), runs_user_code=True)
         document = parse_object(body, "body", 'an object with "inputs"')
         values = document.get("inputs")
         if len(document) > 1 or type(values) is not dict or values.keys() != self.model.inputs.keys():
@@ -104,9 +104,14 @@ class TensorCodec(Codec):
         """The shapes of the sample's inputs."""
         return ",".join("x".join(map(str, sample[name].shape)) for name in self.model.inputs)
 
+    @property
+    def renders_by_user_code(self) -> bool:
+        """Whether the model has a `render` of its own."""
+        return self._renders
+
     def renders_slowly(self, output: Any) -> bool:
-        """Whether the outputs are many numbers, or rendered by the model's own function."""
-        return self._renders or sum(array.size for array in output.values()) > _MANY_NUMBERS
+        """Whether the outputs are many numbers."""
+        return bool(sum(array.size for array in output.values()) > _MANY_NUMBERS)
 
     def render(self, output: Any, _labels: Sequence[str]) -> dict[str, Any]:
         """The outputs of a sample as nested lists, or what the model's own `render` returns.
@@ -142,7 +147,7 @@ class TensorCodec(Codec):
             array = sample[name]
             content = repr(array.tolist()).encode() if array.dtype.hasobject else np.ascontiguousarray(array).tobytes()
             checksum = zlib.crc32(content, checksum)
-        return {spec.name: _made_up(spec, checksum) for spec in self._signature.outputs}
+        return {spec.name: _synthetic_output(spec, checksum) for spec in self._signature.outputs}
 
     def synthetic_samples(self, count: int, rng: np.random.Generator, _: int | None = None) -> list[Any]:
         """The samples given, repeated, or random ones, in which dimensions that vary have the size 16."""
@@ -252,7 +257,7 @@ def _to_text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _made_up(spec: TensorSpec, checksum: int) -> NDArray[Any]:
+def _synthetic_output(spec: TensorSpec, checksum: int) -> NDArray[Any]:
     """An output of the right shape and datatype: numbers that count up from a checksum."""
     shape, dtype = [max(1, size) for size in spec.sample_shape], DTYPES[spec.datatype]
     numbers = (np.arange(math.prod(shape)) + checksum) % _LARGEST_INTEGER

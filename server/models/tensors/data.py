@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import BadInputError, quote
+from server.errors import BadInputError, TooLargeError, quote
 from server.models.signature import DTYPES
 
+_MAX_ELEMENTS = 2**15  # of BYTES in one input; splitting them takes milliseconds
 _BF16_BITS = np.dtype("<u2")
 
 # JSON types by numpy's kind (O: BYTES); bool is not a number
@@ -41,6 +42,8 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
 
 def _split_elements(body: bytes, start: int, count: int) -> list[bytes]:
     """Split length-prefixed elements; an excessive count raises at the end of the body."""
+    if count > _MAX_ELEMENTS:
+        raise TooLargeError(f"{count} BYTES elements, over {_MAX_ELEMENTS} of one input; send fewer samples per call")
     elements: list[bytes] = []
     for index in range(count):
         stop = start + 4 + int.from_bytes(body[start : start + 4], "little")

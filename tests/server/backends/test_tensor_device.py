@@ -176,7 +176,7 @@ def test_a_hung_model_is_replaced_by_a_new_one_in_a_new_thread() -> None:
             await executor.restart("m", DeviceLostError("late"))
             assert Hanging.loads == attempt + 2
             assert (await executor.run(batch(3))).outputs[0]["y"].tolist() == [6, 6]
-        executor._abandoned *= 16
+        executor._abandoned *= 64
         with pytest.raises(DeviceLostError, match="late"):  # too many threads are hung
             await executor.restart("m", DeviceLostError("late"))
 
@@ -189,6 +189,45 @@ def test_a_hung_model_is_replaced_by_a_new_one_in_a_new_thread() -> None:
     while any(thread.is_alive() for thread in executor._abandoned) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(thread.is_alive() for thread in executor._abandoned), "a thread ends when its batch does"
+
+
+def test_a_model_may_use_its_buffer_again() -> None:
+    class Reusing(Echo):
+        buffer = np.zeros((8, 2), np.float32)
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            np.multiply(x, 2, out=self.buffer[: len(x)])
+            return {"y": self.buffer[: len(x)], "n": np.zeros(len(x), np.int64)}
+
+    device = device_of(Reusing)
+    first = device.serve(batch(1, 2))
+    device.serve(batch(7, 8))
+    assert [output["y"].tolist() for output in first] == [[2, 2], [4, 4]]
+
+
+def test_elements_of_bytes_outputs_are_bytes_or_str() -> None:
+    class Numbers(Model):
+        inputs = {"x": Tensor("FP32", [2])}
+        outputs = {"y": Tensor("BYTES")}
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            return {"y": np.array([7] * len(x), object)}
+
+    with pytest.raises(ModelError, match="output y with elements that are neither bytes nor str"):
+        device_of(Numbers).serve(batch(1))
+
+
+@pytest.mark.parametrize("raised", [StopIteration(3), KeyboardInterrupt(), SystemExit(2), GeneratorExit()])
+def test_whatever_a_model_raises_is_the_result_of_the_batch(raised: BaseException) -> None:
+    class Device:
+        def serve(self, _: Batch, /) -> list[Any]:
+            raise raised
+
+    executor = ThreadExecutor(Device(), "cpu")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"the device raised {type(raised).__name__}"):
+            asyncio.run(_run(executor, batch(1)))
+    executor.close()
 
 
 def test_other_models_are_not_replaced() -> None:

@@ -1,7 +1,7 @@
 """Device faults: recovery of failed batches, the batch timeout, lost devices."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from policies.catalog import Chosen
 from policies.rules.control_limit import greedy
 from server.backends.executor import Batch, Completion
-from server.errors import DeviceLostError, DrainingError, ExecutionError, OutOfMemoryError, UnavailableError
+from server.errors import (
+    BatchTimeoutError,
+    DeviceLostError,
+    DrainingError,
+    ExecutionError,
+    OutOfMemoryError,
+    UnavailableError,
+)
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.recovery import Recovery, recover
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import FakeExecutor, chosen, run_scenario
 from tests.support.virtual_clock import pause, virtual_loop
@@ -190,3 +198,63 @@ def test_after_a_failed_batch_the_remaining_requests_of_its_call_are_not_run() -
         assert [entry[2] for entry in executor.log] == [[1.0, 2.0], [1.0], [2.0]]
 
     run_scenario(scenario, chosen(greedy(2)))
+
+
+class Parts:
+    """Runs parts of a batch directly; `fault` raises for some inputs.
+
+    Attributes:
+        sizes: of the parts that were run.
+        restarts: number of restarts.
+    """
+
+    def __init__(self, fault: Callable[[Sequence[Any]], None]) -> None:
+        self._fault = fault
+        self.sizes: list[int] = []
+        self.restarts = 0
+
+    async def run(self, batch: Batch) -> Completion:
+        self.sizes.append(len(batch.inputs))
+        self._fault(batch.inputs)
+        return Completion(list(batch.inputs), 0.0, 1.0)
+
+    async def restart(self, _: str, error: DeviceLostError) -> None:
+        self.restarts += 1
+
+    def recover(self, inputs: Sequence[Any], error: Exception) -> Recovery:
+        async def main() -> Recovery:
+            return await recover(lambda part: asyncio.ensure_future(self.run(part)), self.restart, batch, error)
+
+        batch = Batch("m", inputs)
+        return asyncio.run(main())
+
+
+def hangs(inputs: Sequence[Any]) -> None:
+    if -1 in inputs:
+        raise BatchTimeoutError("late")
+
+
+def test_after_the_batch_timeout_each_request_is_retried_alone() -> None:
+    parts = Parts(hangs)
+    recovery = parts.recover([1, -1, 2, 3], BatchTimeoutError("late"))
+    assert parts.sizes == [1, 1, 1, 1]
+    assert [isinstance(part.result, Completion) for part in recovery.parts] == [True, False, True, True]
+    assert parts.restarts == 2, "after the batch, and after the request that hangs alone"
+
+
+def test_a_lost_device_that_did_not_hang_is_not_restarted() -> None:
+    parts = Parts(hangs)
+    with pytest.raises(DeviceLostError, match="gone"):
+        parts.recover([1, 2], DeviceLostError("gone"))
+    assert (parts.sizes, parts.restarts) == ([], 0)
+
+
+def test_a_sample_that_does_not_fit_alone_leaves_the_maximum_batch_size() -> None:
+    def huge(inputs: Sequence[Any]) -> None:
+        if max(inputs) > 100:
+            raise OutOfMemoryError("huge")
+
+    assert Parts(huge).recover([999], OutOfMemoryError("huge")).max_batch_size is None
+    recovery = Parts(huge).recover([1, 2, 999, 3], OutOfMemoryError("huge"))
+    assert recovery.max_batch_size == 1, "of a batch of 2 it is not known which sample did not fit"
+    assert [part.size for part in recovery.parts] == [2, 1, 1]

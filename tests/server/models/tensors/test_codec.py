@@ -154,12 +154,12 @@ def test_samples_of_different_shapes_have_different_keys() -> None:
 def test_a_models_own_functions_decode_and_render() -> None:
     codec = TensorCodec(Own())
     inputs = codec.from_body(b"7", "text/x")
-    assert inputs.slow, "a user's code does not run on the event loop"
+    assert inputs.runs_user_code, "it does not run on the event loop"
     assert not codec.json_body
     (sample,) = inputs.read()
     np.testing.assert_array_equal(sample["x"], np.full((2, 3), 7, np.float32), strict=True)
     assert sample["tag"].item() == b"text/x"
-    assert codec.renders_slowly(OUTPUT)
+    assert codec.renders_by_user_code
     assert codec.render({**OUTPUT, "y": np.ones(2, np.float32)}, ()) == {"outputs": {"sum": 2.0, "text": "é"}}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import BadInputError
+from server.errors import BadInputError, TooLargeError
 from server.models.signature import TensorSpec
 from server.models.tensors.data import from_binary, from_json, to_binary, to_json
 
@@ -92,3 +92,9 @@ def test_a_specification_advertises_its_first_datatype_and_lists_all() -> None:
     spec = TensorSpec("image", {"UINT8": (224, 224, 3), "BYTES": ()})
     assert (spec.datatype, spec.sample_shape) == ("UINT8", (224, 224, 3))
     assert str(spec) == "`image` as UINT8 [-1, 224, 224, 3] or BYTES [-1]"
+
+
+def test_the_number_of_bytes_elements_is_bounded() -> None:
+    assert len(from_binary(bytes(4 * 2**15), 0, "BYTES", (2**15,))) == 2**15
+    with pytest.raises(TooLargeError, match="32769 BYTES elements, over 32768 of one input"):
+        from_binary(bytes(4 * (2**15 + 1)), 0, "BYTES", (2**15 + 1,))
