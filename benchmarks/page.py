@@ -51,9 +51,9 @@ class Section:
 
 def _ceiling() -> str:
     record = load_record("ceiling")
-    names = {"ours": "Batchwright", "bare": "bare FastAPI"}
+    names = {"ours": "Batchwright", "bare": "bare FastAPI", "four_floats": "Batchwright, a model of four floats"}
     base = median(run["requests_per_s"] for run in record["bare"])
-    rates = {name: median(run["requests_per_s"] for run in record[key]) for key, name in names.items()}
+    rates = {names[key]: median(run["requests_per_s"] for run in record[key]) for key in names if key in record}
     rows = [(name, f"{rate:.0f}", f"{rate / base:.2f}") for name, rate in rates.items()]
     return markdown_table(("server", "calls/s, median of three", "of bare FastAPI"), rows)
 
@@ -102,6 +102,21 @@ def _fuzz() -> str:
         ("calls drawn from the OpenAPI document", record["routes"]["calls"], record["routes"]["failures"]),
     ]
     return markdown_table(("", "number", "failures"), rows)
+
+
+def _user_models() -> str:
+    record = load_record("user_models")
+    sources = record["sources"].values()
+    samples, wrong = (sum(source[key] for source in sources) for key in ("samples", "wrong"))
+    rows = [
+        ("samples through FILE.py, FILE.pt2, FILE.onnx", samples, "wrong answers", wrong),
+        ("damaged bodies for two inputs", record["hostile"]["bodies"], "5xx", record["hostile"]["failures"]),
+    ]
+    rows += [
+        (f"requests beside {about}", fault["innocent"], "lost", fault["innocent_lost"])
+        for about, fault in record["faults"].items()
+    ]
+    return markdown_table(("", "number", "failure", "failures"), rows)
 
 
 def _decision() -> str:
@@ -166,6 +181,12 @@ SECTIONS = (
         _soak,
     ),
     Section("Hostile input", "fuzz", "Randomly invalid bodies, headers and images.", _fuzz),
+    Section(
+        "Models of users",
+        "user_models",
+        "One function from three sources, every sample identified; faults of one request in fifty; damaged bodies.",
+        _user_models,
+    ),
     Section(
         "Mutations",
         "mutations",
