@@ -1,8 +1,10 @@
 """The profile a server starts with: the cached one, else a quick measurement that is then cached."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -17,7 +19,7 @@ from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.executor import Executor, ThreadExecutor
-from server.config import Settings
+from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
@@ -98,7 +100,9 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     place, device_name = torch_device.resolve_device(settings.device)
     device_about = torch_device.device_settings(place, stages=settings.stages)
     model_about = source_of(settings.specs[model]).settings(model)
-    about = f"{device_about}, {model_about}" if model_about else device_about
+    sample = by_model(settings.sample, settings.specs).get(model)
+    sample_about = "" if sample is None else f"sample {hashlib.sha256(Path(sample).read_bytes()).hexdigest()[:12]}"
+    about = ", ".join(filter(None, (device_about, model_about, sample_about)))
     return cache.CacheKey(model, device_name, largest, about)
 
 

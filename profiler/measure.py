@@ -23,7 +23,7 @@ from profiler.batch_load import make_batch
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
 from server.models.model import Codec
-from server.models.tensors.python_source import one_line_errors
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
@@ -233,7 +233,7 @@ class _Runs:
         subject = self._subject
         batch = Batch(subject.model, make_batch(subject.samples, size))
         before = self._joules_so_far()
-        with one_line_errors(f"{subject.model}: a batch of {size}"):
+        with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
             completion = await subject.executor.run(batch)
         after = self._joules_so_far()
         joules = None if before is None or after is None else after - before

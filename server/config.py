@@ -28,7 +28,7 @@ _OF_MODEL = (
     "slo_p95_ms",
     "labels",
 )  # keys of a model in the configuration file
-_IN_LISTS = ("policy", "profile")  # further keys of a model, which the settings have as [MODEL=]VALUE
+_IN_LISTS = ("policy", "profile", "sample")  # further keys of a model, which the settings have as [MODEL=]VALUE
 
 
 def _split(value: object) -> object:
@@ -66,6 +66,11 @@ class Settings(BaseSettings):
     profile: _Words = Field(
         [],
         description="[MODEL=]PROFILE: a shipped name or a file; else the emulated device's, a cached or a measured one",
+    )
+    sample: _Words = Field(
+        [],
+        description="[MODEL=]FILE.json or FILE.npz with one sample of a FILE.py:CLASS, FILE.pt2 or FILE.onnx, for "
+        "warm-up and profiling; else random ones",
     )
     device: str = Field("auto", description="auto, cpu, cuda:N or emulated:PROFILE; several are separated by commas")
     max_batch_size: int | None = Field(
@@ -330,7 +335,7 @@ def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[
         if not isinstance(entry, dict):
             names.append(entry)
             continue
-        own = dict(entry)
+        own = {key: value for key, value in entry.items() if value is not None}
         name, source = own.pop("name", None), own.pop("source", None)
         if not isinstance(name, str):
             errors.append(f"models: an entry has no name, {str(entry)[:80]!r}; write name: and source:")

@@ -157,6 +157,10 @@ def quote(value: Any) -> str:
     return reprlib.repr(value)[:120]  # reprlib bounds the work, but not the length when lists are nested
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an exception on one short line, or its type if the message is empty."""
-    return " ".join(str(error).split())[:160] or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception on one short line, or its type if it has none, or its `__str__` fails."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  (a user's exception)
+        text = ""
+    return " ".join(text.split())[:160] or type(error).__name__

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from math import ceil
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +22,7 @@ from server.app.application import create_app
 from server.app.plan import DevicePlan, ServerPlan
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
-from server.config import Settings
+from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, LastReading, meter_for
 from server.models.model import ServedModel
 from server.models.sources import source_of
@@ -177,6 +178,9 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
     weights = {model: settings.of(model).weights for model in settings.specs}
     loaded = loading.load_models(settings.specs, weights, largest, settings.stages or 1)
+    for name, file in by_model(settings.sample, settings.specs).items():
+        sampled = source_of(settings.specs[name]).with_sample
+        loaded = [(sampled(m, Path(file)) if m.name == name else m, runnable) for m, runnable in loaded]
     models = loading.make_device(loaded, device)
     executor = ThreadExecutor(models, device_name)
     executor.call(models.load).result()

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from policies.catalog import Chosen, by_stages, check_spec, choose, in_stages
@@ -182,6 +183,8 @@ def _check_device(settings: Settings) -> None:
     for name, spec in settings.specs.items():
         errors.check(partial(source_of(spec).check, name, settings.of(name).weights, settings.stages))
         errors.check(partial(settings.labels, name))
+    for name, file in (errors.check(partial(by_model, settings.sample, settings.specs)) or {}).items():
+        errors.check(partial(source_of(settings.specs[name]).read_sample, Path(file)))
     errors.raise_any()
 
 

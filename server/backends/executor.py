@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -269,6 +270,7 @@ class ThreadExecutor:
         except StopIteration as error:  # which a future cannot have
             return RuntimeError(f"the device raised StopIteration({error.value!r})")
         except Exception as error:  # noqa: BLE001  (any exception of the device is the result of this batch)
+            traceback.clear_frames(error.__traceback__)  # their arrays would live until the next garbage collection
             return error
         except BaseException as error:  # noqa: BLE001  (nor may KeyboardInterrupt of a model's code end the thread)
             return RuntimeError(f"the device raised {type(error).__name__}")

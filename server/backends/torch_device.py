@@ -17,7 +17,7 @@ from policies.types import SpecError
 from server.backends.executor import Batch, Executor
 from server.errors import DeviceLostError, OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.tensors.python_source import one_line_errors
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 
 _log = logging.getLogger("batchwright")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -100,7 +100,7 @@ async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[
     """Serve synthetic batches, largest first, in the executor's thread: cuDNN keeps its plans by thread."""
     (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
     for size in sorted(batch_sizes, reverse=True):
-        with one_line_errors(f"{model.name}: a batch of {size}"):
+        with one_line_errors(f"{model.name}: a batch of {size}", SAMPLE_HINT):
             await executor.run(Batch(model.name, [sample] * size))
 
 

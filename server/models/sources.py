@@ -73,6 +73,11 @@ class ModelSource(ABC):
         """
         raise SpecError(f"--sample is for FILE.py:CLASS, FILE.pt2 and FILE.onnx, not for {self.spec}; leave it out")
 
+    def with_sample(self, model: ServedModel[Any], path: Path) -> ServedModel[Any]:
+        """The model with the sample of a file in place of synthetic ones; raises as `read_sample`."""
+        sample = self.read_sample(path)
+        return replace(model, codec=TensorCodec(model.codec.model, [sample]))
+
     def settings(self, name: str) -> str:
         """Settings that change service times, for a profile's note and its key in the cache."""
         return model_settings(name, self.spec)
@@ -122,7 +127,8 @@ class TensorSource(ModelSource):
 
     def __init__(self, spec: str) -> None:
         super().__init__(spec)
-        self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
+        self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec).absolute()  # a model may change folders
+        self._path = f"{self._file}{spec[spec.rindex(':') :] if '.py:' in spec else ''}"
         self._known: Model | None = None
         self._spare: Model | None = None  # the one above, until a device has it
 
@@ -163,14 +169,14 @@ class TensorSource(ModelSource):
         if self._file.suffix == ".pt2":
             from server.models.tensors.exported_source import ExportedModel
 
-            return ExportedModel(self.spec)
+            return ExportedModel(self._path)
         if self._file.suffix == ".onnx":
             from server.models.tensors.onnx_source import OnnxModel
 
-            return OnnxModel(self.spec)
+            return OnnxModel(self._path)
         from server.models.tensors.python_source import load_class, make_model
 
-        return make_model(load_class(self.spec), self.spec)
+        return make_model(load_class(self._path), self._path)
 
     def _platform(self) -> str:
         if self._file.suffix == ".onnx":
@@ -198,6 +204,27 @@ class TensorSource(ModelSource):
         return ServedModel(name, codec, (), weights, largest, platform)
 
 
+class UnsupportedFile(ModelSource):
+    """A file that holds no model that can be run by itself, such as a state dict."""
+
+    def check(self, name: str, weights: str, stages: int | None) -> None:
+        """Raise: name the kinds of files that are served."""
+        raise SpecError(
+            f"{name}: {self.spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export the model to "
+            "FILE.pt2 or FILE.onnx (docs/your-own-model.md)"
+        )
+
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+        """Raise as `check`."""
+        self.check(name, weights, None)
+        raise AssertionError
+
+    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
+        """Raise as `check`."""
+        self.check(name, "", None)
+        raise AssertionError
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -210,4 +237,6 @@ def source_of(spec: str) -> ModelSource:
     """The source that SPEC names; the same object for the same spec, so that a file is read once."""
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
+    if re.search(r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$", spec, re.IGNORECASE):
+        return UnsupportedFile(spec)
     return TextSource(spec) if is_text(spec) else TorchvisionSource(spec)

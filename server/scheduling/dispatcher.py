@@ -401,7 +401,7 @@ class Dispatcher:
         for request in requests:
             call = request.payload.call
             _log.error("the device failed on request %d alone: %s", request.id, part.error)
-            failed = f"the device failed on this input alone, with {type(part.result).__name__}"
+            failed = f"the model failed on this input alone, with {type(part.result).__name__}"
             call.fail(part.result if isinstance(part.result, ServerError) else ExecutionError(failed))
             for other in call.requests:  # their answers could not be sent
                 self._batcher.cancel(other)

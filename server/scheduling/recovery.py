@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from server.backends.executor import Batch, Completion, check_outputs
-from server.errors import BatchTimeoutError, DeviceLostError, OutOfMemoryError
+from server.errors import BatchTimeoutError, DeviceLostError, OutOfMemoryError, one_line
 
 _T = TypeVar("_T")
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
@@ -38,7 +38,8 @@ class Part:
     @property
     def error(self) -> str:
         """The exception in one line."""
-        return f"{type(self.result).__name__}: {' '.join(str(self.result).split())[:200]}"
+        text = "" if isinstance(self.result, Completion) else one_line(self.result)
+        return f"{type(self.result).__name__}: {text}"
 
 
 @dataclass(frozen=True, slots=True)

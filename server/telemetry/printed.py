@@ -11,6 +11,8 @@ from time import monotonic
 _log = logging.getLogger("batchwright.printed")
 _RATE = 100.0  # lines/s
 _BURST = 200.0  # lines
+_REPORT_EVERY = 1.0  # s
+_logging = threading.local()  # whether a thread is logging what it printed
 _MAX_LINE = 1000  # characters; the rest of a line is dropped
 
 
@@ -22,20 +24,26 @@ class PrintedLines(io.TextIOBase):
         self._lock = threading.Lock()
         self._line = threading.local()  # the unfinished line of each thread
         self._tokens, self._at = _BURST, clock()
-        self._dropped = 0
+        self._dropped, self._reported_at = 0, clock()
 
     def writable(self) -> bool:
         """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Log the lines that `text` completes."""
+        """Log the lines that `text` completes; what a log handler prints meanwhile is dropped."""
+        if getattr(_logging, "active", False):
+            return len(text)
         *lines, rest = text.split("\n")
         if lines:
             lines[0] = getattr(self._line, "start", "") + lines[0]
             self._line.start = ""
-            for line in lines:
-                self._log_line(line)
+            _logging.active = True
+            try:
+                for line in lines:
+                    self._log_line(line)
+            finally:
+                _logging.active = False
         self._line.start = (getattr(self._line, "start", "") + rest)[:_MAX_LINE]
         return len(text)
 
@@ -47,7 +55,9 @@ class PrintedLines(io.TextIOBase):
                 self._dropped += 1
                 return
             self._tokens -= 1.0
-            dropped, self._dropped = self._dropped, 0
+            dropped = 0
+            if now >= self._reported_at + _REPORT_EVERY:
+                dropped, self._dropped, self._reported_at = self._dropped, 0, now
         if dropped:
             _log.warning("%d printed lines were dropped: over %g lines/s", dropped, _RATE)
         if line.strip():

@@ -169,8 +169,8 @@ def test_the_sample_of_a_file_is_measured(run: Run, model_file: str, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("Broken", "broken: a batch of 3 failed: line 16: KeyError: 'the table'"),
-        ("Unloadable", "loading broken failed: line 21: OSError: no such weights"),
+        ("Broken", "broken: a batch of 3 failed: models.py line 16: KeyError: 'the table'"),
+        ("Unloadable", "loading broken failed: models.py line 21: OSError: no such weights"),
     ],
 )
 def test_an_exception_of_the_model_is_one_line(run: Run, model_file: str, name: str, expected: str) -> None:

@@ -73,7 +73,7 @@ def test_faults_that_the_server_recovers_from(tmp_path: Path, monkeypatch: pytes
         poisoned = together(running_drill, [*valid, pixels(90, POISON), pixels(91, NOT_A_NUMBER)])
         assert [reply.status for reply in poisoned] == [200] * 12 + [500, 500]
         assert [reply.body[-4000:] for reply in poisoned[:12]] == alone, "each call got its own result"
-        assert poisoned[12].json["error"] == "the device failed on this input alone, with ValueError"
+        assert poisoned[12].json["error"] == "the model failed on this input alone, with ValueError"
         assert "NotFiniteError" in poisoned[13].json["error"]
 
         running_drill.order("error:1")

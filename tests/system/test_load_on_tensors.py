@@ -62,3 +62,19 @@ def test_the_profile_of_profile_model_is_the_servers(source: str, tmp_path: Path
         policy = fetch(server.url, "/admin/models/mine/policy").json
         assert policy["profile"] == profile["name"]
     assert len([*(tmp_path / "cache" / "batchwright" / "profiles").iterdir()]) == 1
+
+
+def test_a_model_that_takes_no_random_values_is_served_with_a_sample(tmp_path: Path) -> None:
+    code = MODEL.replace("if x.shape[1] == 7:", "if words[0][0] != b'real':")
+    (tmp_path / "picky.py").write_text(code)
+    spec = f"picky={tmp_path / 'picky.py'}:Scaled"
+    with pytest.raises(RuntimeError) as caught, serving(spec, "--device", "cpu"):
+        pass
+    message = str(caught.value)
+    assert "picky.py line 14: ValueError: seven rows; if the model does not take random values" in message
+    assert "Traceback" not in message
+    sample = tmp_path / "sample.json"
+    sample.write_text(json.dumps({"x": [[0.5, 1.5]], "words": ["real"]}))
+    with serving(spec, "--device", "cpu", "--sample", f"picky={sample}") as server:
+        answer = fetch(server.url, "/predict", json.dumps({"inputs": {"x": [[1, 2]], "words": ["real"]}}).encode())
+        assert answer.json["outputs"] == {"y": [[2.0, 4.0]], "length": [4]}

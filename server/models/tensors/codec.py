@@ -76,7 +76,7 @@ class TensorCodec(Codec):
             decoded = self.model.decode(body, content_type)
         except ValueError as error:
             raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise ModelError(f"decode of the model failed with {type(error).__name__}") from error
         return [check_sample(decoded, self._signature, "decode")]
 
@@ -124,7 +124,7 @@ class TensorCodec(Codec):
         try:
             rendered = self.model.render(output)
             return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise ModelError(f"render of the model failed with {type(error).__name__}") from error
 
     def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:

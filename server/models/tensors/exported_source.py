@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
-from server.errors import one_line
+from server.errors import BadInputError, one_line
 
 DATATYPES = {
     torch.bool: "BOOL",
@@ -51,12 +51,14 @@ class ExportedModel(Model):
             self._program = torch.export.load(path)
         except Exception as error:
             raise SpecError(f"{file} cannot be read ({one_line(error)}); save it with torch.export.save") from error
-        batch, self.inputs = _tensors(self._program.graph_signature.user_inputs, self._program, f"{file}: input")  # type: ignore[misc]
+        user_inputs = self._program.graph_signature.user_inputs
+        batch, inputs = _tensors(user_inputs, self._program, f"{file}: input")
+        self.inputs = dict(zip(map(str, user_inputs), inputs, strict=True))  # type: ignore[misc]
         names = _output_names(self._program)
         found, outputs = _tensors(self._program.graph_signature.user_outputs, self._program, f"{file}: output")
         if found != batch:
             raise SpecError(f"{file}: the outputs have another batch dimension than the inputs; {_REMEDY}")
-        self.outputs = dict(zip(names, outputs.values(), strict=True))  # type: ignore[misc]
+        self.outputs = dict(zip(names, outputs, strict=True))  # type: ignore[misc]
         limits = next((r for symbol, r in self._program.range_constraints.items() if str(symbol) == batch), None)
         upper = None if limits is None else str(limits.upper)
         self.max_batch_size = int(upper) if upper is not None and upper.isdigit() else None  # type: ignore[misc]
@@ -74,18 +76,24 @@ class ExportedModel(Model):
         assert structure is not None
         values = [inputs[name] for name in self.inputs]
         arguments, keywords = torch.utils._pytree.tree_unflatten(values, structure)
-        results = torch.utils._pytree.tree_leaves(self._run(*arguments, **keywords))
+        try:
+            results = torch.utils._pytree.tree_leaves(self._run(*arguments, **keywords))
+        except AssertionError as error:  # a guard of the exported program
+            shapes = ", ".join(f"{name} {[*value.shape[1:]]}" for name, value in inputs.items())
+            raise BadInputError(
+                f"the program does not take samples of these shapes: {shapes}; {one_line(error)}"
+            ) from error
         return dict(zip(self._names, results, strict=True))
 
 
-def _tensors(names: Any, program: ExportedProgram, where: str) -> tuple[str, dict[str, Tensor]]:
-    """The symbol of the batch dimension, and the tensors by name.
+def _tensors(names: Any, program: ExportedProgram, where: str) -> tuple[str, list[Tensor]]:
+    """The symbol of the batch dimension, and the tensors in the order of the names.
 
     Raises:
         SpecError: one is no tensor, has no dynamic batch dimension, or a datatype that the protocol lacks.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    found: dict[str, Tensor] = {}
+    found: list[Tensor] = []
     symbols: set[str] = set()
     for name in names:
         value = values.get(name)
@@ -98,7 +106,7 @@ def _tensors(names: Any, program: ExportedProgram, where: str) -> tuple[str, dic
             raise SpecError(f"{where} {name} has the datatype {value.dtype}; there is {', '.join(map(str, DATATYPES))}")
         symbols.add(str(sizes[0]))
         shape = [-1 if isinstance(size, torch.SymInt) else size for size in sizes[1:]]
-        found[name] = Tensor(DATATYPES[value.dtype], shape)
+        found.append(Tensor(DATATYPES[value.dtype], shape))
     if len(symbols) != 1:
         raise SpecError(f"{where}s have the batch dimensions {', '.join(sorted(symbols))}; give all the same Dim")
     return symbols.pop(), found

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from batchwright.model import Model, Tensor
 from policies.cpus import available_cpus
 from policies.types import SpecError
-from server.errors import one_line
+from server.errors import BadInputError, one_line
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -49,7 +51,14 @@ class OnnxModel(Model):
         self._run = self._session([(name, options) for name in _PROVIDERS[:2]] + [_PROVIDERS[2]], 1)
 
     def run(self, **inputs: Any) -> Mapping[str, Any]:
-        """Run the session on a batch."""
+        """Run the session on a batch.
+
+        Raises:
+            BadInputError: a string is not UTF-8.
+        """
+        for name, tensor in self.inputs.items():
+            if tensor.datatype == "BYTES":
+                inputs[name] = _to_text(name, inputs[name])
         return dict(zip(self.outputs, self._run.run(list(self.outputs), inputs), strict=True))
 
     def _session(self, providers: Any, threads: int) -> Any:
@@ -69,6 +78,15 @@ class OnnxModel(Model):
             return onnxruntime.InferenceSession(self._file, options, found)
         except Exception as error:
             raise SpecError(f"{self._file} cannot be loaded by ONNX Runtime: {one_line(error)}") from error
+
+
+def _to_text(name: str, array: Any) -> Any:
+    texts = np.empty(array.shape, object)
+    try:
+        texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1)]
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"input {name} has a string that is not UTF-8; send UTF-8") from error
+    return texts
 
 
 def _tensor(described: Any, where: str) -> Tensor:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
-from server.errors import OutOfMemoryError
+from server.errors import OutOfMemoryError, one_line
 
 _PREFIX = "batchwright_models."  # of the names of imported files
+SAMPLE_HINT = "; if the model does not take random values, give it a real sample by --sample or samples()"
 
 
 def load_class(spec: str) -> type[Model]:
@@ -55,6 +56,7 @@ def _import(path: Path) -> object:
     name = f"{_PREFIX}{path}"
     if name in sys.modules:
         return sys.modules[name]
+    _check_neighbours(path.parent)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -72,7 +74,7 @@ def _import(path: Path) -> object:
 
 
 @contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
+def one_line_errors(what: str, hint: str = "") -> Iterator[None]:
     """Turn an exception of a user's model into a SpecError of one line, with the line of the file; `what` failed.
 
     A lack of memory is left to the caller.
@@ -82,17 +84,33 @@ def one_line_errors(what: str) -> Iterator[None]:
     except (SpecError, OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise SpecError(f"{what} failed: {_where(error)}") from error
+        raise SpecError(f"{what} failed: {_where(error)}{hint}") from error
 
 
 def _where(error: BaseException) -> str:
     """The exception in one line, with the last line of a model's file that it passed."""
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    what = f"{type(error).__name__}: {one_line(error)}"
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {what}"
+        return f"{Path(error.filename or '').name} line {error.lineno}: {what}"
     files = {name.removeprefix(_PREFIX) for name in sys.modules if name.startswith(_PREFIX)}
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    return f"line {lines[-1]}: {what}" if lines else what
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{Path(frames[-1].filename).name} line {frames[-1].lineno}: {what}" if frames else what
+
+
+def _check_neighbours(folder: Path) -> None:
+    """Check that no module that another model has imported from its folder has the name of one in this folder.
+
+    Raises:
+        SpecError: this model would get the module of the other one.
+    """
+    others = {Path(name.removeprefix(_PREFIX)).parent for name in sys.modules if name.startswith(_PREFIX)} - {folder}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if file is None or "." in name or name.startswith(_PREFIX):
+            continue
+        own = next((path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()), None)
+        if own is not None and (Path(file).parent in others or Path(file).parent.parent in others):
+            raise SpecError(f"{own} and {file} of another model are both module {name!r}; rename one of them")
 
 
 def _check_signature(model: type[Model], where: str) -> None:

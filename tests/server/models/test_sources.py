@@ -13,6 +13,7 @@ import torch
 
 from batchwright import Model
 from policies.types import SpecError
+from server.errors import BadInputError
 from server.models.sources import source_of
 
 HEAD = "from batchwright import Model, Tensor\n"
@@ -217,3 +218,63 @@ def test_two_classes_of_a_file_have_their_own_profiles(tmp_path: Path) -> None:
     first, second = (source_of(f"{file}:{name}").settings("m") for name in ("Mine", "Other"))
     assert first.startswith("mine.py:Mine ")
     assert first != second
+
+
+def test_two_models_do_not_share_a_neighbour_of_the_same_name(tmp_path: Path) -> None:
+    for folder, value in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "scaling_of_two.py").write_text(f"SCALE = {value}\n")
+        python_file(tmp_path / folder, "from scaling_of_two import SCALE\n" + VALID)
+    source_of(f"{tmp_path}/a/mine.py:Mine").check("a", "pretrained", None)
+    assert "are both module 'scaling_of_two'; rename one of them" in error_of(f"{tmp_path}/b/mine.py:Mine")
+
+
+@pytest.mark.parametrize("spec", ["weights.pt", "m.safetensors", "model.PKL", "dec.PY:Base", "net.h5"])
+def test_other_kinds_of_files_are_refused_with_what_to_do(spec: str) -> None:
+    message = error_of(spec)
+    assert f"{spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export" in message
+    with pytest.raises(SpecError):
+        source_of(spec).emulate("m", 8)
+
+
+def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> None:
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, ::2] + x[:, 1::2]
+
+    batch, half = torch.export.Dim("batch"), torch.export.Dim("half", max=64)
+    path = export(tmp_path / "halves.pt2", {"x": {0: batch, 1: 2 * half}}, Halves(), (torch.zeros(2, 6),))
+    model = source_of(path).load("m", "pretrained", 8, 1)[1].make()
+    model.load("cpu")
+    assert model.run(x=torch.ones(3, 8))["output"].tolist() == [[2.0] * 4] * 3
+    with pytest.raises(BadInputError, match=r"does not take samples of these shapes: x \[7\]"):
+        model.run(x=torch.ones(3, 7))
+
+
+def test_a_program_may_return_a_tensor_twice(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = 2 * x
+            return y, y
+
+    path = export(tmp_path / "twice.pt2", {"x": {0: torch.export.Dim("batch")}}, Twice(), (torch.zeros(2, 3),))
+    served, made = source_of(path).load("m", "pretrained", 8, 1)
+    assert [output.name for output in served.signature.outputs] == ["output_0", "output_1"]
+    model = made.make()
+    model.load("cpu")
+    assert [value.tolist() for value in model.run(x=torch.ones(1, 3)).values()] == [[[2.0] * 3]] * 2
+
+
+def test_strings_of_an_onnx_model_are_utf8(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    text = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.STRING, ["n", 2]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", text[:1], text[1:])
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "t.onnx",
+    )
+    model = source_of(str(tmp_path / "t.onnx")).load("m", "pretrained", 8, 1)[1].make()
+    model.load("cpu")
+    assert model.run(x=np.array([[b"ab", "é".encode()]], object))["y"].tolist() == [["ab", "é"]]
+    with pytest.raises(BadInputError, match="input x has a string that is not UTF-8"):
+        model.run(x=np.array([[b"\xff", b""]], object))

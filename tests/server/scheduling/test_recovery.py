@@ -181,7 +181,7 @@ def test_a_failing_batch_fails_its_requests_and_the_loop_continues(fault: Callab
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> list[Sample]:
         executor.fault = fault
-        with pytest.raises(ExecutionError, match="the device failed on this input alone"):
+        with pytest.raises(ExecutionError, match="the model failed on this input alone"):
             await dispatcher.submit("m", [1.0, 2.0])
         executor.fault = lambda outputs: outputs
         return await dispatcher.submit("m", [3.0])
@@ -258,3 +258,27 @@ def test_a_sample_that_does_not_fit_alone_leaves_the_maximum_batch_size() -> Non
     recovery = Parts(huge).recover([1, 2, 999, 3], OutOfMemoryError("huge"))
     assert recovery.max_batch_size == 1, "of a batch of 2 it is not known which sample did not fit"
     assert [part.size for part in recovery.parts] == [2, 1, 1]
+
+
+def test_an_exception_without_a_text_fails_only_its_request() -> None:
+    class NoTextError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fault(outputs: list[Any]) -> list[Any]:
+        if any(output < 0 for output in outputs):
+            raise NoTextError
+        return outputs
+
+    executor = FakeExecutor()
+    executor.fault = fault
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        calls = [dispatcher.submit("m", [sample]) for sample in (1.0, -1.0, 2.0)]
+        good, bad, other = await asyncio.gather(*calls, return_exceptions=True)
+        assert "with NoTextError" in str(bad)
+        assert not isinstance(good, BaseException)
+        assert not isinstance(other, BaseException)
+        assert dispatcher.alive
+
+    run_scenario(scenario, chosen(greedy(8)), executor)

@@ -44,3 +44,14 @@ def test_a_flood_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> Non
         stream.write("x" * 10**6 + "\n")
     assert messages(caplog)[200] == "9800 printed lines were dropped: over 100 lines/s"
     assert messages(caplog)[201] == "x" * 1000
+
+
+def test_a_log_handler_that_prints_does_not_recurse(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), printed_to_log():
+        handler = logging.StreamHandler(sys.stderr)
+        logging.getLogger().addHandler(handler)
+        try:
+            print("once")  # noqa: T201
+        finally:
+            logging.getLogger().removeHandler(handler)
+    assert messages(caplog) == ["once"]
