@@ -108,6 +108,7 @@ class Dispatcher:
         self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
+        self._expiry_timer_at = inf
 
     def submit(
         self,
@@ -514,13 +515,12 @@ class Dispatcher:
         at = self._batcher.next_expiry()
         if at == inf:
             return
-        now, loop = self._clock(), asyncio.get_running_loop()
-        due = loop.time() + max(0.0, at - now)
         if self._expiry_timer is not None:
-            if self._expiry_timer.when() <= due:
+            if self._expiry_timer_at <= at:
                 return
             self._expiry_timer.cancel()
-        self._expiry_timer = loop.call_at(due, self._on_expiry)
+        self._expiry_timer_at = at
+        self._expiry_timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._on_expiry)
 
     def _expire(self, now: float) -> None:
         """Drop the requests whose timeout has passed."""

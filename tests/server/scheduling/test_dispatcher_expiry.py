@@ -1,14 +1,18 @@
 """Expired requests: dropped at their timeout, and observed by admission control."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from policies.rules.control_limit import greedy, static
 from server.errors import ExpiredError, TooLateError
+from server.scheduling.calls import Call
 from server.scheduling.dispatcher import Dispatcher
-from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
+from server.telemetry.metrics import Metrics
+from tests.support.fakes import STEPS, UNLIMITED, FakeExecutor, chosen, run_scenario
 
 
 def test_requests_of_an_idle_queue_expire_at_their_time_outs() -> None:
@@ -41,3 +45,21 @@ def test_expired_requests_raise_the_margin_of_admission_control() -> None:
         await asyncio.gather(running, waiting)
 
     run_scenario(scenario, chosen(greedy(8)), slow)
+
+
+def test_calls_that_have_expired_already_are_queued_and_dropped_on_the_servers_event_loop() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        dispatcher = Dispatcher(FakeExecutor(), chosen(static(8)), Metrics(), time.monotonic, UNLIMITED)
+        now = time.monotonic()
+        calls = [
+            Call(loop.create_future(), "m", [0.0], arrival=now, expires=now - late, earliest=0.0) for late in (0.1, 0.2)
+        ]
+        for call in calls:
+            dispatcher.enqueue(call)
+        for call in calls:
+            with pytest.raises(ExpiredError):
+                await call.future
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
