@@ -134,8 +134,8 @@ class RestartableExecutor(Protocol):
 def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
     """Run a batch with a timeout, s.
 
-    A call of the device cannot be cancelled from outside, so the future raises
-    BatchTimeoutError after the timeout, and the device runs on.
+    A call of the device cannot be cancelled from outside. After the timeout the future raises BatchTimeoutError, while
+    the device runs on.
     """
     running = executor.run(batch)
     _start_timeout(running, len(batch.inputs), timeout)
@@ -216,7 +216,7 @@ class ThreadExecutor:
             try:
                 done.set_result(function())
             except BaseException as error:  # noqa: BLE001  (it is the result)
-                done.set_exception(error)
+                done.set_exception(_as_exception(error))
 
         self._work.put(call)
         return done
@@ -267,14 +267,17 @@ class ThreadExecutor:
         started = time.monotonic()
         try:
             outputs = self._device.serve(batch)
-        except StopIteration as error:  # which a future cannot have
-            return RuntimeError(f"the device raised StopIteration({error.value!r})")
-        except Exception as error:  # noqa: BLE001  (any exception of the device is the result of this batch)
+        except BaseException as error:  # noqa: BLE001  (whatever the device raises is the result of this batch)
             traceback.clear_frames(error.__traceback__)  # their arrays would live until the next garbage collection
-            return error
-        except BaseException as error:  # noqa: BLE001  (nor may KeyboardInterrupt of a model's code end the thread)
-            return RuntimeError(f"the device raised {type(error).__name__}")
+            return _as_exception(error)
         return Completion(outputs, started, time.monotonic())
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """The exception, or a RuntimeError in place of one that would end a thread or an event loop, such as SystemExit."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):  # which a future cannot have
+        return error
+    return RuntimeError(f"the model raised {type(error).__name__}")
 
 
 def _work_off(work: "queue.SimpleQueue[Callable[[], None] | None]") -> None:

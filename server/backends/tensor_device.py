@@ -39,7 +39,7 @@ class TensorDevice:
         if self._device.type == "cpu":
             torch.set_num_threads(cpu_threads())
         with translated_errors(self._device):
-            _without_exit(self._model.load, str(self._device))
+            self._model.load(str(self._device))
 
     def restart(self) -> None:
         """Replace the model by a new one, which is loaded."""
@@ -70,7 +70,7 @@ class TensorDevice:
 
     def _serve(self, inputs: Mapping[str, NDArray[Any]], rows: int) -> Sequence[Mapping[str, NDArray[Any]]]:
         with translated_errors(self._device):
-            outputs = self._run_torch(inputs) if self._model.torch else _without_exit(self._model.run, **inputs)
+            outputs = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
             arrays = {spec.name: _checked(spec, outputs, rows) for spec in self._signature.outputs}
         if len(outputs) > len(arrays):
             unknown = next(name for name in outputs if name not in arrays)
@@ -84,18 +84,12 @@ class TensorDevice:
             tensor = torch.from_numpy(inputs[spec.name]).to(self._device)
             tensors[spec.name] = tensor.bfloat16() if spec.datatype == "BF16" else tensor
         with torch.inference_mode():
-            outputs = _without_exit(self._model.run, **tensors)
+            outputs: Any = self._model.run(**tensors)
             if not isinstance(outputs, Mapping):
-                return outputs  # type: ignore[no-any-return]  # `_checked` raises
+                raise ModelError(
+                    f"the model returned {type(outputs).__name__}; it has to return tensors by output name"
+                )
             return {name: _to_array(value) for name, value in outputs.items()}
-
-
-def _without_exit(function: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Call a user's function; sys.exit in it is an error of the batch, not the end of the thread."""
-    try:
-        return function(*arguments, **keywords)
-    except SystemExit as error:
-        raise RuntimeError(f"the model called sys.exit({error.code!r})") from error
 
 
 def _stack(spec: TensorSpec, samples: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:

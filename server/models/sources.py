@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from batchwright.model import Model
 from policies.sample_file import read_sample
@@ -207,22 +207,20 @@ class TensorSource(ModelSource):
 class UnsupportedFile(ModelSource):
     """A file that holds no model that can be run by itself, such as a state dict."""
 
-    def check(self, name: str, weights: str, stages: int | None) -> None:
+    def check(self, name: str, weights: str, stages: int | None) -> NoReturn:
         """Raise: name the kinds of files that are served."""
         raise SpecError(
             f"{name}: {self.spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export the model to "
             "FILE.pt2 or FILE.onnx (docs/your-own-model.md)"
         )
 
-    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
+    def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> NoReturn:
         """Raise as `check`."""
         self.check(name, weights, None)
-        raise AssertionError
 
-    def emulate(self, name: str, max_batch_size: int) -> ServedModel:
+    def emulate(self, name: str, max_batch_size: int) -> NoReturn:
         """Raise as `check`."""
         self.check(name, "", None)
-        raise AssertionError
 
 
 def _version(package: str) -> str:

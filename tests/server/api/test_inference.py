@@ -649,3 +649,31 @@ def test_the_check_for_room_reads_no_waiting_request() -> None:
         waiting.cancel()
 
     with_inference(scenario, policy=static(8))
+
+
+def test_a_hung_decode_keeps_its_thread_and_memory_and_takes_none_of_the_others() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        user_pool = HeldPool()
+        inference = replace(inference, user_pool=user_pool, user_code=asyncio.Semaphore(1))
+        hung = asyncio.ensure_future(inference.run_user_code(1000, str))
+        waiting = asyncio.ensure_future(inference.run_user_code(10, str))
+        await settle()
+        assert len(user_pool.jobs) == 1, "the other one waits without a thread"
+        for call in (hung, waiting):
+            call.cancel()
+        await asyncio.gather(hung, waiting, return_exceptions=True)
+        assert inference.budget.reserved == 1000, "its thread has the body, although the call has ended"
+        reading = asyncio.ensure_future(decode(inference, [GOOD], Client()))
+        await settle()
+        await pool.run()
+        assert len(await reading) == 1, "images are decoded by another pool"
+        after = asyncio.ensure_future(inference.run_user_code(10, str))
+        await settle()
+        assert len(user_pool.jobs) == 1
+        await user_pool.run(2)
+        await settle()
+        await user_pool.run()
+        assert await after == ""
+        assert inference.budget.reserved == 0
+
+    with_inference(scenario)
