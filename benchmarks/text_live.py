@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support import harness, text_figures
+from loadgen.requests.texts import PROMPT
 from loadgen.sizes import whole_tokens
-from loadgen.text_requests import PROMPT
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import trace_column
 

@@ -11,12 +11,12 @@ from aiohttp import ClientSession
 
 from loadgen import client
 from loadgen.client import RunLog
-from loadgen.image_requests import image_content, pixel_content, takes_images
-from loadgen.model_metadata import ModelMetadata, find_model, read_metadata
 from loadgen.progress import INTERVAL, Progress
+from loadgen.requests.images import image_content, pixel_content, takes_images
+from loadgen.requests.metadata import ModelMetadata, find_model, read_metadata
+from loadgen.requests.tensors import tensor_content
+from loadgen.requests.texts import takes_texts, text_content
 from loadgen.schedule import Schedule
-from loadgen.tensor_requests import tensor_content
-from loadgen.text_requests import takes_texts, text_content
 from policies.types import SpecError
 
 

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import aiohttp
 
 from loadgen.client import open_session, read_object
-from loadgen.model_metadata import KEY_ERRORS, find_model
 from loadgen.report import OK
+from loadgen.requests.metadata import KEY_ERRORS, find_model
 from policies.types import SpecError
 
 _TIMEOUT = 300.0  # s; the server solves a policy before it responds

@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from loadgen.client import RequestContent
-from loadgen.model_metadata import ModelMetadata
+from loadgen.requests.metadata import ModelMetadata
 from policies.types import SpecError
 
 SAMPLE = "What is a batch?"

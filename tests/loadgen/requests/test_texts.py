@@ -11,9 +11,9 @@ import pytest
 from loadgen import processes
 from loadgen.client import RunLog
 from loadgen.live_run import LoadTarget
+from loadgen.requests.texts import PROMPT, SAMPLE
 from loadgen.schedule import Schedule, make_schedule
 from loadgen.sizes import draw_request_lengths, whole_tokens
-from loadgen.text_requests import PROMPT, SAMPLE
 from tests.loadgen.test_cli import Shell, shell
 from tests.loadgen.test_live_run import quiet
 from tests.support.stub_server import METADATA, Stub, busy, serving_in_a_thread

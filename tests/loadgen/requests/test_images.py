@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.image_requests import image_content, pixel_content, sample_photograph, takes_images
-from loadgen.model_metadata import ModelMetadata
+from loadgen.requests.images import image_content, pixel_content, sample_photograph, takes_images
+from loadgen.requests.metadata import ModelMetadata
 from policies.types import SpecError
 from tests.support.stub_server import METADATA
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from loadgen.client import open_session
-from loadgen.model_metadata import find_model, read_metadata
+from loadgen.requests.metadata import find_model, read_metadata
 from policies.types import SpecError
 from tests.support.stub_server import METADATA, Stub, serving
 

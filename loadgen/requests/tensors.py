@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 
 from loadgen.client import JSON_LENGTH, RequestContent
-from loadgen.model_metadata import ModelMetadata, TensorMetadata
+from loadgen.requests.metadata import ModelMetadata, TensorMetadata
 from policies.sample_file import read_sample
 from policies.types import SpecError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loadgen.client import RequestContent
-from loadgen.model_metadata import ModelMetadata
-from loadgen.tensor_requests import SAMPLES, VARYING, tensor_content
+from loadgen.requests.metadata import ModelMetadata
+from loadgen.requests.tensors import SAMPLES, VARYING, tensor_content
 from policies.types import SpecError
 from server.api.open_inference.protocol import InferCall, parse_infer
 from server.models.signature import DTYPES, Signature, TensorSpec

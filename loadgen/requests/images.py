@@ -9,8 +9,8 @@ from urllib.parse import quote
 import numpy as np
 
 from loadgen.client import RequestContent
-from loadgen.model_metadata import ModelMetadata, TensorMetadata
-from loadgen.tensor_requests import tensor_body, tensor_headers
+from loadgen.requests.metadata import ModelMetadata, TensorMetadata
+from loadgen.requests.tensors import tensor_body, tensor_headers
 from policies.types import SpecError
 
 

@@ -1,0 +1,1 @@
+"""Content of the requests: images, texts, named tensors."""
