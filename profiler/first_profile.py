@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,9 +20,9 @@ from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
-from server.backends.executor import Executor, ThreadExecutor
+from server.backends.executor import Executor
 from server.config import Settings, by_model
-from server.energy.meters import EnergyMeter
+from server.energy.meters import EnergyMeter, NoMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.sources import source_of
@@ -45,12 +47,14 @@ def first_profile(
         with cache.device_lock(key.device):
             cached = cache.load_cached_profile(key)  # another process may have measured it while this one waited
             if cached is None:
-                return _measure_and_cache(subject, key, quick_plan(max_batch_size, autotunes), stages)
+                profile = _measure_all(subject, key, quick_plan(max_batch_size, autotunes), stages)
+                cache.store_profile(key, profile)
+                return profile
     _log.info("%s: profile from %s", subject.model, key.path)
     return cached
 
 
-def _measure_and_cache(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, stages: int | None) -> Profile:
+def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, stages: int | None) -> Profile:
     model, began = subject.model, monotonic()
     _log.info("%s: measuring a quick profile up to batch size %d on %s", model, key.max_batch_size, key.device)
     profile = _measure(subject, plan, key)
@@ -61,8 +65,7 @@ def _measure_and_cache(subject: Subject, key: cache.CacheKey, plan: MeasurementP
     if subject.texts is not None:
         sizes = power_of_two_sizes(key.max_batch_size)
         profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))
-    cache.store_profile(key, profile)
-    _log.info("%s: profiled in %.1f s, cached in %s", model, monotonic() - began, key.path)
+    _log.info("%s: profiled in %.1f s", model, monotonic() - began)
     return profile
 
 
@@ -74,24 +77,68 @@ class FirstProfiles:
         return cache.load_cached_profile(_key(settings, model, largest))
 
     def cached_or_measured(
-        self, settings: Settings, model: ServedModel, executor: ThreadExecutor, meter: EnergyMeter
+        self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter
     ) -> Profile:
         """Return the cached profile, else measure one on the executor's device, which nothing else uses meanwhile.
 
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
         """
-        from server.backends import torch_device
-
-        place, _ = torch_device.resolve_device(settings.device)
-        key, tunes = _key(settings, model.name, model.max_batch_size), torch_device.autotunes(place, model)
-        try:
+        key, tunes = _key(settings, model.name, model.max_batch_size), _autotunes(settings, model)
+        with _memory_errors(key):
             return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
-        except OutOfMemoryError as error:
-            raise SpecError(
-                f"{key.model}: a batch of {key.max_batch_size} does not fit into the free memory of {key.device}; "
-                "give a smaller --max-batch-size"
-            ) from error
+
+    def measured_while_serving(
+        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
+    ) -> Profile:
+        """Measure service times between the batches of other models; energies are estimated, and nothing is cached.
+
+        A sensor measures all models together. So each batch is given the power that the former revision took at its
+        size; the controller corrects it by its energy readings later.
+
+        Args:
+            settings: of the device.
+            model: the model.
+            executor: runs its batches among those of others.
+            before: profile of the model's former revision; None without one.
+
+        Raises:
+            SpecError: the largest batch does not fit into the device's free memory.
+        """
+        key = _key(settings, model.name, model.max_batch_size)
+        plan = quick_plan(key.max_batch_size, _autotunes(settings, model))
+        subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
+        with _memory_errors(key), cache.device_lock(key.device):
+            profile = _measure_all(subject, key, plan, settings.stages)
+        return profile if before is None else with_power_of(before, profile)
+
+
+def with_power_of(before: Profile, profile: Profile) -> Profile:
+    """Return `profile` with energies, J: the power of `before` at each size, or its largest, times service time."""
+    if before.energies is None or before.cost_unit != "J":
+        return profile
+    powers = [joules / seconds for joules, seconds in zip(before.energies, before.service_times, strict=True)]
+    times = enumerate(profile.service_times)
+    energies = tuple(powers[min(index, len(powers) - 1)] * seconds for index, seconds in times)
+    note = f"{profile.note}; energies by the power of the former revision"
+    return replace(profile, energies=energies, idle_power=before.idle_power, energy_source="modelled", note=note)
+
+
+def _autotunes(settings: Settings, model: ServedModel) -> bool:
+    from server.backends import torch_device
+
+    return torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
+
+
+@contextmanager
+def _memory_errors(key: cache.CacheKey) -> Iterator[None]:
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise SpecError(
+            f"{key.model}: a batch of {key.max_batch_size} does not fit into the free memory of {key.device}; "
+            "give a smaller --max-batch-size"
+        ) from error
 
 
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:

@@ -189,6 +189,10 @@ class Settings(BaseSettings):
                 slots.setdefault((name, names[:at].count(name)), set()).add(model)
         return [self._with_models(models, device) for (device, _), models in slots.items()]
 
+    def only(self, model: str) -> Self:
+        """The settings of this device with one of its models alone."""
+        return self._with_models({model}, self.device)
+
     def _with_models(self, models: Collection[str], device: str) -> Self:
         """The settings of a device that serves these models alone."""
         others = self.specs.keys() - models

@@ -137,8 +137,12 @@ class Batcher:
             request.kind = kind_of(request)
 
     def drain(self) -> None:
-        """Replace the policy by `Drain`: greedy launches of all remaining requests, without waiting."""
-        self.policy = Drain(self._max_batch_size)
+        """Replace the policy by `drain_policy`."""
+        self.policy = self.drain_policy()
+
+    def drain_policy(self) -> Drain:
+        """Return the policy that launches all remaining requests without waiting."""
+        return Drain(self._max_batch_size)
 
     def state(self, now: float) -> State:
         """Return the state of the queue at `now`, s."""

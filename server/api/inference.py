@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Inference:
     """Serves inference calls.
 
     Attributes:
-        models: by name.
+        models: by name, all that the configuration lists.
         fleet: the devices with their dispatchers.
         metrics: counts the outcome of each request.
         pool: threads for work that would block the event loop.
@@ -68,9 +69,10 @@ class Inference:
         user_pool: threads for `decode` and `render` of users' models.
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
+        calls: number of open calls by model and revision.
     """
 
-    models: Mapping[str, ServedModel]
+    models: dict[str, ServedModel]
     fleet: Fleet
     metrics: Metrics
     pool: Pool
@@ -81,6 +83,8 @@ class Inference:
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
     user_code: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_USER_THREADS))
+    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _ended: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
     async def serve(
         self,
@@ -133,7 +137,26 @@ class Inference:
             ServerError: the call is rejected, expired or failed.
             ClientDisconnectedError: the client closed the connection.
         """
+        self.fleet.check_loaded(model.name)
         self.fleet.check_room(model.name, 1, context.remaining_timeout())
+        key = model.name, model.revision
+        self.calls[key] += 1
+        try:
+            return await self._infer(model, context, read_inputs)
+        finally:
+            self.calls[key] -= 1
+            if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
+                ended.set()
+
+    async def calls_ended(self, model: str, revision: int) -> None:
+        """Wait until no call of this revision is open; new ones must not begin any more."""
+        if self.calls[model, revision]:
+            await self._ended.setdefault((model, revision), asyncio.Event()).wait()
+        del self.calls[model, revision]
+
+    async def _infer(
+        self, model: ServedModel, context: RequestContext, read_inputs: Callable[[], Awaitable[Inputs]]
+    ) -> list[Sample]:
         inputs = await read_inputs()
         context.samples = inputs.count
         if inputs.encoded:
@@ -313,7 +336,8 @@ class Inference:
         predictor = model.size_predictor
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
-        submitted = self.fleet.submit(model.name, samples, context.remaining_timeout(), sizes, shapes)
+        timeout = context.remaining_timeout()
+        submitted = self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
         answers = await _await_client(submitted, context)
         context.waiting = max(answer.waiting for answer in answers)
         context.service = max(answer.service for answer in answers)

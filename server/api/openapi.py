@@ -51,6 +51,7 @@ _REQUESTS = (  # bodies of requests, which FastAPI does not parse
     schemas.TensorCall,
     schemas.InferRequest,
     schemas.IndexRequest,
+    schemas.RepositoryRequest,
     schemas.PolicyChange,
     schemas.DeviceChange,
 )

@@ -166,10 +166,18 @@ class IndexRequest(BaseModel):
     ready: bool = False
 
 
+class RepositoryParameters(BaseModel):
+    unload_dependents: bool = False
+
+
+class RepositoryRequest(BaseModel):
+    parameters: RepositoryParameters = RepositoryParameters()
+
+
 class IndexEntry(_Body):
     name: str
     version: str
-    state: Literal["READY", "UNAVAILABLE"]
+    state: Literal["READY", "LOADING", "UNAVAILABLE"]
     reason: str
 
 

@@ -17,6 +17,7 @@ from server.api.admin import add_admin
 from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
+from server.api.open_inference.repository import ModelRepository, add_repository
 from server.api.open_inference.routes import DescriptionRoutes, Infer, add_open_inference
 from server.api.openapi import PUBLIC_ERRORS, documented, generate
 from server.api.predict import Predict, add_predict
@@ -26,13 +27,13 @@ from server.errors import INTERNAL_ERROR, ServerError
 from server.transport.request import ClientDisconnectedError
 
 
-def create_app(inference: Inference, version: str) -> ASGIApp:
+def create_app(inference: Inference, version: str, repository: ModelRepository | None = None) -> ASGIApp:
     """Create the application: the two inference routes on bare ASGI, all others on FastAPI.
 
     FastAPI's layers would take longer than the rest of an inference call.
     """
     infer, predict = Infer(inference), Predict(inference)
-    fastapi = create_fastapi(inference, version)
+    fastapi = create_fastapi(inference, version, repository)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         route = predict if predict.matches(scope) else infer if infer.matches(scope) else fastapi
@@ -41,7 +42,7 @@ def create_app(inference: Inference, version: str) -> ASGIApp:
     return app
 
 
-def create_fastapi(inference: Inference, version: str) -> FastAPI:
+def create_fastapi(inference: Inference, version: str, repository: ModelRepository | None = None) -> FastAPI:
     """Create the FastAPI application, whose lifespan runs the dispatchers and the history."""
     dashboard = DashboardData(inference)
     background = {"dispatchers": inference.fleet.run, "history": dashboard.record_history}
@@ -61,6 +62,8 @@ def create_fastapi(inference: Inference, version: str) -> FastAPI:
     app.openapi = cache(partial(generate, app, [*inference.models]))  # type: ignore[method-assign]
     add_predict(app)
     add_open_inference(app, DescriptionRoutes(inference, version))
+    if repository is not None:
+        add_repository(app, repository, inference.budget)
     _add_error_handlers(app)
     _add_health(app, inference)
     add_admin(app, inference)

@@ -134,6 +134,21 @@ def _device_plan(settings: Settings, cached_profile: CachedProfile, errors: _Err
     return DevicePlan(settings, emulated, profiles, _choices(settings, profiles, errors))
 
 
+def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> DevicePlan:
+    """Plan one model of a device again, as `make_plan` does, since its files may have changed.
+
+    Raises:
+        SpecError: the model cannot be served; all messages in one line.
+    """
+    settings, errors = plan.settings.only(model), _Errors()
+    for check in (_check_device, _check_weights):
+        errors.check(partial(check, settings))
+    errors.raise_any()
+    planned = _device_plan(settings, cached_profile, errors)
+    errors.raise_any()
+    return planned
+
+
 def is_emulated(settings: Settings) -> bool:
     """Whether the (first) device is emulated."""
     return settings.device.startswith(_EMULATED)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -36,6 +36,7 @@ class Batch:
         first_stage: the first stage to run, counted from 0.
         stages: number of stages to run; None runs to the end.
         standby: standby launches of its further stages; None if it runs to the end.
+        revision: revision of the model, counted from 0; another one is loaded each time that it is reloaded.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Batch:
     first_stage: int = 0
     stages: int | None = None
     standby: "StandbyLaunches | None" = None
+    revision: int = 0
 
     @property
     def last_stage(self) -> int | None:
@@ -84,7 +86,7 @@ class StandbyLaunches:
         except IndexError:
             return None
         self.taken += 1
-        return Batch(batch.model, inputs, batch.first_stage, batch.stages), done
+        return replace(batch, inputs=inputs, standby=None), done
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Device(Protocol):
 
 
 @runtime_checkable
-class LoadedDevice(Protocol):
+class LoadedDevice(Device, Protocol):
     """A Device whose model is loaded on the executor's thread, and can be loaded again in another one."""
 
     def load(self) -> None:
@@ -232,16 +234,20 @@ class ThreadExecutor:
         if restart is None or len(self._abandoned) >= _MAX_ABANDONED:
             raise error
         self._abandoned.append(self._thread)
-        self._work.put(None)  # ends the thread if the batch ends after all
+        self.end()
         self._start()
         try:
             await asyncio.wait_for(asyncio.wrap_future(self.call(partial(restart, model))), RESTART_TIMEOUT)
         except Exception as failed:
             raise error from failed
 
-    def close(self) -> None:
-        """End the thread after the batch that is running."""
+    def end(self) -> None:
+        """End the thread after the batch that is running, without waiting for it."""
         self._work.put(None)
+
+    def close(self) -> None:
+        """End the thread, and wait for the batch that is running."""
+        self.end()
         self._thread.join()
 
     def _start(self) -> None:

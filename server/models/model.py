@@ -215,6 +215,7 @@ class ServedModel(Generic[Codec_co]):
         max_batch_size: the largest batch.
         platform: the framework that runs it, for the protocol's documents.
         size_predictor: predicts service times of requests; None if they do not differ.
+        revision: how often it was loaded again before, while the server served.
         signature: its inputs and outputs.
         output_bytes: memory of the outputs of one sample, as far as their shapes do not vary.
     """
@@ -226,6 +227,7 @@ class ServedModel(Generic[Codec_co]):
     max_batch_size: int
     platform: str = "pytorch"
     size_predictor: SizePredictor | None = None
+    revision: int = 0
     signature: Signature = field(init=False)
     output_bytes: int = field(init=False)
 

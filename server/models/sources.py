@@ -3,8 +3,9 @@
 import hashlib
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
 from server.models.signature import DTYPES
 from server.models.tensors.codec import TensorCodec, check_sample
-from server.models.tensors.python_source import one_line_errors
+from server.models.tensors.python_source import imported_again, one_line_errors
 from server.models.texts.spec import check_text, is_text, model_settings
 from server.models.weights import is_weights_file
 
@@ -230,9 +231,32 @@ def _version(package: str) -> str:
         return "none"
 
 
-@cache
+_known: dict[str, ModelSource] = {}  # by spec
+
+
 def source_of(spec: str) -> ModelSource:
     """The source that SPEC names; the same object for the same spec, so that a file is read once."""
+    if spec not in _known:
+        _known[spec] = _make_source(spec)
+    return _known[spec]
+
+
+@contextmanager
+def read_again(spec: str) -> Iterator[None]:
+    """Read the files of SPEC again in the `with` block; if that raises, the source is what it was before."""
+    before = _known.pop(spec, None)
+    file, is_class, _ = spec.rpartition(".py:")
+    try:
+        with imported_again(Path(f"{file}.py").resolve()) if is_class else nullcontext():
+            yield
+    except BaseException:
+        _known.pop(spec, None)
+        if before is not None:
+            _known[spec] = before
+        raise
+
+
+def _make_source(spec: str) -> ModelSource:
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
     if re.search(r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$", spec, re.IGNORECASE):

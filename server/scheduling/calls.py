@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -58,10 +58,12 @@ class Call:
         requests: its requests that are queued or in service.
         missing: number of samples without an output.
         losses: number of devices that were lost while they served it.
+        revision: revision of the model that made its inputs.
     """
 
     __slots__ = (
-        *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "samples", "span"),
+        *("arrival", "earliest", "expires", "future", "losses", "missing", "model", "requests", "revision"),
+        *("samples", "span"),
     )
 
     def __init__(
@@ -76,6 +78,7 @@ class Call:
         expires: float,
         earliest: float,
         span: Any = None,
+        revision: int = 0,
     ) -> None:
         """`sizes` and `shapes` are those of the samples; empty where requests do not differ."""
         self.future = future
@@ -92,6 +95,7 @@ class Call:
         self.requests: list[Request] = []
         self.missing = len(inputs)
         self.losses = 0
+        self.revision = revision
 
     def make_requests(self, chosen: Chosen, ids: Iterator[int]) -> list[Request]:
         """Make a request for each sample without an output.
@@ -178,9 +182,10 @@ def make_batch(launch: Launch) -> Batch:
     """Make the batch of a launch."""
     first = launch.requests[0]
     standby = None if launch.stages is None else StandbyLaunches()
-    return Batch(first.kind.model, [r.payload.data for r in launch.requests], first.stage, launch.stages, standby)
+    inputs, revision = [r.payload.data for r in launch.requests], first.payload.call.revision
+    return Batch(first.kind.model, inputs, first.stage, launch.stages, standby, revision)
 
 
 def next_batch(batch: Batch, launch: Launch) -> Batch:
     """Make the batch of the next launch of the same requests; the device replaces the inputs by the last outputs."""
-    return Batch(batch.model, batch.inputs, batch.last_stage or 0, launch.stages, batch.standby)
+    return replace(batch, first_stage=batch.last_stage or 0, stages=launch.stages)

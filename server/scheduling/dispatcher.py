@@ -6,6 +6,7 @@ or an instant. It is the only writer of the queue. All of it runs on the event l
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -16,7 +17,8 @@ from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
-from policies.types import Action, Launch, Request, Wait
+from policies.rules.finish_retired import FinishRetired
+from policies.types import Action, Kind, Launch, Request, Wait
 from server.backends.executor import (
     RESTART_TIMEOUT,
     Batch,
@@ -91,7 +93,9 @@ class Dispatcher:
         self._clock = clock
         self._limits = limits
         self._admission = Admission()
-        self._by_shape = frozenset(by_shape)
+        self._by_shape = set(by_shape)
+        self._revisions: dict[str, int | None] = {}  # by model, the one in use if it is not 0; None: none is
+        self._retiring: Counter[str] = Counter()  # revisions that still have calls, by model
         policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
         iterating = [model for model, choice in chosen.items() if choice.profile.varies_by_length]
@@ -117,6 +121,7 @@ class Dispatcher:
         timeout: float = inf,
         sizes: Sequence[float] = (),
         shapes: Sequence[str] = (),
+        revision: int = 0,
     ) -> "asyncio.Future[list[Sample]]":
         """Queue the samples of a call, all or none; cancelling the future removes them from the queue.
 
@@ -126,6 +131,7 @@ class Dispatcher:
             timeout: remaining timeout of the client, s.
             sizes: predicted service time of each sample when served alone, s; empty where requests do not differ.
             shapes: shape of each sample, with which it shares a batch; empty where they do not differ.
+            revision: revision of the model whose codec made the inputs.
 
         Raises:
             QueueFullError: the queue has no room for all of them.
@@ -149,6 +155,7 @@ class Dispatcher:
             expires=now + timeout,
             earliest=earliest,
             span=None if self.tracing is None else self.tracing.current(),
+            revision=revision,
         )
         self._metrics.history.arrived(model, len(inputs))
         self.enqueue(call)
@@ -161,6 +168,8 @@ class Dispatcher:
         """
         now = self._clock()
         for request in call.make_requests(self.chosen[call.model], self._ids):
+            if self._retiring:
+                request.kind = self._kind_of(request)
             self._batcher.arrive(request, now)
         call.future.add_done_callback(lambda _: self._remove(call))
         self._calls[call] = None
@@ -208,15 +217,43 @@ class Dispatcher:
         self._apply_policies()
         return self.chosen[model]
 
+    def set_revision(
+        self, model: str, revision: int | None, chosen: Chosen | None = None, by_shape: bool = False
+    ) -> None:
+        """Use another revision of `model` for the calls that it makes from now on, with its policy.
+
+        The calls of the revision in use before are served by that one, without waiting for more, until `end_revision`.
+
+        Args:
+            model: one of `chosen`.
+            revision: the revision; the executor has it. None: none is used any more.
+            chosen: its policy and profile.
+            by_shape: whether its inputs vary in shape.
+        """
+        self._revisions[model] = revision
+        self._retiring[model] += 1
+        if chosen is None:
+            self._apply_policies()
+            return
+        (self._by_shape.add if by_shape else self._by_shape.discard)(model)
+        self.set_policy(model, chosen)
+
+    def end_revision(self, model: str) -> None:
+        """Launch by the policy alone again, since a revision of `model` that was replaced has no calls any more."""
+        self._retiring -= Counter((model,))
+        self._apply_policies()
+
     def _apply_policies(self) -> None:
+        self._batcher.set_kinds(self._kind_of)
         if not self._draining:
-            self._batcher.policy, self._batcher.monitor = combine(self.chosen, self._by_shape)
-            self._batcher.set_kinds(
-                lambda request: self.chosen[request.kind.model].kind(
-                    request.kind.model, request.size, request.kind.shape
-                )
-            )
+            policy, self._batcher.monitor = combine(self.chosen, self._by_shape)
+            self._batcher.policy = FinishRetired(policy, self._batcher.drain_policy()) if self._retiring else policy
         self._on_change()
+
+    def _kind_of(self, request: Request) -> Kind:
+        model, revision = request.kind.model, request.payload.call.revision
+        kind = self.chosen[model].kind(model, request.size, request.kind.shape)
+        return kind if revision == self._revisions.get(model, 0) else kind._replace(retired=revision + 1)
 
     @property
     def device(self) -> str:
@@ -472,7 +509,7 @@ class Dispatcher:
             sample.call.complete()
             if not sample.call.missing:
                 self._admission.observe(sample.call.earliest, now)
-        if not batch.whole:
+        if not batch.whole or batch.launch.requests[0].kind.retired:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
             now = self._clock()

@@ -31,6 +31,7 @@ class Fleet:
         dispatchers: the dispatchers, in the order in which the devices were named.
         shutting_down: whether the shutdown has begun: the server is not ready, and admits calls only until `drain`.
         broken: set when all devices are lost.
+        unloaded: names of the models that are unloaded, so that new calls of them are rejected.
     """
 
     shutting_down = False
@@ -40,6 +41,7 @@ class Fleet:
         """`dispatchers` have different names, at least one; `capacity` is the maximum number of waiting requests."""
         self.dispatchers = tuple(dispatchers)
         self.broken = asyncio.Event()
+        self.unloaded: set[str] = set()
         self._capacity = capacity
         self._set_serving(self.dispatchers)
         self._by_device = {dispatcher.device: dispatcher for dispatcher in dispatchers}
@@ -53,9 +55,19 @@ class Fleet:
         timeout: float = inf,
         sizes: Sequence[float] = (),
         shapes: Sequence[str] = (),
+        revision: int = 0,
     ) -> "asyncio.Future[list[Sample]]":
         """Call `Dispatcher.submit` for the device with the least expected response time."""
-        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes)
+        return self._route(model, len(inputs)).submit(model, inputs, timeout, sizes, shapes, revision)
+
+    def check_loaded(self, model: str) -> None:
+        """Check that a model is not unloaded, before a call of it begins.
+
+        Raises:
+            UnavailableError: it is.
+        """
+        if model in self.unloaded:
+            raise UnavailableError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.
@@ -110,7 +122,8 @@ class Fleet:
 
     def is_ready(self, model: str) -> bool:
         """Whether new calls of the model should be sent to this server."""
-        return not self.shutting_down and any(dispatcher.ready for dispatcher in self._serving_of[model])
+        loaded = not self.shutting_down and model not in self.unloaded
+        return loaded and any(dispatcher.ready for dispatcher in self._serving_of[model])
 
     @property
     def open_calls(self) -> int:

@@ -103,16 +103,16 @@ def parse_index_request(body: bytes) -> bool:
     return bool(document.get("ready", False))
 
 
-def repository_index(models: Iterable[tuple[str, str]], ready_only: bool) -> list[dict[str, Any]]:
+def repository_index(models: Iterable[tuple[str, str, str]], ready_only: bool) -> list[dict[str, Any]]:
     """The response to POST /v2/repository/index: a bare array.
 
     Args:
-        models: Name and state of each, READY or UNAVAILABLE.
+        models: Name, state and reason of each; the state is READY, LOADING or UNAVAILABLE.
         ready_only: Leave out those that are not READY.
     """
     return [
-        {"name": name, "version": VERSION, "state": state, "reason": ""}
-        for name, state in models
+        {"name": name, "version": VERSION, "state": state, "reason": reason}
+        for name, state, reason in models
         if state == "READY" or not ready_only
     ]
 

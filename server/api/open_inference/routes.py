@@ -4,7 +4,6 @@ import re
 from functools import partial
 from math import inf
 
-import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,8 +16,6 @@ from server.api.open_inference.documents import (
     ModelDescription,
     model_config,
     model_metadata,
-    parse_index_request,
-    repository_index,
     server_metadata,
     statistics,
 )
@@ -49,13 +46,12 @@ from server.api.openapi import (
 from server.errors import NotFoundError, TooLargeError
 from server.models.model import Inputs, ServedModel
 from server.transport.content_encoding import compress
-from server.transport.request import BodyLimit, Headers, RequestContext, headers_of, read_body, respond
+from server.transport.request import Headers, RequestContext, respond
 
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
 _MANY_SAMPLES = 16  # stacking and rendering the outputs of more takes over a millisecond
 _KNOWN_DOCUMENTS = 256  # entries in the cache of parsed headers
 _SHORT_DOCUMENT = 1024  # bytes of such a document
-_INDEX_BODY = BodyLimit(1024, "send none or 'ready' alone")
 
 
 def model_description(model: ServedModel) -> ModelDescription:
@@ -76,7 +72,7 @@ class Infer:
     def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
-        self._headers: dict[tuple[str, bytes], CallHeader] = {}  # of documents that clients repeat, by model
+        self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat
 
     def matches(self, scope: Scope) -> bool:
         """Whether the request is for this route."""
@@ -137,7 +133,7 @@ class Infer:
         if len(document) > _SHORT_DOCUMENT:
             parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
             return await self._inference.parse(parse, document, context)
-        key = (model.name, document)
+        key = (model.name, model.revision, document)
         header = self._headers.get(key)
         if header is None:
             parse_document = partial(parse_header, document, model.signature, self._inference.capacity)
@@ -195,15 +191,6 @@ class DescriptionRoutes:
         """GET /v2/models/stats."""
         return JSONResponse(statistics(self._inference.metrics.statistics.of(name) for name in self._inference.models))
 
-    async def index(self, request: Request) -> Response:
-        """POST /v2/repository/index: a bare array."""
-        with self._inference.budget.reservation() as memory:
-            body = await read_body(headers_of(request.scope), request.receive, _INDEX_BODY, memory.grow_to)
-        ready_only = parse_index_request(body)
-        state = "READY" if self._inference.fleet.ready else "UNAVAILABLE"
-        entries = repository_index([(name, state) for name in self._inference.models], ready_only)
-        return Response(orjson.dumps(entries), media_type="application/json")
-
 
 def add_open_inference(app: FastAPI, routes: DescriptionRoutes) -> None:
     """Add the routes of the protocol."""
@@ -217,10 +204,6 @@ def add_open_inference(app: FastAPI, routes: DescriptionRoutes) -> None:
     app.get("/v2", **server_route)(routes.server)
     statistics_route = documented("Statistics of all models", schemas.Statistics, KEYED_ERRORS)
     app.get("/v2/models/stats", **statistics_route)(routes.all_statistics)
-    body = json_content(schemas.IndexRequest)
-    index = documented("The models of the server", list[schemas.IndexEntry], (*KEYED_ERRORS, 413), body=body)
-    index["openapi_extra"]["requestBody"]["required"] = False
-    app.post("/v2/repository/index", **index)(routes.index)
     for base, parameters in (
         ("/v2/models/{model}", [MODEL]),
         ("/v2/models/{model}/versions/{version}", [MODEL, VERSION_PARAMETER]),

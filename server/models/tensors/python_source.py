@@ -4,14 +4,16 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
 from server.errors import OutOfMemoryError, one_line
 
 _PREFIX = "batchwright_models."  # of the names of imported files
+_OWN_PACKAGES = ("batchwright", "policies", "server", "profiler", "loadgen")
 SAMPLE_HINT = "; if the model does not take random values, give it a real sample by --sample or samples()"
 
 
@@ -71,6 +73,34 @@ def _import(path: Path) -> object:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def imported_again(file: Path) -> Iterator[None]:
+    """Import a file of a model, and its neighbours, again in the `with` block; if that raises, the former ones stay."""
+    before = _remove_modules(file)
+    importlib.invalidate_caches()
+    try:
+        yield
+    except BaseException:
+        _remove_modules(file)
+        sys.modules.update(before)
+        raise
+
+
+def _remove_modules(file: Path) -> dict[str, ModuleType]:
+    """Remove the modules of a model's file and of its neighbours, and return them by name."""
+    removed = {}
+    for name, module in [*sys.modules.items()]:
+        first, origin = name.partition(".")[0], getattr(module, "__file__", None)
+        if origin is None or first in _OWN_PACKAGES:
+            continue
+        neighbours = (file.parent / f"{first}.py", file.parent / first)
+        if name == f"{_PREFIX}{file}" or any(Path(origin).is_relative_to(each) for each in neighbours):
+            removed[name] = sys.modules.pop(name)
+            with suppress(OSError, TypeError):  # compiled code is taken for current if the second and the size are
+                Path(module.__cached__).unlink()
+    return removed
 
 
 @contextmanager

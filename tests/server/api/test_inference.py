@@ -119,7 +119,8 @@ def with_inference(
 ) -> None:
     async def build(dispatcher: Dispatcher, _: Any) -> None:
         pool = HeldPool()
-        parts_ = ({"m": MODEL}, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
+        models: dict[str, Any] = {"m": MODEL}
+        parts_ = (models, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
         await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
 
     run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))

@@ -13,7 +13,7 @@ import torch
 
 from batchwright import Model, Tensor
 from server.backends.executor import Batch, ThreadExecutor, with_timeout
-from server.backends.loading import ModelDevices
+from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
 from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
 from server.models.model import ServedModel

@@ -83,9 +83,9 @@ def test_another_index_body_is_bad_input(body: bytes) -> None:
 
 
 def test_the_index_is_a_bare_array_of_states() -> None:
-    models = [("resnet50", "READY"), ("vit_b_16", "UNAVAILABLE")]
+    models = [("resnet50", "READY", ""), ("vit_b_16", "UNAVAILABLE", "unloaded")]
     ready = {"name": "resnet50", "version": "1", "state": "READY", "reason": ""}
-    other = {"name": "vit_b_16", "version": "1", "state": "UNAVAILABLE", "reason": ""}
+    other = {"name": "vit_b_16", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     assert repository_index(models, ready_only=False) == [ready, other]
     assert repository_index(models, ready_only=True) == [ready]
 

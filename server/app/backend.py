@@ -1,0 +1,273 @@
+"""The backend of one device: its executor, meter and models, and further revisions of these while they are served."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from policies.catalog import Chosen, choose
+from policies.profile import Profile
+from policies.types import SpecError
+from server.app.plan import DevicePlan, plan_model
+from server.backends.emulated import EmulatedDevice
+from server.backends.executor import Batch, Device, Executor, LoadedDevice, ThreadExecutor
+from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
+from server.config import Settings, by_model
+from server.energy.meters import CountingMeter, EnergyMeter, meter_for
+from server.errors import BatchTimeoutError
+from server.models.model import ServedModel
+from server.models.sources import source_of
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
+
+_log = logging.getLogger("batchwright")
+_LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
+
+
+class ProfileSource(Protocol):
+    """Source of the profiles of real devices."""
+
+    def cached(self, settings: Settings, model: str, largest: int, /) -> Profile | None:
+        """The cached profile of a model for batches up to `largest`; None without one."""
+        ...
+
+    def cached_or_measured(
+        self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter, /
+    ) -> Profile:
+        """The cached profile, else one measured now on the executor's device, which must be idle.
+
+        Raises:
+            SpecError: the largest batch does not fit the device's memory.
+        """
+        ...
+
+    def measured_while_serving(
+        self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None, /
+    ) -> Profile:
+        """A profile measured now on the executor's device, which serves other models meanwhile.
+
+        `before` is the profile of the former revision, if there is one. Raises as `cached_or_measured`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One revision of a model on a device.
+
+    Attributes:
+        served: the model.
+        chosen: its policy and profile; the largest batch is the profile's.
+    """
+
+    served: ServedModel
+    chosen: Chosen
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One device and its models.
+
+    Attributes:
+        plan: the device's settings, and what is known of its models without loading them.
+        executor: runs batches on the device.
+        devices: runs the batches of each model.
+        meter: energy meter of the device.
+        revisions: by model, those that the server starts with.
+    """
+
+    plan: DevicePlan
+    executor: ThreadExecutor
+    devices: ModelDevices
+    meter: EnergyMeter
+    revisions: Mapping[str, Revision]
+
+
+def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
+    """Load the models of a device, and measure the profiles that are missing.
+
+    Raises:
+        SpecError: a model cannot be loaded or served.
+    """
+    meter: EnergyMeter
+    if plan.emulated is not None:
+        meter = CountingMeter()
+        loaded = _emulated_models(plan, plan.emulated, meter)
+        devices = ModelDevices({model.name: device for model, device in loaded})
+        executor = ThreadExecutor(devices, plan.settings.device)
+        revisions = {model.name: _planned(plan, model, plan.profiles[model.name]) for model, _ in loaded}
+        return Backend(plan, executor, devices, meter, revisions)
+    # imported late, since torch takes seconds to import and an emulated device does not need it
+    from server.backends import torch_device
+
+    device, device_name = torch_device.resolve_device(plan.settings.device)
+    loaded = _real_models(plan)
+    devices = ModelDevices({model.name: device for model, device in loaded})
+    executor = ThreadExecutor(devices, device_name)
+    executor.call(devices.load).result()
+    meter = meter_for(str(device))
+
+    def profile_of(model: ServedModel) -> Profile:
+        return profile_source.cached_or_measured(plan.settings, model, executor, meter)
+
+    ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
+    return Backend(
+        plan, executor, devices, meter, {model.name: _planned(plan, model, profile) for model, profile in ready}
+    )
+
+
+def load_again(backend: Backend, model: str, revision: int, before: Chosen, profile_source: ProfileSource) -> Revision:
+    """Load another revision of a model beside the one that is served, and add it to the devices.
+
+    It blocks for the time of loading, measuring and solving, hence it is called in a thread. The batches that warm the
+    model up and measure it run between those of the models in service, once a first batch has run on a thread of its
+    own.
+
+    Args:
+        backend: the device.
+        model: name of the model.
+        revision: number of the revision.
+        before: policy and profile of the former revision; the new one has the same policy, solved for its own profile.
+        profile_source: returns or measures its profile.
+
+    Raises:
+        SpecError: it cannot be loaded or served; then it is removed.
+    """
+    plan = plan_model(backend.plan, model, profile_source.cached)
+    if plan.emulated is not None:
+        assert isinstance(backend.meter, CountingMeter)
+        ((served, device),) = _emulated_models(plan, plan.emulated, backend.meter)
+        backend.devices.add(model, revision, device)
+        return _same_policy(before, served, plan.profiles[model])
+    ((served, device),) = _real_models(plan)
+    if isinstance(device, LoadedDevice):
+        device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
+    backend.devices.add(model, revision, device)
+    executor = RevisionExecutor(backend.executor, revision, backend.executor.name)
+
+    def profile_of(model: ServedModel) -> Profile:
+        return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)
+
+    try:
+        return _same_policy(before, *_ready(plan, served, executor, profile_of))
+    except BaseException:
+        backend.devices.remove(model, revision)
+        raise
+
+
+def _loaded_on_thread(served: ServedModel, device: LoadedDevice, hung_after: float) -> DeviceOnThread:
+    """Load a user's model on a thread of its own, and run a first batch, for which no other model waits.
+
+    Raises:
+        SpecError: it fails, or does not end in time; `hung_after` is the limit of the batch, s.
+    """
+    own = DeviceOnThread(device)
+    (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
+    first = partial(device.serve, Batch(served.name, [sample]))
+    steps: tuple[tuple[str, str, Callable[[], object], float], ...] = (
+        (f"loading {served.name}", "", device.load, _LOAD_TIMEOUT),
+        (f"{served.name}: a batch of 1", SAMPLE_HINT, first, hung_after),
+    )
+    try:
+        for what, hint, step, limit in steps:
+            with one_line_errors(what, hint):
+                try:
+                    own.call(step, limit)
+                except BatchTimeoutError as error:
+                    raise SpecError(f"{what} failed: {error}") from error
+    except BaseException:
+        own.end()
+        raise
+    return own
+
+
+def _emulated_models(plan: DevicePlan, profile: Profile, meter: CountingMeter) -> list[tuple[ServedModel, Device]]:
+    settings = plan.settings
+    models = (source_of(spec).emulate(name, plan.max_batch_size(name)) for name, spec in settings.specs.items())
+    return [
+        (_labelled(model, settings), EmulatedDevice({model.name: profile}, meter, {model.name: model.codec}))
+        for model in models
+    ]
+
+
+def _real_models(plan: DevicePlan) -> list[tuple[ServedModel, Device]]:
+    from server.backends import loading, torch_device
+
+    settings = plan.settings
+    device, _ = torch_device.resolve_device(settings.device)
+    largest = {model: plan.max_batch_size(model) for model in settings.specs}
+    weights = {model: settings.of(model).weights for model in settings.specs}
+    samples = by_model(settings.sample, settings.specs)
+    loaded = []
+    for model, runnable in loading.load_models(settings.specs, weights, largest, settings.stages or 1):
+        file = samples.get(model.name)
+        sampled = model if file is None else source_of(settings.specs[model.name]).with_sample(model, Path(file))
+        loaded.append((sampled, loading.device_of(runnable, sampled, device)))
+    return loaded
+
+
+def _ready(
+    plan: DevicePlan, model: ServedModel, executor: Executor, profile_of: Callable[[ServedModel], Profile]
+) -> tuple[ServedModel, Profile]:
+    """Warm up a model that is loaded, and measure its profile by `profile_of` if none is known."""
+    from server.backends import torch_device
+
+    settings = plan.settings
+    profile = plan.profiles.get(model.name) or profile_of(model)
+    every_size = torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
+    profile = model.codec.complete_profile(torch_device.warm_up_and_fit(executor, model, profile, every_size))
+    predictor = model.codec.make_size_predictor(profile, settings.guess)
+    return replace(_labelled(model, settings), size_predictor=predictor), profile
+
+
+def _labelled(model: ServedModel, settings: Settings) -> ServedModel:
+    """The model with the labels that the settings give it.
+
+    Raises:
+        SpecError: their number is not that of its classes.
+    """
+    labels = settings.labels(model.name)
+    if not labels:
+        return model
+    classes = {spec.sample_shape[0] for spec in model.signature.outputs if spec.is_scores} - {-1}
+    if classes != {len(labels)}:
+        counts = ", ".join(map(str, sorted(classes))) or "no"
+        raise SpecError(f"{model.name} has {len(labels)} labels and {counts} classes; give as many labels as classes")
+    return replace(model, labels=labels)
+
+
+def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> Revision:
+    return _described(Revision(model, plan.choose(model.name, profile)))
+
+
+def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revision:
+    return _described(Revision(model, choose(before.spec, profile, before.defaults)))
+
+
+def _described(revision: Revision) -> Revision:
+    """Log the policy of a revision, and return the revision."""
+    model, choice = revision.served, revision.chosen
+    flags = "".join(f", {key}={value}" for key, value in choice.defaults.items() if key in choice.parameters)
+    _log.info("%s: policy %s%s on profile %s", model.name, choice.spec, flags, choice.profile.name)
+    _warn(model.name, choice)
+    return revision
+
+
+def _warn(model: str, choice: Chosen) -> None:
+    """Log configurations that are valid but probably not intended."""
+    profile = choice.profile
+    if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
+        _log.warning(
+            "%s: the policy file was solved for profile %s and is used with %s; solve it for this profile",
+            model,
+            choice.table.profile,
+            profile.name,
+        )
+    if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
+        _log.warning(
+            "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
+            model,
+        )

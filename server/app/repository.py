@@ -1,0 +1,171 @@
+"""The model repository: models are loaded again, and unloaded, while the server serves."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Literal
+
+from policies.catalog import choose
+from policies.types import SpecError
+from server.api.inference import Inference
+from server.app.backend import Backend, ProfileSource, Revision, load_again
+from server.errors import ExecutionError, NotFoundError, one_line
+from server.models.sources import read_again
+from server.scheduling.dispatcher import Dispatcher
+
+_log = logging.getLogger("batchwright")
+State = Literal["READY", "LOADING", "UNAVAILABLE"]
+
+
+class Repository:
+    """Loads and unloads the models that the settings list, one at a time; all methods run on the event loop.
+
+    Another revision of a model is loaded beside the one in service, and replaces it for all calls that begin from then
+    on. Calls that began before are served by the revision that read their inputs, which is removed after the last one.
+    """
+
+    def __init__(
+        self, inference: Inference, backends: Mapping[Dispatcher, Backend], profile_source: ProfileSource
+    ) -> None:
+        """`backends` are the devices by their dispatchers."""
+        self._inference = inference
+        self._backends = backends
+        self._profile_source = profile_source
+        self._latest = dict.fromkeys(inference.models, 0)  # number of the last revision, in service or not
+        self._changing = asyncio.Lock()
+        self._loading: str | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    def states(self) -> list[tuple[str, State, str]]:
+        """Name and state of each model, and the reason if it is not ready."""
+        fleet = self._inference.fleet
+        found: list[tuple[str, State, str]] = []
+        for model in self._inference.models:
+            if self._loading == model and model in fleet.unloaded:
+                found.append((model, "LOADING", ""))
+            elif fleet.is_ready(model):
+                found.append((model, "READY", ""))
+            else:
+                found.append((model, "UNAVAILABLE", "unloaded" if model in fleet.unloaded else "not ready"))
+        return found
+
+    async def load(self, model: str) -> None:
+        """Load a model from its files as they are now, and use it for all calls that begin from then on.
+
+        It goes on if the caller is cancelled.
+
+        Raises:
+            NotFoundError: the settings do not list the model.
+            SpecError: it cannot be loaded or served; the revision in service stays.
+            ExecutionError: loading failed otherwise; the revision in service stays.
+        """
+        self._check_listed(model)
+        await asyncio.shield(self._keep(self._load(model)))
+
+    async def unload(self, model: str) -> None:
+        """Reject new calls of a model; it is removed from the devices when the accepted ones are answered.
+
+        Raises:
+            NotFoundError: the settings do not list the model.
+        """
+        self._check_listed(model)
+        await asyncio.shield(self._keep(self._unload(model)))
+
+    def _check_listed(self, model: str) -> None:
+        models = self._inference.models
+        if model not in models:
+            raise NotFoundError(
+                f"no model {model[:80]!r}; the server's configuration lists {', '.join(models)}, others need a restart"
+            )
+
+    async def _load(self, model: str) -> None:
+        async with self._changing:
+            self._loading = model
+            try:
+                revision = self._latest[model] + 1
+                staged = await asyncio.to_thread(self._stage, model, revision)
+                self._latest[model] = revision
+                await self._follow_swaps(model, staged)
+                self._put_in_service(model, revision, staged)
+            except SpecError as error:
+                _log.error("%s is not loaded: %s", model, error)
+                raise SpecError(f"{model} is not loaded: {error}{self._remaining(model)}") from error
+            except Exception as error:
+                _log.exception("%s is not loaded", model)
+                raise ExecutionError(
+                    f"{model} is not loaded: {type(error).__name__}: {one_line(error)}{self._remaining(model)}"
+                ) from error
+            finally:
+                self._loading = None
+
+    def _remaining(self, model: str) -> str:
+        return "" if model in self._inference.fleet.unloaded else "; the revision in service stays"
+
+    def _stage(self, model: str, revision: int) -> list[tuple[Dispatcher, Revision]]:
+        """Load a revision on all devices of a model that work, in a thread."""
+        staged: list[tuple[Dispatcher, Revision]] = []
+        devices = [d for d in self._inference.fleet.devices_of(model) if not d.broken.is_set()]
+        specs = {self._backends[dispatcher].plan.settings.specs[model] for dispatcher in devices}
+        try:
+            with ExitStack() as stack:
+                for spec in specs:
+                    stack.enter_context(read_again(spec))
+                for dispatcher in devices:
+                    before = dispatcher.chosen[model]
+                    loaded = load_again(self._backends[dispatcher], model, revision, before, self._profile_source)
+                    staged.append((dispatcher, loaded))
+        except BaseException:
+            for dispatcher, _ in staged:
+                self._backends[dispatcher].devices.remove(model, revision)
+            raise
+        return staged
+
+    @staticmethod
+    async def _follow_swaps(model: str, staged: list[tuple[Dispatcher, Revision]]) -> None:
+        """Choose the policies again that were swapped while the revision was loaded."""
+        for index, (dispatcher, loaded) in enumerate(staged):
+            chosen = loaded.chosen
+            while (spec := dispatcher.chosen[model].spec) != chosen.spec:
+                chosen = await asyncio.to_thread(choose, spec, chosen.profile, chosen.defaults)
+            staged[index] = dispatcher, replace(loaded, chosen=chosen)
+
+    def _put_in_service(self, model: str, revision: int, staged: Sequence[tuple[Dispatcher, Revision]]) -> None:
+        inference, former = self._inference, self._inference.models[model]
+        for dispatcher, loaded in staged:
+            by_shape = loaded.served.codec.varies_in_shape
+            dispatcher.set_revision(model, revision, loaded.chosen, by_shape)
+            inference.metrics.policy(model, dispatcher.device, loaded.chosen.name, loaded.chosen.spec)
+        inference.models[model] = served = replace(staged[0][1].served, revision=revision)
+        inference.metrics.weights(model, served.weights == "random")
+        was_unloaded = model in inference.fleet.unloaded
+        inference.fleet.unloaded.discard(model)
+        _log.info("%s: revision %d is in service", model, revision)
+        if not was_unloaded:
+            self._keep(self._retire(model, former.revision))
+
+    async def _unload(self, model: str) -> None:
+        async with self._changing:
+            if model in self._inference.fleet.unloaded:
+                return
+            self._inference.fleet.unloaded.add(model)
+            for dispatcher in self._inference.fleet.devices_of(model):
+                dispatcher.set_revision(model, None)
+            _log.info("%s is unloaded: accepted calls are answered, new ones rejected", model)
+            self._keep(self._retire(model, self._inference.models[model].revision))
+
+    async def _retire(self, model: str, revision: int) -> None:
+        """Remove a revision from the devices after its last call."""
+        await self._inference.calls_ended(model, revision)
+        for dispatcher in self._inference.fleet.devices_of(model):
+            dispatcher.end_revision(model)
+            self._backends[dispatcher].devices.remove(model, revision)
+        _log.info("%s: revision %d is removed", model, revision)
+
+    def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that is not garbage-collected."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
