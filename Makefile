@@ -62,10 +62,11 @@ bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and 
 	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
 	$(BIN)/python -m benchmarks.page
 
-stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs, overload, 15 minutes of faults (about 40 minutes)
+stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs, overload, 15 minutes of faults (about 45 minutes)
 	$(BIN)/python -m benchmarks.attacks
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.user_models
+	$(BIN)/python -m benchmarks.reload
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak

@@ -119,6 +119,19 @@ def _user_models() -> str:
     return markdown_table(("", "number", "failure", "failures"), rows)
 
 
+def _reload() -> str:
+    record = load_record("reload")
+    rows = []
+    for about, part in (("measured meanwhile", record["measured_profile"]), ("given", record["given_profile"])):
+        sent, answered = (sum(part[key].values()) for key in ("sent", "answered"))
+        seconds, p95 = sorted(part["load_seconds"]), part["other_p95_ms"]
+        loading = part["other_p95_ms_while_loading"]
+        rows.append((about, part["loads"], f"{seconds[0]:.1f} to {seconds[-1]:.1f}", f"{answered} of {sent}"))
+        rows[-1] += (part["old_after_new"], p95, loading, f"{loading / p95 - 1:+.0%}")
+    columns = ("profile of the new version", "loads", "s per load", "answered", "old answers after new ones")
+    return markdown_table((*columns, "other model's p95, ms", "while loading, ms", "rise"), rows)
+
+
 def _decision() -> str:
     return markdown_table(("policy", "us"), load_record("decision").items())
 
@@ -186,6 +199,14 @@ SECTIONS = (
         "user_models",
         "One function from three sources, every sample identified; faults of one request in fifty; damaged bodies.",
         _user_models,
+    ),
+    Section(
+        "Models loaded again",
+        "reload",
+        "Two models share a device at load 0.5, and one of them is replaced ten times by another version of its file. "
+        "Batches take 10 + b ms. The other model's p95 is that of calls that were sent while a version was loaded, or "
+        "in the first second after that began, and of all others.",
+        _reload,
     ),
     Section(
         "Mutations",

@@ -81,8 +81,13 @@ def check_routes(url: str, examples: int, round_: int = 0) -> Tally:
     with requests.Session() as session:
         for result in schema.get_all_operations():
             assert isinstance(result, Ok), result
+            operation = result.ok()
             for mode in GenerationMode:
-                _check_operation(result.ok(), mode, tally, (session, examples, round_))
+                _check_operation(operation, mode, tally, (session, examples, round_))
+            if operation.path.endswith("/unload"):
+                session.post(
+                    url + operation.path.replace("{model}", "googlenet").replace("/unload", "/load"), timeout=30
+                )
         _check_methods(url, schema.raw_schema, tally, session)
     return tally
 

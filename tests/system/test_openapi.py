@@ -16,6 +16,7 @@ def test_the_document_lists_every_route_of_the_contract() -> None:
     read += ["/admin/devices", "/admin/models/{model}/policy", *(base + path for base in bases for path in of_model)]
     posted = ["/predict", "/predict/{model}", "/v2/repository/index", "/admin/models/{model}/solve"]
     posted += [f"{base}/infer" for base in bases]
+    posted += [f"/v2/repository/models/{{model}}/{verb}" for verb in ("load", "unload")]
     written = ["/admin/models/{model}/policy", "/admin/devices/{index}"]
     expected = {("get", path) for path in read} | {("post", path) for path in posted}
     assert documented() == expected | {("put", path) for path in written}

@@ -115,6 +115,20 @@ def test_the_client_reads_all_documents(client: Any) -> None:
     assert client.get_inference_statistics("resnet18", "1")["model_stats"][0]["version"] == "1"
 
 
+def test_the_client_unloads_and_loads_models(client: Any) -> None:
+    client.unload_model("resnet18")
+    assert not client.is_model_ready("resnet18")
+    with pytest.raises(InferenceServerException, match="resnet18 is unloaded"):
+        client.infer("resnet18", [image(True)])
+    client.load_model("resnet18")
+    assert client.is_model_ready("resnet18")
+    with pytest.raises(InferenceServerException, match="send none"):
+        client.load_model("resnet18", config="{}")
+    with pytest.raises(InferenceServerException, match="no model 'alexnet'"):
+        client.load_model("alexnet")
+    assert client.infer("resnet18", [image(True)]).as_numpy("logits").shape[1] == 1000
+
+
 def test_error_messages_reach_the_client(client: Any) -> None:
     wrong = triton.InferInput("image", [1, 2], "FP32")
     wrong.set_data_from_numpy(np.zeros((1, 2), np.float32))

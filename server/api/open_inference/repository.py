@@ -81,7 +81,7 @@ def add_repository(app: FastAPI, repository: ModelRepository, budget: MemoryBudg
         body = json_content(schemas.RepositoryRequest)
         route = documented(summary, None, errors, parameters=[MODEL], body=body)
         route["openapi_extra"]["requestBody"]["required"] = False
-        app.post(f"/v2/repository/models/{{model}}/{verb}", **route)(endpoint)
+        app.post(f"/v2/repository/models/{{model}}/{verb}", response_class=Response, **route)(endpoint)
 
 
 def _check_parameters(body: bytes, *allowed: str) -> None:
