@@ -1,6 +1,7 @@
 """The model repository: models are loaded again, and unloaded, while the server serves."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
@@ -161,6 +162,9 @@ class Repository:
         for dispatcher in self._inference.fleet.devices_of(model):
             dispatcher.end_revision(model)
             self._backends[dispatcher].devices.remove(model, revision)
+        gc.unfreeze()  # the objects of models are frozen, see lifecycle.py
+        gc.collect()  # networks contain reference cycles
+        gc.freeze()
         _log.info("%s: revision %d is removed", model, revision)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
