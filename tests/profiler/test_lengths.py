@@ -46,7 +46,7 @@ def test_the_profile_of_a_text_model_has_times_by_length(
         assert profile.service_time(size, 16) == pytest.approx(2.0 + size * 16)
         assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two measured lengths"
     expected = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
-    assert f"service_time_s is of texts of {expected}" in profile.note
+    assert f"service_time_s is of samples of {expected}" in profile.note
     assert load_cached_profile(key) == profile == parse_profile(profile.to_json(), "its own")
 
 
