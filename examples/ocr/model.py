@@ -17,7 +17,7 @@ STEP = 8  # pixels; the network gives one character, or none, for each step
 def weights_file():
     """The network's file in the package, of which no code is imported."""
     package = find_spec("rapidocr_onnxruntime")
-    if package is None:
+    if package is None or package.origin is None:
         raise ImportError("the weights are missing: pip install rapidocr-onnxruntime")
     return Path(package.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx"
 
@@ -35,10 +35,9 @@ class Recogniser(Model):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = max(1, available_cpus() - 1)  # one is left for the server
         options.log_severity_level = 3
-        wanted = ["CPUExecutionProvider"]
-        if device.startswith("cuda"):
-            wanted.insert(0, ("CUDAExecutionProvider", {"device_id": device.partition(":")[2] or "0"}))
-        self.session = onnxruntime.InferenceSession(weights_file(), options, wanted)
+        kind, _, index = device.partition(":")
+        gpu = [("CUDAExecutionProvider", {"device_id": index or "0"})] if kind == "cuda" else []
+        self.session = onnxruntime.InferenceSession(weights_file(), options, [*gpu, "CPUExecutionProvider"])
         known = self.session.get_modelmeta().custom_metadata_map["character"]
         self.characters = np.array(["", *known.splitlines(), " "])  # class 0 is the blank of CTC
 
