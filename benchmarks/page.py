@@ -197,6 +197,13 @@ SECTIONS = (
     Section("Planning", "planning", "Fleets as `solve-policy --plan` sizes them, checked by simulation."),
     Section("Ray Serve", "ray_serve", "Two replicas on emulated devices behind Ray's proxies."),
     Section("Texts", "text_live", "Text models on the CPU under multi-bin policies."),
+    Section(
+        "Text lines of different widths",
+        "ocr",
+        "examples/ocr with ONNX Runtime on one core, at 1.5 times the rate that it can serve; accuracy is 1 - edit "
+        "distance / characters. One line alone takes less time than its share of a batch on this CPU, so that `serial` "
+        "is the fastest policy.",
+    ),
     Section("LazyBatching of texts", "lazy_texts", "The small translator on the CPU, decode step by decode step."),
 )
 
