@@ -168,7 +168,7 @@ def _emulated_job(model: str, source: ModelSource, profile: Profile, sample: Pat
     meter, served = CountingMeter(), _with_sample(source, source.emulate(model, profile.max_batch_size), sample)
     profile = profile.truncated(served.max_batch_size)
     executor = ThreadExecutor(EmulatedDevice({model: profile}, meter, {model: served.codec}))
-    subject = make_subject(executor, served, meter)
+    subject = replace(make_subject(executor, served, meter), by_length=None)  # its times are those of the profile
     name, device = f"{model}-emulated-{profile.name}", f"emulated:{profile.name}"
     return _ProfilingJob(executor, subject, name, device, _versions(), profile.max_batch_size)
 
