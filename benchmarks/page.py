@@ -201,9 +201,9 @@ SECTIONS = (
         "Text lines of different widths",
         "ocr",
         "examples/ocr with ONNX Runtime on one core, at 1.5 times the rate that it can serve; accuracy is 1 - edit "
-        "distance / characters. The network loses characters of a line that is padded far beyond its end, so that bins raise "
-        "the accuracy, too. One line alone takes less time than its share of a batch on this CPU, so that `serial` is "
-        "the fastest policy.",
+        "distance / characters. The network loses characters of a line that is padded far beyond its end, so that bins "
+        "raise the accuracy, too. One line alone takes less time than its share of a batch on this CPU, so that "
+        "`serial` is the fastest policy.",
     ),
     Section("LazyBatching of texts", "lazy_texts", "The small translator on the CPU, decode step by decode step."),
 )
