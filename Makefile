@@ -54,6 +54,7 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.lazy_live
 	$(BIN)/python -m benchmarks.lazy_texts
 	$(BIN)/python -m benchmarks.text_live
+	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
 bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)

@@ -20,23 +20,43 @@ class Tensor:
         datatype: a datatype of the Open Inference Protocol, such as FP32. NumPy has no BF16: such tensors are float32
             arrays, rounded to bfloat16. BYTES are object arrays of bytes.
         shape: without the batch dimension; -1 for a dimension that differs between samples.
+        pad: of an input with exactly one dimension -1: the value with which the samples of a batch are padded at the
+            end of that dimension, to the longest of them. None: only samples of equal shapes share a batch.
     """
 
     datatype: str
     shape: tuple[int, ...]
+    pad: bool | float | bytes | None
 
-    def __init__(self, datatype: str, shape: Sequence[int] = ()) -> None:
+    def __init__(self, datatype: str, shape: Sequence[int] = (), pad: bool | float | bytes | None = None) -> None:
         """Describe a tensor.
 
         Raises:
-            ValueError: there is no such datatype, or a dimension is neither positive nor -1.
+            ValueError: there is no such datatype, a dimension is neither positive nor -1, or the padding is not a value
+                of the datatype or not for exactly one dimension -1.
         """
         if datatype not in DATATYPES:
             raise ValueError(f"datatype {datatype!r} is not one of {', '.join(sorted(DATATYPES))}")
         if any(type(size) is not int or (size < 1 and size != -1) for size in shape):
             raise ValueError(f"shape {shape!r} is not a list of positive integers, or -1 for dimensions that vary")
+        if pad is not None and tuple(shape).count(-1) != 1:
+            raise ValueError(f"shape {shape!r} has pad={pad!r}; padding needs exactly one dimension -1")
+        if pad is not None and not _is_value(pad, datatype):
+            raise ValueError(f"pad={pad!r} is not a value of {datatype}")
         object.__setattr__(self, "datatype", datatype)
         object.__setattr__(self, "shape", tuple(shape))
+        object.__setattr__(self, "pad", pad)
+
+
+def _is_value(value: object, datatype: str) -> bool:
+    """Whether a Python value can be an element of a tensor."""
+    if datatype in ("BOOL", "BYTES"):
+        return type(value) is (bool if datatype == "BOOL" else bytes)
+    if not datatype.startswith(("INT", "UINT")):
+        return type(value) in (int, float)
+    bits = int(datatype.lstrip("UINT"))
+    least, most = (0, 2**bits) if datatype[0] == "U" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return type(value) is int and least <= value < most
 
 
 class Model:
@@ -51,12 +71,15 @@ class Model:
         outputs: by name.
         max_batch_size: largest batch; None for no limit of the model's own.
         torch: whether `run` takes and returns torch tensors on the device in place of NumPy arrays.
+        lengths: with padded inputs, the lengths at which profile-model measures service times, ascending. The length of
+            a sample is the size of the dimension -1 of the first padded input. The last one bounds all padded inputs.
     """
 
     inputs: ClassVar[Mapping[str, Tensor]]
     outputs: ClassVar[Mapping[str, Tensor]]
     max_batch_size: ClassVar[int | None] = None
     torch: ClassVar[bool] = False
+    lengths: ClassVar[Sequence[int]] = ()
 
     def load(self, device: str) -> None:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
@@ -66,7 +89,10 @@ class Model:
         raise NotImplementedError
 
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """Return typical samples, arrays by input name each, for warm-up and profiling; none: random ones are used."""
+        """Return typical samples, arrays by input name each, for warm-up and profiling; none: random ones are used.
+
+        Padded inputs are cut, or repeated, to the length that is measured.
+        """
         return ()
 
     def decode(self, body: bytes, content_type: str) -> Mapping[str, Any]:

@@ -89,12 +89,13 @@ def generate_load(
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Distribution of request sizes, in tokens for a text model, in s with --simulate longest: "
+            help="Distribution of request sizes, in tokens for a text model, in elements of the padded dimension for "
+            "a model with lengths, in s with --simulate longest: "
             f"{SIZES_USAGE}."
         ),
     ] = None,
     size_scale: Annotated[
-        float, typer.Option(help="With --sizes: factor on the sizes; token counts are rounded up.")
+        float, typer.Option(help="With --sizes: factor on the sizes; they are rounded up, except in s.")
     ] = 1.0,
     bin_error: Annotated[
         float,
@@ -170,7 +171,8 @@ def generate_load(
             "--policy is for --simulate; a server has its own, and --compare SPEC swaps it": is_live and bool(policy),
             "--policy and --compare exclude each other; leave one out": bool(policy and compare),
             "--stages is for --simulate; a server has its own": is_live and stages is not None,
-            "--sizes is for texts; leave out --image and --pixels": sizes is not None and (pixels or image is not None),
+            "--sizes excludes --image and --pixels; leave them out": sizes is not None
+            and (pixels or image is not None),
             "--bin-error and --size-scale are for --sizes; leave them out": sizes is None
             and (bin_error, size_scale) != (0, 1),
             f"--size-scale is {size_scale:g}; give a number above 0": not _is_positive(size_scale),

@@ -31,7 +31,7 @@ class LoadTarget:
         pixels: whether to send raw pixels by the Open Inference Protocol instead of an image.
         give_up_after: time-out of a request, s.
         key: API key; None for a server without keys.
-        lengths: lengths of the texts to send in order, tokens; None sends texts of one length.
+        lengths: lengths of the samples to send in order, such as tokens of texts; None sends samples of one length.
         sample: file with the sample to send as tensors; None sends an image, a text or synthetic samples, as the model
             takes.
     """
@@ -75,9 +75,7 @@ class LoadTarget:
             raise SpecError(f"{model.name} takes {model.input_names()}, no image; leave out --image")
         if takes_texts(model):
             return text_content(model, self.lengths)
-        if self.lengths is not None:
-            raise SpecError(f"{model.name} takes no text, and only texts have sizes; leave out --sizes")
-        return tensor_content(model, None)
+        return tensor_content(model, lengths=self.lengths)
 
     def share(self, first: int, step: int) -> "LoadTarget":
         """The target of a process that sends only every `step`-th request, from the `first` on."""

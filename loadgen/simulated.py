@@ -77,7 +77,7 @@ class Simulation:
         devices: list[DeviceModel] = [SimulatedDevice(each.profile, each.profile.service_time) for each in chosen]
         requests = _requests(chosen[0], instants, self.model)
         if self.sizes is not None:
-            devices = [SimulatedTextDevice(self.profile)]
+            devices = [SimulatedDeviceOfLengths(self.profile)]
             requests = _requests_of_sizes(chosen[0], instants, self.model, self.sizes)
         stations = [
             Station(_batcher(each, self.model), device.service_time, device.energy)
@@ -173,7 +173,7 @@ class SimulatedDevice:
 
 
 @dataclass(frozen=True)
-class SimulatedTextDevice:
+class SimulatedDeviceOfLengths:
     """A device for requests of different lengths, which are their payload.
 
     A batch runs until its longest request is complete, or by decode steps.
@@ -207,7 +207,7 @@ def _requests(chosen: Chosen, instants: Instants, model: str) -> list[Request]:
 
 
 def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: RequestSizes) -> list[Request]:
-    """Requests with their lengths as payload and number of decode steps; the bin follows from the service time."""
+    """Requests with their lengths as payload; the bin follows from the service time."""
     rng = np.random.default_rng([sizes.seed, 3])
     requests = []
     for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):
@@ -215,11 +215,12 @@ def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: Re
         kind = chosen.kind(model, alone)
         if chosen.bins is not None:
             kind = mispredicted(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
-        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=ceil(length), payload=length))
+        steps = ceil(length) if chosen.profile.has_decode_steps else 1
+        requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=steps, payload=length))
     return requests
 
 
 def _batcher(chosen: Chosen, model: str) -> Batcher:
     policy, monitor = combine({model: chosen}) if chosen.bins is not None else (chosen.policy, chosen.monitor)
-    largest, stepwise = chosen.profile.max_batch_size, (model,) if chosen.profile.varies_by_length else ()
+    largest, stepwise = chosen.profile.max_batch_size, (model,) if chosen.profile.has_decode_steps else ()
     return Batcher(policy, {model: largest}, monitor, stepwise)

@@ -203,14 +203,21 @@ def rule_of(name: str) -> Rule:
     return rule
 
 
-def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | None = None, texts: bool = False) -> None:
+def check_spec(
+    text: str,
+    max_batch_size: int,
+    defaults: Mapping[str, str] | None = None,
+    has_lengths: bool = False,
+    has_decode_steps: bool = True,
+) -> None:
     """Check a spec as far as possible without a measured profile.
 
     Args:
         text: the spec.
         max_batch_size: largest batch.
         defaults: values for keys that the spec leaves open.
-        texts: whether the model is one of texts, whose service time varies by length.
+        has_lengths: whether the model's service time varies by length.
+        has_decode_steps: whether these lengths count decode steps.
 
     Raises:
         SpecError: the spec cannot be used.
@@ -223,12 +230,13 @@ def check_spec(text: str, max_batch_size: int, defaults: Mapping[str, str] | Non
         return
     any_times = tuple(float(b) for b in range(1, max_batch_size + 1))
     profile = Profile("unmeasured", any_times)
-    if texts:
-        profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in any_times))
+    if has_lengths:
+        rows = tuple((t,) for t in any_times)
+        profile = replace(profile, lengths=(1,), length_service_times=rows, generates=has_decode_steps)
     built = rule.build(spec, profile)
     if isinstance(built, BinnedPolicy):
         _check_inner(spec, built)
-        check_spec(built.inner, built.batch_size, defaults, texts)
+        check_spec(built.inner, built.batch_size, defaults, has_lengths, has_decode_steps)
     else:
         _chosen(spec, profile, built)
 

@@ -1,4 +1,4 @@
-"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b and, for texts, by length.
+"""Profiles: service time l(b) and energy zeta(b) of a model on a device, by batch size b and, where known, by length.
 
 A profile is a JSON file ("batchwright.profile/1"). A `Profile` is dense: one value for each size 1..max_batch_size.
 """
@@ -99,8 +99,8 @@ class Profile:
         cost_unit: unit of the energies: J, or another cost of a batch such as money (journal, remark 2).
         stage_service_times: l of each stage, s; index [b - 1][stage].
         lengths: request lengths at which service times are known, ascending; None if the service time does not depend
-            on lengths. A length is a number of generated tokens (or time steps), or of prompt tokens if the model
-            generates none.
+            on lengths. A length is a number of generated tokens (or time steps). If the model generates none, it is
+            that of the input: a number of prompt tokens, or the size of the dimension that is padded.
         length_service_times: l of a batch by the length of its longest request, s; index [b - 1][index of the length].
         generates: whether lengths count generated tokens, one per decode step.
     """
@@ -345,11 +345,14 @@ class Profile:
     def min_service_time(self, batch_size: int, first: int = 0) -> float:
         """Return the least remaining service time of a batch from stage `first` on, s.
 
-        With lengths it is that of one decode step, since any request may finish with the next one.
+        With decode steps it is that of one, since any request may finish with the next one. With other lengths it is
+        that of the least length.
         """
         batch_size = min(batch_size, self.max_batch_size)
-        if not self.varies_by_length:
+        if self.lengths is None:
             return self.launch_time(batch_size, first)
+        if not self.generates:
+            return self.service_time(batch_size, self.lengths[0])
         return self.decode_step_time(batch_size, 0 if first else batch_size)
 
     def expected_service_time(self, batch_size: int, first: int = 0, last: int | None = None) -> float:

@@ -38,6 +38,7 @@ from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import CountingMeter, meter_for
+from server.models.model import ServedModel
 from server.models.sources import ModelSource, source_of
 from server.models.weights import check_weights
 
@@ -151,22 +152,23 @@ def _make_job(
     check_weights(weights)
     model, _, spec = model.partition("=")
     source = source_of(spec or model)
-    samples = None if sample is None else [source.read_sample(sample)]
+    if sample is not None:
+        source.read_sample(sample)  # fails before the model is loaded
     if device.startswith("emulated:"):
         profile = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
         known = profile.stages if profile.stage_service_times else None
-        job = _emulated_job(model, source, profile if stages in (None, known) else profile.in_stages(stages), samples)
+        job = _emulated_job(model, source, profile if stages in (None, known) else profile.in_stages(stages), sample)
     else:
         with Console(stderr=True).status(f"loading {model}"):
-            job = _torch_job(model, source, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages, samples)
+            job = _torch_job(model, source, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages, sample)
     return replace(job, stages=stages)
 
 
-def _emulated_job(model: str, source: ModelSource, profile: Profile, samples: Sequence[Any] | None) -> _ProfilingJob:
-    meter, served = CountingMeter(), source.emulate(model, profile.max_batch_size)
+def _emulated_job(model: str, source: ModelSource, profile: Profile, sample: Path | None) -> _ProfilingJob:
+    meter, served = CountingMeter(), _with_sample(source, source.emulate(model, profile.max_batch_size), sample)
     profile = profile.truncated(served.max_batch_size)
     executor = ThreadExecutor(EmulatedDevice({model: profile}, meter, {model: served.codec}))
-    subject = make_subject(executor, served, meter, samples)
+    subject = replace(make_subject(executor, served, meter), by_length=None)  # its times are those of the profile
     name, device = f"{model}-emulated-{profile.name}", f"emulated:{profile.name}"
     return _ProfilingJob(executor, subject, name, device, _versions(), profile.max_batch_size)
 
@@ -178,7 +180,7 @@ def _torch_job(
     weights: str,
     max_batch_size: int,
     stages: int | None,
-    samples: Sequence[Any] | None,
+    sample: Path | None,
 ) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
     from server.backends.loading import make_device
@@ -189,6 +191,7 @@ def _torch_job(
     source.check(model, weights, stages)
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
     served, net = source.load(model, weights, max_batch_size, stages or 1)
+    served = _with_sample(source, served, sample)
     models = make_device([(served, net)], place)
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
@@ -197,9 +200,13 @@ def _torch_job(
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.CacheKey(model, device_name, max_batch_size, setting)
-    subject = make_subject(executor, served, meter_for(str(place)), samples)
+    subject = make_subject(executor, served, meter_for(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
     return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
+
+
+def _with_sample(source: ModelSource, model: ServedModel[Any], sample: Path | None) -> ServedModel[Any]:
+    return model if sample is None else source.with_sample(model, sample)
 
 
 def _versions() -> str:
@@ -217,7 +224,7 @@ def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | 
             repeats = QUICK_REPEATS if plans.quick else _STAGE_REPEATS
             staged = profile.in_stages(job.stages)
             profile = asyncio.run(with_stages(staged, subject, job.quick_plan().sizes, repeats, phase("stages")))
-        if subject.texts is not None:
+        if subject.by_length is not None:
             sizes, repeats = power_of_two_sizes(job.max_batch_size), 1 if plans.quick else _LENGTH_REPEATS
             profile = asyncio.run(with_lengths(profile, subject, sizes, repeats, phase("lengths")))
         if plans.energy_time == 0:

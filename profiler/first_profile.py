@@ -3,12 +3,11 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, s
         staged = profile.in_stages(stages)
         progress = _Progress(f"{model}, by stage")
         profile = asyncio.run(with_stages(staged, subject, plan.sizes, QUICK_REPEATS, progress))
-    if subject.texts is not None:
+    if subject.by_length is not None:
         sizes = power_of_two_sizes(key.max_batch_size)
         profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))
     _log.info("%s: profiled in %.1f s", model, monotonic() - began)
@@ -153,20 +152,14 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     return cache.CacheKey(model, device_name, largest, about)
 
 
-def make_subject(
-    executor: Executor, model: ServedModel, meter: EnergyMeter, samples: Sequence[Any] | None = None
-) -> Subject:
-    """A served model on a device with this meter.
+def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
+    """A served model on a device with this meter, with its synthetic samples.
 
-    Args:
-        executor: runs the model.
-        model: the model.
-        meter: the device's meter.
-        samples: decoded inputs; None for synthetic ones. Of a model whose inputs vary in shape only those with the
-            shape of the first are used, since samples of different shapes share no batch.
+    Of a model whose inputs vary in shape only those with the shape of the first are used, since samples of different
+    shapes share no batch.
     """
     codec, shape = model.codec, ""
-    samples = samples or codec.synthetic_samples(16, np.random.default_rng(1))
+    samples = codec.synthetic_samples(16, np.random.default_rng(1))
     if codec.varies_in_shape:
         shape = codec.shape_of(samples[0])
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]

@@ -1,4 +1,4 @@
-"""Service times of a text model by batch size and length; all texts of a measured batch have one length."""
+"""Service times by batch size and length; all samples of a measured batch have one length."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from profiler.batch_load import make_batch
 from profiler.measure import OnProgress, Subject
 from server.backends.executor import Batch
 
-_TEXTS = 16  # synthetic samples per length
+_SAMPLES = 16  # synthetic samples per length
 _MAX_REPEAT_FACTOR = 5
 
 
@@ -24,28 +24,28 @@ async def with_lengths(
     lengths, which take less time and vary more, are repeated up to five times as often.
 
     Args:
-        profile: profile of texts of the middle length, which its note then states.
-        subject: the model under measurement, with its text codec.
+        profile: profile of samples of the middle length, which its note then states.
+        subject: the model under measurement, whose codec has lengths.
         sizes: batch sizes, ascending from 1 to the profile's largest; other sizes are interpolated.
         repeats: number of repeats of the longest length.
         on_progress: called with the share of the work done.
     """
-    codec = subject.texts
+    codec = subject.by_length
     assert codec is not None
     rng = np.random.default_rng(0)
-    texts = {length: codec.synthetic_samples(_TEXTS, rng, length) for length in codec.lengths}
-    seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, texts)}
+    samples = {length: codec.synthetic_samples(_SAMPLES, rng, length) for length in codec.lengths}
+    seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, samples)}
     visits = [visit for visit in seen for _ in range(repeats * min(_MAX_REPEAT_FACTOR, codec.lengths[-1] // visit[1]))]
     for done, at in enumerate(rng.permutation(len(visits)).tolist(), 1):
         size, length = visits[at]
-        completion = await subject.executor.run(Batch(subject.model, make_batch(texts[length], size)))
+        completion = await subject.executor.run(Batch(subject.model, make_batch(samples[length], size)))
         seen[size, length].append(completion.finished - completion.started)
         on_progress(done / len(visits))
-    columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in texts]
+    columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in samples]
     return replace(
         profile,
-        note=f"{profile.note}; service_time_s is of texts of {codec.synthetic_length_note}",
-        lengths=tuple(texts),
+        note=f"{profile.note}; service_time_s is of samples of {codec.synthetic_length_note}",
+        lengths=tuple(samples),
         length_service_times=tuple(zip(*columns, strict=True)),
         generates=codec.generates,
     )

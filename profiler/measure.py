@@ -41,7 +41,7 @@ class Subject:
         samples: decoded inputs, used in rotation.
         meter: read before and after each batch if it counts single batches. A sensor's steps are too long for that:
             see profiler/energy_sweep.py.
-        texts: the text codec of a text model, whose service time depends on length.
+        by_length: the model's codec if its service time depends on length; else None.
         shape: shape of the samples of a model whose inputs vary in shape; else empty.
     """
 
@@ -49,7 +49,7 @@ class Subject:
     model: str
     samples: Sequence[Any]
     meter: EnergyMeter
-    texts: Codec | None = None
+    by_length: Codec | None = None
     shape: str = ""
 
 

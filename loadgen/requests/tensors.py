@@ -1,6 +1,6 @@
 """Requests to a model of named tensors: synthetic samples, or one from a file, as binary tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
 from loadgen.client import JSON_LENGTH, RequestContent
 from loadgen.requests.metadata import ModelMetadata, TensorMetadata
@@ -15,7 +16,7 @@ from policies.sample_file import read_sample
 from policies.types import SpecError
 
 SAMPLES = 4  # synthetic samples, sent in turn
-VARYING = 16  # size of a dimension that varies, in synthetic samples
+VARYING = 16  # size of a dimension that varies, in synthetic samples of a model without lengths
 _DTYPES: Mapping[str, np.dtype[Any]] = {  # of the protocol's datatypes; BF16 is float32 until it is sent
     "BOOL": np.dtype("?"),
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
@@ -24,39 +25,88 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {  # of the protocol's datatypes; BF16 is
     "BF16": np.dtype("<f4"),
     "BYTES": np.dtype(object),
 }
+_OUTPUTS: Mapping[str, Any] = {"parameters": {"binary_data_output": True}}
 
 
-def tensor_content(model: ModelMetadata, sample: Path | None) -> RequestContent:
+class _Bounds(BaseModel):
+    max_length: int
+
+
+def tensor_content(
+    model: ModelMetadata, sample: Path | None = None, lengths: Sequence[int] | None = None
+) -> RequestContent:
     """Send samples by the Open Inference Protocol; the outputs come back as binary tensors.
 
     Args:
         model: the model's metadata.
         sample: file with the sample to send; None sends `SAMPLES` synthetic ones in turn.
+        lengths: length of each request in order, for synthetic samples; None sends half the model's largest length.
 
     Raises:
-        SpecError: the file cannot be read, its sample does not fit the model, or a datatype is unknown.
+        SpecError: the file cannot be read, its sample does not fit the model, a datatype is unknown, or a length is
+            above the model's largest.
     """
     for tensor in model.inputs:
         if tensor.datatype not in _DTYPES:
             raise SpecError(f"{model.name} takes {tensor}; generate-load sends only {', '.join(_DTYPES)}")
+    longest = _max_length(model)
+    if lengths is not None:
+        if longest is None:
+            raise SpecError(f"{model.name} has samples of one size; leave out --sizes")
+        if max(lengths) > longest:
+            raise SpecError(
+                f"--sizes has {max(lengths)}, the longest sample of {model.name} is {longest}; lower --size-scale"
+            )
+        return _content_of_lengths(model, lengths)
     if sample is None:
-        rng = np.random.default_rng(0)
-        samples = [{tensor.name: _synthetic(tensor, rng) for tensor in model.inputs} for _ in range(SAMPLES)]
+        rng, size = np.random.default_rng(0), longest and (longest + 1) // 2
+        samples = [
+            {tensor.name: _synthetic(tensor, rng, size or VARYING) for tensor in model.inputs} for _ in range(SAMPLES)
+        ]
     else:
         samples = [
             read_sample(sample, {each.name: (_DTYPES[each.datatype], each.sample_shape) for each in model.inputs})
         ]
-    outputs = {"parameters": {"binary_data_output": True}}
-    bodies = [tensor_body([(tensor, each[tensor.name]) for tensor in model.inputs], outputs) for each in samples]
+    bodies = [tensor_body([(tensor, each[tensor.name]) for tensor in model.inputs], _OUTPUTS) for each in samples]
     return RequestContent(model.infer_path, cycle([body for _, body in bodies]), tensor_headers(bodies[0][0]))
 
 
-def tensor_body(sample: Iterable[tuple[TensorMetadata, NDArray[Any]]], more: Mapping[str, Any]) -> tuple[int, bytes]:
+def _max_length(model: ModelMetadata) -> int | None:
+    """The largest length of a model whose samples differ in length; None for others."""
+    try:
+        return _Bounds.model_validate(model.parameters).max_length
+    except ValidationError:
+        return None
+
+
+def _content_of_lengths(model: ModelMetadata, lengths: Sequence[int]) -> RequestContent:
+    """Parts of one synthetic sample; the JSON documents of all bodies are filled with spaces to the longest."""
+    rng = np.random.default_rng(0)
+    longest = {tensor.name: _synthetic(tensor, rng, max(lengths)) for tensor in model.inputs}
+
+    def body(length: int, document: int = 0) -> tuple[int, bytes]:
+        parts = [(tensor, _cut(longest[tensor.name], tensor, length)) for tensor in model.inputs]
+        return tensor_body(parts, _OUTPUTS, document)
+
+    document, _ = body(max(lengths))
+    bodies = (body(length, document)[1] for length in lengths)
+    return RequestContent(model.infer_path, bodies, tensor_headers(document))
+
+
+def _cut(array: NDArray[Any], tensor: TensorMetadata, length: int) -> NDArray[Any]:
+    """The array with the dimensions that vary cut to a length."""
+    return array[tuple(slice(length) if size == -1 else slice(None) for size in tensor.sample_shape)]
+
+
+def tensor_body(
+    sample: Iterable[tuple[TensorMetadata, NDArray[Any]]], more: Mapping[str, Any], min_document: int = 0
+) -> tuple[int, bytes]:
     """Make the body of an inference call with one sample.
 
     Args:
         sample: the inputs, each with its array without the batch dimension.
         more: further members of the JSON document.
+        min_document: length to which the JSON document is filled with spaces.
 
     Returns:
         The length of the JSON document, and the body: the document, followed by the tensors.
@@ -67,7 +117,7 @@ def tensor_body(sample: Iterable[tuple[TensorMetadata, NDArray[Any]]], more: Map
         entry = {"name": tensor.name, "datatype": tensor.datatype, "shape": [1, *array.shape]}
         entries.append(entry | {"parameters": {"binary_data_size": len(data)}})
         tensors.append(data)
-    document = orjson.dumps({"inputs": entries, **more})
+    document = orjson.dumps({"inputs": entries, **more}).ljust(min_document)
     return len(document), b"".join((document, *tensors))
 
 
@@ -76,9 +126,9 @@ def tensor_headers(length: int) -> dict[str, str]:
     return {JSON_LENGTH: str(length), "Content-Type": "application/octet-stream"}
 
 
-def _synthetic(tensor: TensorMetadata, rng: np.random.Generator) -> NDArray[Any]:
+def _synthetic(tensor: TensorMetadata, rng: np.random.Generator, varying: int = VARYING) -> NDArray[Any]:
     """Random values; texts have two digits, so that the bodies of all samples have one length."""
-    shape = tuple(VARYING if size == -1 else size for size in tensor.sample_shape)
+    shape = tuple(varying if size == -1 else size for size in tensor.sample_shape)
     dtype = _DTYPES[tensor.datatype]
     if dtype.kind == "f":
         return rng.normal(size=shape).astype(dtype)

@@ -202,7 +202,8 @@ def parse_problem(
         largest = known.max_batch_size
         if not known.varies_by_length:
             raise SpecError(
-                f"profile {profile!r} has no service times by length: profile a text model, or give {LONGEST_REQUEST!r}"
+                f"profile {profile!r} has no service times by length: profile a model with lengths, or give "
+                f"{LONGEST_REQUEST!r}"
             )
     if largest < 1 or seed < 0:
         raise SpecError(f"--max-batch-size {largest} and --seed {seed}: give at least 1, and at least 0")

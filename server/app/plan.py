@@ -220,7 +220,7 @@ def _check_stages(settings: Settings) -> None:
         source = source_of(spec)
         if source.splits:
             raise SpecError(f"policy {_spec(settings, model)!r} decides between stages; give --stages K, such as 4")
-        if not source.has_lengths:
+        if not source.has_decode_steps:
             raise SpecError(
                 f"policy {_spec(settings, model)!r} decides between stages, but {model} has none; give another"
             )
@@ -232,8 +232,8 @@ def _in_device_stages(settings: Settings, model: str, profile: Profile, emulated
         return profile if profile.stages == emulated.stages else profile.in_stages(emulated.stages)
     if source_of(settings.specs[model]).has_lengths and not profile.varies_by_length:
         raise SpecError(
-            f"profile {profile.name!r} has no service times by length, which the text model {model} needs; measure one "
-            "with profile-model"
+            f"profile {profile.name!r} has no service times by length, which {model} needs; measure one with "
+            "profile-model"
         )
     if profile.stages != (settings.stages or 1):
         raise SpecError(
@@ -293,8 +293,8 @@ def _choices(settings: Settings, profiles: Mapping[str, Profile], errors: _Error
 def _choice(settings: Settings, model: str, profile: Profile | None) -> Chosen | None:
     if profile is not None:
         return policy_of(settings, model, profile)
-    largest, texts = _max_batch_size(settings, model, None), source_of(settings.specs[model]).has_lengths
-    check_spec(_spec(settings, model), largest, _defaults(settings, model), texts)
+    largest, source = _max_batch_size(settings, model, None), source_of(settings.specs[model])
+    check_spec(_spec(settings, model), largest, _defaults(settings, model), source.has_lengths, source.has_decode_steps)
     return None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchwright.model import Model
+from batchwright.model import Model, Tensor
 from server.backends.executor import Batch
 from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import BadInputError, DeviceLostError, ModelError, OutOfMemoryError
@@ -55,7 +55,10 @@ class TensorDevice:
             ModelError: the outputs do not fit the signature, or are not a number.
             Exception: whatever the model raises.
         """
-        inputs = {spec.name: _stack(spec, batch.inputs) for spec in self._signature.inputs}
+        inputs = {
+            name: _stack([sample[name] for sample in batch.inputs], tensor)
+            for name, tensor in self._model.inputs.items()
+        }
         try:
             return self._serve(inputs, len(batch.inputs))
         except (OutOfMemoryError, DeviceLostError):
@@ -92,9 +95,14 @@ class TensorDevice:
             return {name: _to_array(value) for name, value in outputs.items()}
 
 
-def _stack(spec: TensorSpec, samples: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
-    """The samples of one input as a new array [n, ...]."""
-    return np.stack([sample[spec.name] for sample in samples])
+def _stack(samples: Sequence[NDArray[Any]], tensor: Tensor) -> NDArray[Any]:
+    """The samples of one input as a new array [n, ...], padded at the end to the longest if the input is padded."""
+    if tensor.pad is None:
+        return np.stack(samples)
+    batch = np.full((len(samples), *np.max([sample.shape for sample in samples], axis=0)), tensor.pad, samples[0].dtype)
+    for row, sample in zip(batch, samples, strict=True):
+        row[tuple(map(slice, sample.shape))] = sample
+    return batch
 
 
 def _is_finite(array: NDArray[Any]) -> bool:

@@ -32,11 +32,13 @@ class ModelSource(ABC):
         spec: SPEC of NAME=SPEC.
         splits: whether the network can be split into stages.
         has_lengths: whether service times depend on the lengths of the samples.
+        has_decode_steps: whether policies may decide between decode steps.
         max_batch_size: largest batch of the model itself; None for no limit.
     """
 
     splits = False
     has_lengths = False
+    has_decode_steps = False
     max_batch_size: int | None = None
 
     def __init__(self, spec: str) -> None:
@@ -107,6 +109,7 @@ class TextSource(ModelSource):
     """A text model of transformers: a folder, a configuration, or a built-in one."""
 
     has_lengths = True
+    has_decode_steps = True  # of a classifier only the loaded model tells that it has none
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Check transformers, the folder and the options."""
@@ -188,7 +191,7 @@ class TensorSource(ModelSource):
         """A model for its signature, and for decoding and rendering."""
         if self._known is None:
             self._known = self._spare = self.make()
-            self.max_batch_size = self._known.max_batch_size
+            self.max_batch_size, self.has_lengths = self._known.max_batch_size, bool(self._known.lengths)
         return self._known
 
     def _served(self, name: str, max_batch_size: int, weights: str, platform: str, model: Model) -> ServedModel:

@@ -98,7 +98,7 @@ class Dispatcher:
         self._retiring: Counter[str] = Counter()  # revisions that still have calls, by model
         policy, monitor = combine(self.chosen, self._by_shape)
         largest = {model: choice.profile.max_batch_size for model, choice in chosen.items()}
-        iterating = [model for model, choice in chosen.items() if choice.profile.varies_by_length]
+        iterating = [model for model, choice in chosen.items() if choice.profile.has_decode_steps]
         self._batcher = Batcher(policy, largest, monitor, iterating)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._next_step_by = inf  # latest instant at which the loop should decide again

@@ -1,9 +1,9 @@
 """Expected service times and energies of the device, from the current profiles.
 
-The service time of images depends only on the batch size and the stages, so that the least, expected and greatest times
-differ only for texts. The length of a generated text is known only when it ends. Its least service time, one decode
-step, decides what is rejected or dropped. Its greatest service time, that of its maximum length, bounds the batch
-timeout.
+Where the profile has no lengths, the service time depends only on the batch size and the stages, so that the least,
+expected and greatest times are the same. The length of a generated text is known only when it ends. The least service
+time, one decode step or that of the least length, decides what is rejected or dropped. The greatest service time, that
+of the maximum length, bounds the batch timeout.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,8 +62,8 @@ class Forecast:
     def is_backlogged(self, model: str, more: int, backlog: float) -> bool:
         """Whether there is more work than a policy waits for to fill a batch.
 
-        Since the least service time of texts understates their work, more requests than a full batch for each bin
-        count as a backlog, too.
+        Since the least service time of a model with lengths understates its work, more requests than a full batch for
+        each bin count as a backlog, too.
 
         Args:
             model: the model of the additional requests.

@@ -102,7 +102,7 @@ def test_an_image_is_sent_to_a_server_without_metadata() -> None:
         (Stub(models=None), {"sample": Path("x.json")}, "has no metadata of its model"),
         (Stub(metadata=VECTOR), {"pixels": True}, r"tiny takes x as FP32 \[-1, 4\], not UINT8"),
         (Stub(metadata=VECTOR), {"image": Path("x.jpg")}, r"takes x as FP32 \[-1, 4\], no image; leave out --image"),
-        (Stub(metadata=VECTOR), {"lengths": [1]}, "takes no text, .*leave out --sizes"),
+        (Stub(metadata=VECTOR), {"lengths": [1]}, "has samples of one size; leave out --sizes"),
         (Stub(metadata=VECTOR), {"sample": Path("x.txt")}, "unknown type of the sample 'x.txt'"),
     ],
 )

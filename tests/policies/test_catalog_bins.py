@@ -93,7 +93,7 @@ def test_no_table_by_queue_length_describes_bins() -> None:
     "text", ["multi-bin:3", "multi-bin:3,inner=smdp:w2=2", "multi-bin:3,inner=joining", "joining:4"]
 )
 def test_a_spec_for_texts_can_be_checked_without_a_profile(text: str) -> None:
-    check_spec(text, 8, texts=True)
+    check_spec(text, 8, has_lengths=True)
     with pytest.raises(SpecError, match="cannot be used within"):
         check_spec("multi-bin:3,inner=catch-up:slo_ms=5", 8)
 

@@ -40,14 +40,14 @@ def test_the_example_is_a_spec_of_the_rule_and_can_be_checked(rule: Rule) -> Non
     assert CATALOG[rule.name] is rule
     assert parse_spec(rule.example).name == rule.name
     assert by_stages(rule.example) == rule.needs_stages
-    check_spec(rule.example, 8, texts=rule.needs_lengths)
+    check_spec(rule.example, 8, has_lengths=rule.needs_lengths)
 
 
 @EVERY_RULE
 def test_a_rule_decides_within_bins_or_is_an_error_there(rule: Rule) -> None:
     spec = f"multi-bin:2,inner={rule.example}"
     if rule.per_bin:
-        check_spec(spec, 8, texts=rule.needs_lengths)
+        check_spec(spec, 8, has_lengths=rule.needs_lengths)
     else:
         with pytest.raises(SpecError, match="cannot be used within a bin"):
             check_spec(spec, 8)

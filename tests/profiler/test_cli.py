@@ -102,7 +102,7 @@ def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:
     assert (profile["model"], profile["length"]) == ("words", [1, 4, 8])
     assert [len(row) for row in profile["length_service_time_s"]] == [3, 3, 3]
     assert profile["length_service_time_s"][0][2] > profile["length_service_time_s"][0][0], "eight tokens, and one"
-    assert "service_time_s is of texts of 4 generated tokens after a prompt of 8" in profile["note"]
+    assert "service_time_s is of samples of 4 generated tokens after a prompt of 8" in profile["note"]
     (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
     assert json.loads(cached.read_text()) == profile
 

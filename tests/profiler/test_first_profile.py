@@ -101,11 +101,6 @@ def test_samples_of_one_shape_are_measured_and_the_note_names_it() -> None:
     assert "; samples of shape 3; " in profile.note
 
 
-def test_the_samples_given_are_measured() -> None:
-    subject = make_subject(KnownExecutor(), emulated_model("net", 4), NoMeter(), ["a", "b"])
-    assert (subject.samples, subject.shape) == (["a", "b"], "")
-
-
 def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = KnownExecutor()
     subject = make_subject(executor, emulated_model("net", 4), NoMeter())

@@ -2,9 +2,11 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batchwright import Model, Tensor
 from policies.profile import parse_profile
 from profiler.cache import CacheKey, load_cached_profile
 from profiler.first_profile import first_profile, make_subject
@@ -12,6 +14,7 @@ from profiler.lengths import power_of_two_sizes
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
+from server.models.tensors.codec import TensorCodec
 from server.models.texts.codec import TextCodec
 from server.models.texts.samples import TextSample
 from tests.profiler.test_first_profile import completed
@@ -26,7 +29,8 @@ class Known:
         return completed(batch.inputs, 2.0 + len(batch.inputs) * max(map(self._length, batch.inputs)))
 
     @staticmethod
-    def _length(text: TextSample) -> int:
+    def _length(text: Any) -> int:
+        assert isinstance(text, TextSample)
         assert text.ignore_eos == bool(text.max_new_tokens), "generation must not end early"
         return text.max_new_tokens or len(text.tokens)
 
@@ -46,8 +50,34 @@ def test_the_profile_of_a_text_model_has_times_by_length(
         assert profile.service_time(size, 16) == pytest.approx(2.0 + size * 16)
         assert profile.service_time(size, 30) == pytest.approx(2.0 + size * 30), "between two measured lengths"
     expected = "20 generated tokens after a prompt of 16" if generates else "20 tokens"
-    assert f"service_time_s is of texts of {expected}" in profile.note
+    assert f"service_time_s is of samples of {expected}" in profile.note
     assert load_cached_profile(key) == profile == parse_profile(profile.to_json(), "its own")
+
+
+class Padded(Model):
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"y": Tensor("FP32")}
+    lengths = [4, 10, 40]
+
+
+def test_the_profile_of_a_padded_model_has_times_by_its_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KnownByArray(Known):
+        @staticmethod
+        def _length(sample: Any) -> int:
+            return len(sample["x"])
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model: ServedModel = ServedModel("m", TensorCodec(Padded()), (), "m.py", 6)
+    key = CacheKey("m", "Some CPU", 6, "fp32")
+    profile = first_profile(make_subject(KnownByArray(), model, NoMeter()), 6, key, autotunes=False)
+    assert (profile.lengths, profile.has_decode_steps) == ((4, 10, 40), False)
+    for size in range(1, 7):
+        assert profile.service_time(size) == 2.0 + size * 10, "the middle length"
+        assert profile.service_time(size, 25) == pytest.approx(2.0 + size * 25), "between two measured lengths"
+        assert profile.min_service_time(size) == profile.service_time(size, 4)
+    assert "service_time_s is of samples of length 10" in profile.note
 
 
 def test_measuring_by_length_logs_its_progress(

@@ -48,5 +48,6 @@ def running_example(name: str, tmp_path: Path) -> Iterator[Example]:
         patch.chdir(ROOT)
         if "python" in commands:
             subprocess.run([sys.executable, *commands["python"][1:]], check=True, timeout=60)
-        with serving(*commands["serve-model"][1:], "--device", "cpu", "--policy", "timeout:2") as server:
+        policy = () if "--policy" in commands["serve-model"] else ("--policy", "timeout:2")
+        with serving(*commands["serve-model"][1:], "--device", "cpu", *policy) as server:
             yield Example(server, commands["curl"])

@@ -13,19 +13,21 @@ from numpy.typing import NDArray
 
 from batchwright.model import Model
 from batchwright.model import Tensor as TensorType
+from policies.profile import Profile
 from policies.sample_file import checked_array
 from policies.types import SpecError
 from server.errors import BadInputError, ModelError, one_line, quote
 from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
-from server.models.model import Codec, Inputs
+from server.models.model import Codec, Inputs, SizePredictor
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
 from server.models.tensors.data import from_binary, from_json
+from server.models.tensors.size_predictor import LengthPredictor
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
 
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
-_VARYING = 16  # size of a dimension that varies, in synthetic samples
+_VARYING = 16  # size of a dimension that varies, in synthetic samples of a model without lengths
 _LARGEST_INTEGER = 100  # in synthetic samples
 
 
@@ -41,6 +43,7 @@ class TensorCodec(Codec):
         self.model = model
         self._signature = Signature(_specs(model.inputs), _specs(model.outputs))
         self._samples = samples
+        self._axes = {name: each.shape.index(-1) for name, each in model.inputs.items() if each.pad is not None}
         own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
         self._decodes, self._renders = "decode" in own, "render" in own
 
@@ -63,13 +66,14 @@ class TensorCodec(Codec):
             wanted = ", ".join(self.model.inputs)
             raise BadInputError(f'the body is {quote(document)}; send {{"inputs": {{...}}}} with {wanted}')
         sample = {spec.name: _from_lists(spec, values[spec.name]) for spec in self._signature.inputs}
+        self._check_length(sample)
         return Inputs(1, lambda: [sample])
 
     def _decode(self, body: bytes, content_type: str) -> list[Sample]:
         """Decode a body by the model's own function, on a thread of the pool.
 
         Raises:
-            BadInputError: the function raised ValueError.
+            BadInputError: the function raised ValueError, or the sample is too long.
             ModelError: it raised anything else, or returned what does not fit the model's inputs.
         """
         try:
@@ -78,17 +82,21 @@ class TensorCodec(Codec):
             raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
         except BaseException as error:
             raise ModelError(f"decode of the model failed with {type(error).__name__}") from error
-        return [check_sample(decoded, self._signature, "decode")]
+        sample = check_sample(decoded, self._signature, "decode")
+        self._check_length(sample)
+        return [sample]
 
     def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
         (first, *_rest) = tensors.values()
         if first.datatype == RAW:
             assert isinstance(first.data, list)
-            array = _from_raw(self._signature.inputs[0], first.data[0])
-            return Inputs(1, lambda: [{first.name: array}])
+            sample = {first.name: _from_raw(self._signature.inputs[0], first.data[0])}
+            self._check_length(sample)
+            return Inputs(1, lambda: [sample])
         arrays = {tensor.name: _as_array(tensor.data, tensor.shape) for tensor in tensors.values()}
         count = first.shape[0]
+        self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
 
         def read() -> list[Sample]:
             return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
@@ -97,12 +105,52 @@ class TensorCodec(Codec):
 
     @property
     def varies_in_shape(self) -> bool:
-        """Whether a dimension of an input varies."""
-        return not self._signature.has_fixed_shapes
+        """Whether a dimension of an input that is not padded varies."""
+        return any(-1 in spec.sample_shape and spec.name not in self._axes for spec in self._signature.inputs)
 
     def shape_of(self, sample: Sample) -> str:
-        """The shapes of the sample's inputs."""
-        return ",".join("x".join(map(str, sample[name].shape)) for name in self.model.inputs)
+        """The shapes of the sample's inputs that are not padded."""
+        return ",".join("x".join(map(str, sample[name].shape)) for name in self.model.inputs if name not in self._axes)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The model's own."""
+        return tuple(self.model.lengths)
+
+    @property
+    def _middle_length(self) -> int:
+        return self.lengths[len(self.lengths) // 2] if self.lengths else _VARYING
+
+    @property
+    def synthetic_length_note(self) -> str:
+        """The middle one of the model's lengths."""
+        return f"length {self._middle_length}"
+
+    def length_of(self, sample: Sample) -> int:
+        """The length of a sample of a model with lengths."""
+        name, axis = next(iter(self._axes.items()))
+        return int(sample[name].shape[axis])
+
+    def make_size_predictor(self, profile: Profile, _guess: str) -> SizePredictor | None:
+        """Predict by the profile and the length; None if the model or the profile has no lengths."""
+        return LengthPredictor(self.length_of, profile) if self.lengths and profile.varies_by_length else None
+
+    def metadata_parameters(self) -> dict[str, Any]:
+        """The largest length."""
+        return {"max_length": self.lengths[-1]} if self.lengths else {}
+
+    def _check_length(self, sample: Sample) -> None:
+        """Check the lengths of the padded inputs.
+
+        Raises:
+            BadInputError: one is over the largest length.
+        """
+        for name, axis in self._axes.items():
+            if sample[name].shape[axis] > self.lengths[-1]:
+                raise BadInputError(
+                    f"input {name} has the length {sample[name].shape[axis]}, over the maximum {self.lengths[-1]}; "
+                    "send a shorter one"
+                )
 
     @property
     def renders_by_user_code(self) -> bool:
@@ -149,11 +197,21 @@ class TensorCodec(Codec):
             checksum = zlib.crc32(content, checksum)
         return {spec.name: _synthetic_output(spec, checksum) for spec in self._signature.outputs}
 
-    def synthetic_samples(self, count: int, rng: np.random.Generator, _: int | None = None) -> list[Any]:
-        """The samples given, repeated, or random ones, in which dimensions that vary have the size 16."""
-        if self._samples:
-            return [self._samples[index % len(self._samples)] for index in range(count)]
-        return [{spec.name: _random(spec, rng, _VARYING) for spec in self._signature.inputs} for _ in range(count)]
+    def synthetic_samples(self, count: int, rng: np.random.Generator, length: int | None = None) -> list[Any]:
+        """The samples given, with padded inputs cut or repeated to the length, or random ones.
+
+        Dimensions that vary have the length as their size; by default it is the middle one of the model's, or 16.
+        """
+        length = length or self._middle_length
+        if not self._samples:
+            return [{spec.name: _random(spec, rng, length) for spec in self._signature.inputs} for _ in range(count)]
+        return [self._resized(self._samples[index % len(self._samples)], length) for index in range(count)]
+
+    def _resized(self, sample: Sample, length: int) -> Sample:
+        return {
+            name: array.take(range(length), self._axes[name], mode="wrap") if name in self._axes else array
+            for name, array in sample.items()
+        }
 
     def form(self) -> Form:
         """A field for each input, or a file for the model's own `decode`; the examples are random."""
@@ -161,7 +219,8 @@ class TensorCodec(Codec):
         if self._decodes:
             return Form((FormField("sample", "file", "for the model's own decode", "sample.bin"),), outputs=outputs)
         rng = np.random.default_rng(0)
-        return Form(tuple(_form_field(spec, rng) for spec in self._signature.inputs), "inputs", outputs)
+        fields = tuple(_form_field(spec, rng, self._middle_length) for spec in self._signature.inputs)
+        return Form(fields, "inputs", outputs)
 
 
 def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
@@ -281,20 +340,20 @@ def _random(spec: TensorSpec, rng: np.random.Generator, varying: int) -> NDArray
     return texts
 
 
-def _form_field(spec: TensorSpec, rng: np.random.Generator) -> FormField:
+def _form_field(spec: TensorSpec, rng: np.random.Generator, varying: int) -> FormField:
     """The field of an input, with a random example; a large one is a short value, since bodies are limited."""
     note = f"{spec.datatype} {[*spec.sample_shape]}"
-    shape = tuple(_VARYING if size == -1 else size for size in spec.sample_shape)
+    shape = tuple(varying if size == -1 else size for size in spec.sample_shape)
     if math.prod(shape) > MAX_EXAMPLE:
         return FormField(spec.name, "json", note, {"BOOL": "true", "BYTES": '"1"'}.get(spec.datatype, "1"), shape)
     if all(size == 1 for size in spec.sample_shape) and spec.datatype != "BOOL":
-        value = _example(TensorSpec(spec.name, {spec.datatype: ()}), rng)
+        value = _example(TensorSpec(spec.name, {spec.datatype: ()}), rng, varying)
         control: Literal["text", "number"] = "text" if spec.datatype == "BYTES" else "number"
         return FormField(spec.name, control, note, str(value), shape)
-    return FormField(spec.name, "json", note, json.dumps(_example(spec, rng)))
+    return FormField(spec.name, "json", note, json.dumps(_example(spec, rng, varying)))
 
 
-def _example(spec: TensorSpec, rng: np.random.Generator) -> Any:
+def _example(spec: TensorSpec, rng: np.random.Generator, varying: int) -> Any:
     """A random value of an input, as nested lists; numbers have two decimal places."""
-    array = _random(spec, rng, _VARYING)
+    array = _random(spec, rng, varying)
     return _to_lists(spec, array.astype(float).round(2) if array.dtype.kind == "f" else array)

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -149,6 +149,7 @@ def _check_signature(model: type[Model], where: str) -> None:
         valid = isinstance(tensors, Mapping) and tensors and all(type(key) is str and key for key in tensors)
         if not valid or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # type: ignore[union-attr]
             raise SpecError(f'{where} needs `{direction}`, such as {{"x": Tensor("FP32", [4])}}, not {tensors!r:.80}')
+    _check_lengths(model, where)
     largest = model.max_batch_size
     if largest is not None and (type(largest) is not int or largest < 1):
         raise SpecError(f"{where}: max_batch_size is {largest!r}; give an integer of at least 1, or None")
@@ -156,3 +157,26 @@ def _check_signature(model: type[Model], where: str) -> None:
         raise SpecError(f"{where}: torch has no tensors of BYTES; leave `torch = True` out, or take numbers")
     if model.run is Model.run:
         raise SpecError(f"{where} has no method `run`; write run(self, {', '.join(model.inputs)})")
+
+
+def _check_lengths(model: type[Model], where: str) -> None:
+    """Check that padded inputs and `lengths` are declared together."""
+    lengths: object = model.lengths  # whatever the user wrote
+    padded = [name for name, tensor in model.inputs.items() if tensor.pad is not None]
+    for name, tensor in model.outputs.items():
+        if tensor.pad is not None:
+            raise SpecError(f"{where}: output {name} has pad={tensor.pad!r}, which is for inputs; leave it out")
+    if not isinstance(lengths, Sequence) or any(type(n) is not int or n < 1 for n in lengths):
+        raise SpecError(f"{where}: lengths is {lengths!r:.80}; give a list of integers of at least 1")
+    if sorted(set(lengths)) != list(lengths):
+        raise SpecError(f"{where}: lengths is {lengths!r:.80}; let it ascend")
+    if padded and not lengths:
+        raise SpecError(
+            f"{where} pads input {padded[0]} and has no `lengths`; give the lengths to measure, such as "
+            "lengths = [64, 256, 1024]"
+        )
+    if lengths and not padded:
+        raise SpecError(
+            f"{where} has `lengths` and no padded input; give an input a pad, such as "
+            'Tensor("FP32", [3, 48, -1], pad=0.0), or leave `lengths` out'
+        )

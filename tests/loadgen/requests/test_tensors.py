@@ -69,3 +69,28 @@ def test_a_sample_that_does_not_fit_is_an_error_with_both_shapes(tmp_path: Path)
 def test_a_datatype_of_another_server_is_an_error() -> None:
     with pytest.raises(SpecError, match=r"a b takes x as FP8 \[-1, 4\]; generate-load sends only BOOL, "):
         tensor_content(model(x=("FP8", [4])), None)
+
+
+def with_max_length(longest: int) -> ModelMetadata:
+    described = model(x=("FP32", [2, -1]), mask=("BOOL", [-1]), k=("INT32", []))
+    return described.model_copy(update={"parameters": {"weights": "m.py", "max_length": longest}})
+
+
+def test_samples_of_given_lengths_share_one_header() -> None:
+    described, lengths = with_max_length(1600), [7, 1600, 1, 123]
+    for call, length in zip(calls(described, tensor_content(described, lengths=lengths), 4), lengths, strict=True):
+        assert call.tensors["x"].shape == (1, 2, length)
+        assert call.tensors["mask"].shape == (1, length)
+        assert call.tensors["k"].shape == (1,)
+
+
+def test_without_sizes_a_model_with_lengths_gets_half_its_largest() -> None:
+    (call,) = calls(with_max_length(101), tensor_content(with_max_length(101)), 1)
+    assert call.tensors["x"].shape == (1, 2, 51)
+
+
+def test_sizes_that_the_model_does_not_take_are_errors() -> None:
+    with pytest.raises(SpecError, match="--sizes has 21, the longest sample of a b is 20; lower --size-scale"):
+        tensor_content(with_max_length(20), lengths=[3, 21])
+    with pytest.raises(SpecError, match="a b has samples of one size; leave out --sizes"):
+        tensor_content(model(x=("FP32", [-1])), lengths=[3])

@@ -105,11 +105,11 @@ def test_the_rows_of_a_trace_keep_their_lengths(shell: Shell, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("metadata", "arguments", "message"),
     [
-        (METADATA, ["--sizes", "uniform:1:2"], "takes no text, .*leave out --sizes"),
+        (METADATA, ["--sizes", "uniform:1:2"], "has samples of one size; leave out --sizes"),
         (GENERATOR, ["--sizes", "uniform:40:50"], r"has \d\d tokens, the limit of tiny is 32; lower --size-scale"),
         (CLASSIFIER, ["--sizes", "uniform:70:80"], r"has \d\d tokens, the limit of tiny is 64; lower --size-scale"),
         (GENERATOR, ["--pixels"], "not UINT8 .*leave out --pixels"),
-        (GENERATOR, ["--pixels", "--sizes", "uniform:1:2"], "--sizes is for texts"),
+        (GENERATOR, ["--pixels", "--sizes", "uniform:1:2"], "--sizes excludes --image and --pixels"),
         (GENERATOR, ["--size-scale", "2"], "are for --sizes"),
         (GENERATOR, ["--sizes", "uniform:1:2", "--size-scale", "0"], "--size-scale is 0; give a number above 0"),
         (GENERATOR, ["--sizes", "uniform:1:2", "--bin-error", "0.1"], "--bin-error is for --simulate"),

@@ -17,6 +17,7 @@ from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
 from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
 from server.models.model import ServedModel
+from server.models.signature import DTYPES
 from server.models.signature import Tensor as TensorData
 from server.models.tensors.codec import TensorCodec
 
@@ -64,6 +65,27 @@ def test_each_sample_gets_its_row_of_every_output() -> None:
     outputs = device_of(Echo).serve(batch(1, 2, 3))
     assert [output["y"].tolist() for output in outputs] == [[2, 2], [4, 4], [6, 6]]
     assert [int(output["n"]) for output in outputs] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("datatype", "pad"), [("FP32", 0.5), ("INT64", -1), ("BYTES", b"pad")])
+def test_samples_of_different_lengths_are_padded_at_the_end_to_the_longest(datatype: str, pad: Any) -> None:
+    class Padded(Model):
+        inputs = {"x": Tensor(datatype, [-1, 2], pad=pad), "k": Tensor("INT32")}
+        outputs = {"x": Tensor(datatype, [-1, 2])}
+        lengths = [2, 8]
+
+        def run(self, x: Any, k: Any) -> Mapping[str, Any]:
+            assert k.tolist() == [3, 1]
+            return {"x": x}
+
+    longer, shorter = np.full((3, 2), 7, dtype=DTYPES[datatype]), np.full((1, 2), 8, dtype=DTYPES[datatype])
+    samples = [{"x": longer, "k": np.int32(3)}, {"x": shorter, "k": np.int32(1)}]
+    if datatype == "BYTES":
+        longer[:], shorter[:] = b"7", b"8"
+    first, second = device_of(Padded).serve(Batch("m", samples))
+    np.testing.assert_array_equal(first["x"], longer)
+    assert second["x"].tolist() == [*shorter.tolist(), [pad, pad], [pad, pad]]
+    assert shorter.shape == (1, 2), "the sample itself is unchanged"
 
 
 def test_texts_without_dimensions_are_arrays_of_bytes() -> None:

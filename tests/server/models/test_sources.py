@@ -26,6 +26,15 @@ class Mine(Model):
         return {"y": x}
 """
 
+PADDED = """
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"y": Tensor("FP32", [-1])}
+    lengths = [4, 16]
+    def run(self, x):
+        return {"y": x}
+"""
+
 
 class Net(torch.nn.Module):
     def __init__(self) -> None:
@@ -76,6 +85,13 @@ def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
     assert source.load("m", "pretrained", 4, 1)[0].max_batch_size == 4
 
 
+def test_only_a_model_with_padded_inputs_has_lengths(tmp_path: Path) -> None:
+    for name, code, expected in (("mine.py", VALID, False), ("padded.py", PADDED, True)):
+        source = source_of(f"{python_file(tmp_path, code, name)}:Mine")
+        source.check("m", "pretrained", None)
+        assert (source.has_lengths, source.has_decode_steps) == (expected, False)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -91,6 +107,24 @@ def test_a_class_is_served_with_its_own_largest_batch(tmp_path: Path) -> None:
         ('Tensor("FLOAT", [1])\n', "line 2: ValueError: datatype 'FLOAT' is not one of BF16,"),
         ('Tensor("FP32", [0])\n', "line 2: ValueError: shape [0] is not"),
         (VALID.replace("= 8", "= 0"), "max_batch_size is 0"),
+        (
+            VALID.replace("[2]", "[2], pad=0.0", 1),
+            r"line 4: ValueError: shape [2] has pad=0.0; padding needs exactly one",
+        ),
+        (VALID.replace("[2]", "[-1, -1], pad=0.0", 1), "padding needs exactly one dimension -1"),
+        (VALID.replace("[2]", "[-1], pad='x'", 1), "pad='x' is not a value of FP32"),
+        (
+            PADDED.replace("    lengths = [4, 16]\n", ""),
+            "pads input x and has no `lengths`; give the lengths to measure",
+        ),
+        (PADDED.replace("[4, 16]", "[16, 4]"), "lengths is [16, 4]; let it ascend"),
+        (PADDED.replace("[4, 16]", "[0, 4]"), "lengths is [0, 4]; give a list of integers of at least 1"),
+        (PADDED.replace("[4, 16]", "4"), "lengths is 4; give a list of integers"),
+        (VALID.replace("= 8", "= 8\n    lengths = [4]"), "has `lengths` and no padded input; give an input a pad"),
+        (
+            PADDED.replace('"y": Tensor("FP32", [-1]', '"y": Tensor("FP32", [-1], pad=0.0'),
+            "output y has pad=0.0, which is",
+        ),
         (VALID.replace('{"x": Tensor("FP32", [2])}', '{"x": Tensor("BYTES")}', 1) + "    torch = True\n", "BYTES"),
         (VALID.replace("def run(self, x)", "def walk(self, x)"), "has no method `run`; write run(self, x)"),
         (VALID + "    def __init__(self):\n        raise KeyError('no')\n", "line 10: KeyError: 'no'"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from batchwright import Model, Tensor
+from policies.profile import Profile
 from server.api.open_inference.protocol import parse_infer
 from server.errors import BadInputError, ModelError
 from server.models.tensors.codec import TensorCodec, check_sample
@@ -37,6 +38,16 @@ class Two(Model):
 class Varying(Model):
     inputs = {"a": Tensor("INT64", [-1]), "b": Tensor("FP32", [2, -1])}
     outputs = {"y": Tensor("FP32", [-1])}
+
+
+class Padded(Model):
+    inputs = {"x": Tensor("FP32", [2, -1], pad=0.0), "mask": Tensor("BOOL", [-1], pad=False), "k": Tensor("INT32")}
+    outputs = {"y": Tensor("FP32", [2])}
+    lengths = [4, 6, 20]
+
+
+class PaddedAndVarying(Padded):
+    inputs = {"x": Tensor("FP32", [2, -1], pad=0.0), "other": Tensor("INT64", [-1])}
 
 
 class One(Model):
@@ -216,3 +227,72 @@ def test_given_samples_replace_the_synthetic_ones() -> None:
     sample = {"x": np.ones((2, 3), np.float32), "tag": np.array(b"t", object)}
     codec = TensorCodec(Two(), [sample])
     assert codec.synthetic_samples(2, np.random.default_rng(0)) == [sample, sample]
+
+
+def padded_sample(length: int) -> dict[str, Any]:
+    return {
+        "x": np.arange(2 * length, dtype=np.float32).reshape(2, length),
+        "mask": np.ones(length, bool),
+        "k": np.int32(1),
+    }
+
+
+def test_padded_inputs_do_not_make_a_shape() -> None:
+    assert not TensorCodec(Padded()).varies_in_shape
+    mixed = TensorCodec(PaddedAndVarying())
+    assert mixed.varies_in_shape
+    assert mixed.shape_of({"x": np.zeros((2, 9)), "other": np.zeros(3)}) == "3"
+
+
+def test_synthetic_samples_of_a_padded_model_have_one_of_its_lengths() -> None:
+    codec, rng = TensorCodec(Padded()), np.random.default_rng(0)
+    assert (codec.lengths, codec.synthetic_length_note) == ((4, 6, 20), "length 6")
+    for length, expected in ((None, 6), (20, 20)):
+        for sample in codec.synthetic_samples(2, rng, length):
+            assert (sample["x"].shape, sample["mask"].shape) == ((2, expected), (expected,))
+            assert codec.length_of(sample) == expected
+
+
+def test_given_samples_of_a_padded_model_are_cut_or_repeated() -> None:
+    codec, rng = TensorCodec(Padded(), [padded_sample(3), padded_sample(9)]), np.random.default_rng(0)
+    short, long = codec.synthetic_samples(2, rng, 4)
+    assert short["x"].tolist() == [[0, 1, 2, 0], [3, 4, 5, 3]]
+    assert long["x"].tolist() == [[0, 1, 2, 3], [9, 10, 11, 12]]
+    assert codec.synthetic_samples(1, rng)[0]["x"].shape == (2, 6)
+
+
+def test_the_size_of_a_request_is_the_profiles_service_time_at_its_length() -> None:
+    profile = Profile("p", (1.0,), lengths=(4, 20), length_service_times=((0.4, 2.0),), generates=False)
+    predictor = TensorCodec(Padded()).make_size_predictor(profile, "limit")
+    assert predictor is not None
+    assert [predictor.predict(padded_sample(n)) for n in (4, 12, 20)] == pytest.approx([0.4, 1.2, 2.0])
+    assert TensorCodec(Padded()).make_size_predictor(profile.without_lengths(), "limit") is None
+    assert TensorCodec(Two()).make_size_predictor(profile, "limit") is None
+
+
+def test_a_sample_over_the_largest_length_is_rejected_in_every_form() -> None:
+    class Decoding(Padded):
+        def decode(self, body: bytes, _: str) -> Mapping[str, Any]:
+            return padded_sample(int(body))
+
+    class Raw(Padded):
+        inputs = {"x": Tensor("UINT8", [-1], pad=0)}
+
+    def lists(length: int) -> Any:
+        return {"inputs": {"x": [[0.0] * length] * 2, "mask": [True] * length, "k": 1}}
+
+    def call(name: str, datatype: str, shape: list[int], codec: TensorCodec) -> Any:
+        document = {"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": [0] * int(np.prod(shape))}]}
+        return codec.from_tensors(parse_infer(json.dumps(document).encode(), None, codec.signature(0), 8).tensors, {})
+
+    assert TensorCodec(Padded()).metadata_parameters() == {"max_length": 20}
+    assert read(TensorCodec(Padded()), lists(20))["x"].shape == (2, 20)
+    assert read(TensorCodec(Decoding()), b"20")["x"].shape == (2, 20)
+    assert call("x", "UINT8", [2, 20], TensorCodec(Raw())).count == 2
+    for too_long in (
+        lambda: read(TensorCodec(Padded()), lists(21)),
+        lambda: read(TensorCodec(Decoding()), b"21"),
+        lambda: call("x", "UINT8", [2, 21], TensorCodec(Raw())),
+    ):
+        with pytest.raises(BadInputError, match="input x has the length 21, over the maximum 20; send a shorter one"):
+            too_long()
