@@ -24,6 +24,7 @@ from server.energy.meters import EnergyMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.sources import source_of
+from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
 
@@ -81,10 +82,7 @@ class FirstProfiles:
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
         """
-        from server.backends import torch_device
-
-        place, _ = torch_device.resolve_device(settings.device)
-        key, tunes = _key(settings, model.name, model.max_batch_size), torch_device.autotunes(place, model)
+        key, tunes = _key(settings, model.name, model.max_batch_size), _autotunes(settings, model)
         try:
             return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
         except OutOfMemoryError as error:
@@ -94,11 +92,26 @@ class FirstProfiles:
             ) from error
 
 
-def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
-    from server.backends import torch_device  # torch takes seconds to import, and an emulated device needs none of it
+def _autotunes(settings: Settings, model: ServedModel) -> bool:
+    if is_upstream(settings.device):
+        return False
+    from server.backends import torch_device
 
-    place, device_name = torch_device.resolve_device(settings.device)
-    device_about = torch_device.device_settings(place, stages=settings.stages)
+    return torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
+
+
+def _device(settings: Settings) -> tuple[str, str]:
+    """The name of the device, and its settings that change service times."""
+    if is_upstream(settings.device):
+        return settings.device, ""
+    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
+
+    place, name = torch_device.resolve_device(settings.device)
+    return name, torch_device.device_settings(place, stages=settings.stages)
+
+
+def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
+    device_name, device_about = _device(settings)
     model_about = source_of(settings.specs[model]).settings(model)
     sample = by_model(settings.sample, settings.specs).get(model)
     sample_about = "" if sample is None else f"sample {hashlib.sha256(Path(sample).read_bytes()).hexdigest()[:12]}"

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +19,16 @@ from policies.profile import Profile
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.application import create_app
-from server.app.plan import DevicePlan, ServerPlan
+from server.app.plan import DevicePlan, ServerPlan, meter_of
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
+from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
+from server.backends.warm_up import warm_up_and_fit
 from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, LastReading, meter_for
 from server.models.model import ServedModel
-from server.models.sources import source_of
+from server.models.sources import LoadedModel, source_of
+from server.models.upstream_spec import is_upstream
 from server.scheduling.admission import Limits
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
@@ -112,7 +115,7 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     dispatcher.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
-    metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
+    metrics.watch_device(name, lambda: dispatcher.up)
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher
 
@@ -148,10 +151,12 @@ def _backends(plan: ServerPlan, profile_source: ProfileSource) -> list[_Backend]
     backends: list[_Backend] = []
     names = Counter[str]()
     for device in plan.devices:
-        if device.emulated is None:
-            backend = _real_backend(device, profile_source)
-        else:
+        if device.emulated is not None:
             backend = _emulated_backend(device, device.emulated)
+        elif is_upstream(device.settings.device):
+            backend = _upstream_backend(device, profile_source)
+        else:
+            backend = _real_backend(device, profile_source)
         executor = backend.executor
         names[executor.name] += 1
         if names[executor.name] > 1:
@@ -169,6 +174,18 @@ def _emulated_backend(plan: DevicePlan, profile: Profile) -> _Backend:
     return _Backend(served, ThreadExecutor(device, settings.device), meter, plan.profiles)
 
 
+def _upstream_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
+    settings = plan.settings
+    loaded = [
+        source_of(spec).load(name, settings.of(name).weights, plan.max_batch_size(name), 1)
+        for name, spec in settings.specs.items()
+    ]
+    models = _sampled(loaded, settings)
+    executor = UpstreamExecutor(UpstreamDevice(models), settings.device)
+    meter = meter_for(meter_of(settings))
+    return _profiled(plan, models, executor, meter, profile_source, dict.fromkeys(settings.specs, False))
+
+
 def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     # imported late, since torch takes seconds to import and an emulated device does not need it
     from server.backends import loading, torch_device
@@ -178,19 +195,40 @@ def _real_backend(plan: DevicePlan, profile_source: ProfileSource) -> _Backend:
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
     weights = {model: settings.of(model).weights for model in settings.specs}
     loaded = loading.load_models(settings.specs, weights, largest, settings.stages or 1)
-    for name, file in by_model(settings.sample, settings.specs).items():
-        sampled = source_of(settings.specs[name]).with_sample
-        loaded = [(sampled(m, Path(file)) if m.name == name else m, runnable) for m, runnable in loaded]
-    models = loading.make_device(loaded, device)
-    executor = ThreadExecutor(models, device_name)
-    executor.call(models.load).result()
-    meter, profiles = meter_for(str(device)), dict(plan.profiles)
+    models = _sampled(loaded, settings)
+    devices = loading.make_device([(m, runnable) for m, (_, runnable) in zip(models, loaded, strict=True)], device)
+    executor = ThreadExecutor(devices, device_name)
+    executor.call(devices.load).result()
+    autotunes = {model.name: torch_device.autotunes(device, model) for model in models}
+    return _profiled(plan, models, executor, meter_for(str(device)), profile_source, autotunes)
+
+
+def _sampled(loaded: Sequence[LoadedModel], settings: Settings) -> list[ServedModel]:
+    """The models with the samples that the settings give them."""
+    files = by_model(settings.sample, settings.specs)
+    return [
+        source_of(settings.specs[model.name]).with_sample(model, Path(files[model.name]))
+        if model.name in files
+        else model
+        for model, _ in loaded
+    ]
+
+
+def _profiled(
+    plan: DevicePlan,
+    models: Sequence[ServedModel],
+    executor: ThreadExecutor,
+    meter: EnergyMeter,
+    profile_source: ProfileSource,
+    autotunes: Mapping[str, bool],
+) -> _Backend:
+    """The backend with all models profiled and warmed up; `autotunes`: whether a size's first batch is slow."""
+    settings, profiles = plan.settings, dict(plan.profiles)
     served: dict[str, ServedModel] = {}
-    for model, _ in loaded:
-        autotunes = torch_device.autotunes(device, model)
+    for model in models:
         if model.name not in profiles:
             profiles[model.name] = profile_source.cached_or_measured(settings, model, executor, meter)
-        warmed = torch_device.warm_up_and_fit(executor, model, profiles[model.name], autotunes)
+        warmed = warm_up_and_fit(executor, model, profiles[model.name], autotunes[model.name])
         profiles[model.name] = profile = model.codec.complete_profile(warmed)
         predictor = model.codec.make_size_predictor(profile, settings.guess)
         served[model.name] = replace(_labelled(model, settings), size_predictor=predictor)
