@@ -59,6 +59,11 @@ class UpstreamDevice:
         for model in self._models.values():
             model.abort()
 
+    def close(self) -> None:
+        """Close the connections."""
+        for model in self._models.values():
+            model.close()
+
 
 class UpstreamExecutor(ThreadExecutor):
     """An Executor for another server, which may be unavailable for some time."""
@@ -76,6 +81,11 @@ class UpstreamExecutor(ThreadExecutor):
         """
         self._upstream.abort()
         raise DeviceUnavailableError(str(error)) from error
+
+    def close(self) -> None:
+        """End the thread after the batch that is running, and close the connections."""
+        super().close()
+        self._upstream.close()
 
     async def check(self) -> None:
         """Ask the server whether all its models are ready.

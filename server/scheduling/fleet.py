@@ -225,9 +225,9 @@ class Fleet:
                 _log.critical("no device of %s works; its calls are rejected", model)
             self._retired.difference_update(resumed)
             self._update_serving()
-        _log.critical(
-            "%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in self._serving)
-        )
+        if self._serving:
+            names = ", ".join(dispatcher.device for dispatcher in self._serving)
+            _log.critical("%d calls move to the remaining devices: %s", len(calls), names)
         for call in calls:
             if call.losses < _MAX_LOSSES and self._serving_of[call.model]:
                 self._least_delay(call.model, call.missing).enqueue(call)

@@ -142,6 +142,10 @@ class UpstreamModel(Model):
         """Let the call that another thread is making fail."""
         self._connection.abort()
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def _outputs(self, response: Response) -> dict[str, NDArray[Any]]:
         body = response.body
         try:
