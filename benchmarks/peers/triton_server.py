@@ -1,7 +1,8 @@
 """Triton, as nvidia-pytriton starts it, with a model whose batch takes the time of an accelerator's.
 
 Run by an interpreter that has nvidia-pytriton. SERVICE_TIMES in the environment is l(b), s, from b = 1, as JSON. The
-model doubles its input x, FP32 [4], and adds 1.
+model doubles its input x, FP32 [4], and adds 1. It is served as `plain`, without dynamic batching, and as `delay_D` for
+each maximum queue delay of D ms.
 """
 
 import argparse
@@ -20,10 +21,8 @@ _WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up
 
 @batch
 def double(x: np.ndarray) -> dict[str, np.ndarray]:
-    """Take the service time of the batch; NaN is refused."""
+    """Take the service time of the batch."""
     end = time.monotonic() + TIMES[len(x) - 1]
-    if np.isnan(x).any():
-        raise ValueError("NaN")
     while (left := end - time.monotonic()) > 0:
         time.sleep(max(0.0, left - _WAKE_UP))
     return {"y": 2 * x + 1}
@@ -34,11 +33,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ports", type=int, nargs=3, required=True, help="HTTP, gRPC, metrics")
     parser.add_argument("--workspace", required=True, help="a folder that does not exist yet")
-    parser.add_argument("--delay-ms", type=float, help="maximum queue delay of dynamic batching; off without it")
+    parser.add_argument("--delays-ms", type=int, nargs="+", required=True, help="maximum queue delays")
     chosen = parser.parse_args()
     http, grpc, metrics = chosen.ports
-    delay = chosen.delay_ms
-    batcher = None if delay is None else DynamicBatcher(max_queue_delay_microseconds=int(1e3 * delay))
+    batchers = {f"delay_{ms}": DynamicBatcher(max_queue_delay_microseconds=1000 * ms) for ms in chosen.delays_ms}
     config = TritonConfig(
         http_address="127.0.0.1",
         grpc_address="127.0.0.1",
@@ -50,13 +48,14 @@ def main() -> None:
     )
     open_to_all = TritonSecurityConfig(restricted_endpoints=[])
     with Triton(config=config, workspace=chosen.workspace, security_config=open_to_all) as triton:
-        triton.bind(
-            model_name="double",
-            infer_func=double,
-            inputs=[Tensor(name="x", dtype=np.float32, shape=(4,))],
-            outputs=[Tensor(name="y", dtype=np.float32, shape=(4,))],
-            config=ModelConfig(max_batch_size=len(TIMES), batcher=batcher),
-        )
+        for name, batcher in {"plain": None, **batchers}.items():
+            triton.bind(
+                model_name=name,
+                infer_func=double,
+                inputs=[Tensor(name="x", dtype=np.float32, shape=(4,))],
+                outputs=[Tensor(name="y", dtype=np.float32, shape=(4,))],
+                config=ModelConfig(max_batch_size=len(TIMES), batcher=batcher),
+            )
         triton.serve()
 
 

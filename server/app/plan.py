@@ -150,7 +150,7 @@ def _check_devices(settings: Settings) -> None:
     """Check the devices, and the models that a real device or another server needs."""
     all_devices = settings.by_device()
     upstreams = [one for one in all_devices if is_upstream(one.device)]
-    devices = [one for one in all_devices if one not in upstreams]
+    devices = [one for one in all_devices if not is_upstream(one.device)]
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(

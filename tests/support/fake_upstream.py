@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ class FakeUpstream:
         config: of its models; None: it has no such route.
         ready: status of the readiness route.
         reply: answers a call; it may block.
+        tls: of a server that speaks TLS.
         connections: number of connections so far.
         batches: sizes of the calls' batches.
     """
@@ -68,6 +70,7 @@ class FakeUpstream:
     config: Any = field(default_factory=lambda: {"max_batch_size": 8})
     ready: int = 200
     reply: Callable[[Inference], Reply] = Inference.echo
+    tls: ssl.SSLContext | None = None
     connections: int = 0
     batches: list[int] = field(default_factory=list)
     port: int = 0
@@ -76,7 +79,7 @@ class FakeUpstream:
 
     @property
     def spec(self) -> str:
-        return f"oip:http://127.0.0.1:{self.port}/echo"
+        return f"oip:http{'' if self.tls is None else 's'}://127.0.0.1:{self.port}/echo"
 
     @property
     def device(self) -> str:
@@ -91,6 +94,8 @@ class FakeUpstream:
 
         server = self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         server.daemon_threads, server.block_on_close = True, False
+        if self.tls is not None:
+            server.socket = self.tls.wrap_socket(server.socket, server_side=True)
         self.port = server.server_port
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 

@@ -2,8 +2,10 @@
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from server.errors import BadInputError, DeviceUnavailableError, ModelError
 from server.models.sources import source_of
 from server.models.tensors.upstream_source import UpstreamModel
 from server.models.upstream_spec import upstreams_of
+from tests.server.transport.test_tls import certificate
 from tests.support.fake_upstream import LENGTH, FakeUpstream, Inference, error, metadata, upstream
 
 SAMPLES = [{"x": np.array([n, n + 0.5], np.float32)} for n in range(3)]
@@ -95,6 +98,21 @@ def test_a_large_batch_is_sent_whole_in_parts() -> None:
         samples = [{"x": rng.normal(size=300_000).astype(np.float32)} for _ in range(20)]
         outputs = model_of(fake).infer(samples)
     np.testing.assert_array_equal(outputs["out_x"], np.stack([sample["x"] for sample in samples]))
+
+
+def test_a_server_that_speaks_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = certificate(tmp_path, "upstream")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with upstream(tls=tls) as fake:
+        with pytest.raises(SpecError, match="CERTIFICATE_VERIFY_FAILED"):
+            model_of(fake)
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        model = model_of(fake)
+        model.check_ready()
+        assert model.infer(SAMPLES)["out_x"].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
+        fake.drop_connections()
+        assert len(model.infer(SAMPLES)["out_x"]) == 3
 
 
 def test_signature_and_largest_batch_are_those_of_the_server(fake: FakeUpstream) -> None:
