@@ -36,7 +36,6 @@ from benchmarks.support import harness
 _TIMES = [8e-3 + 1.6e-3 * b for b in range(1, 33)]  # l(b), s
 _LOAD = 0.7
 _DELAYS = (0, 5)  # ms
-MODELS = ("plain", *(f"delay_{ms}" for ms in _DELAYS))
 _ROUNDS, _DURATION = 3, 14.0  # s
 _CALLS = 300
 _KILLS, _DOWN = 3, 2.0  # s until Triton is started again
@@ -60,11 +59,12 @@ class Triton:
         self._segments = set(_SEGMENTS.glob("pytrtion*"))
         self.url = f"http://127.0.0.1:{self._ports[0]}"
 
-    def start(self, wait_for: Sequence[str] = MODELS) -> None:
-        """Start it, and wait until these models are ready."""
+    def start(self, delays: Sequence[int] = _DELAYS) -> None:
+        """Start it with `plain` and a model for each delay, ms, and wait until all are ready."""
         script = Path(__file__).parent / "peers" / "triton_server.py"
+        names = ["plain", *(f"delay_{ms}" for ms in delays)]
         self._starts += 1
-        line = [self._python, str(script), "--ports", *map(str, self._ports), "--delays-ms", *map(str, _DELAYS)]
+        line = [self._python, str(script), "--ports", *map(str, self._ports), "--delays-ms", *map(str, delays)]
         with (self._folder / "triton.log").open("a") as log:
             self._process = subprocess.Popen(
                 [*line, "--workspace", str(self._folder / f"workspace-{self._starts}")],
@@ -74,7 +74,7 @@ class Triton:
                 start_new_session=True,
             )
         try:
-            harness.wait_until(lambda: all(map(self._is_ready, wait_for)), 60.0, 0.01)
+            harness.wait_until(lambda: all(map(self._is_ready, names)), 60.0, 0.01)
         except TimeoutError:
             self.kill()
             sys.exit(f"Triton is not ready after 60 s: {(self._folder / 'triton.log').read_text()[-2000:]}")
@@ -204,7 +204,7 @@ def killed(triton: Triton, server: harness.Server, kills: int) -> dict[str, Any]
                 began = time.monotonic()
                 answered = threading.Thread(target=_until_answered, args=(server.url, back, stop))
                 answered.start()
-                triton.start(("plain",))
+                triton.start(delays=())
                 ready = time.monotonic()
                 started.append(ready - began)
                 answered.join(timeout=30.0)

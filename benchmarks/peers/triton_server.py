@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ports", type=int, nargs=3, required=True, help="HTTP, gRPC, metrics")
     parser.add_argument("--workspace", required=True, help="a folder that does not exist yet")
-    parser.add_argument("--delays-ms", type=int, nargs="+", required=True, help="maximum queue delays")
+    parser.add_argument("--delays-ms", type=int, nargs="*", default=[], help="maximum queue delays")
     chosen = parser.parse_args()
     http, grpc, metrics = chosen.ports
     batchers = {f"delay_{ms}": DynamicBatcher(max_queue_delay_microseconds=1000 * ms) for ms in chosen.delays_ms}

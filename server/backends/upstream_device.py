@@ -13,6 +13,8 @@ from server.models.tensors.upstream_source import UpstreamModel
 
 _log = logging.getLogger("batchwright.upstream")
 _PROBE_INTERVAL = 0.25  # s, while the server is unavailable
+_PROBE_TIMEOUT = 0.5  # s; a server that is starting may hang, and answer the next probe at once
+_CHECK_TIMEOUT = 2.0  # s, of an idle server
 
 
 class UpstreamDevice:
@@ -42,7 +44,7 @@ class UpstreamDevice:
             DeviceUnavailableError: one is not.
         """
         for model in self._models.values():
-            model.check_ready()
+            model.check_ready(_CHECK_TIMEOUT)
 
     def check_recovered(self) -> None:
         """Ask the server whether all models are ready and as they were.
@@ -50,9 +52,9 @@ class UpstreamDevice:
         Raises:
             DeviceUnavailableError: one is not.
         """
-        self.check_ready()
         for model in self._models.values():
-            model.check_signature()
+            model.check_ready(_PROBE_TIMEOUT)
+            model.check_signature(_PROBE_TIMEOUT)
 
     def abort(self) -> None:
         """Let the call that the executor's thread is making fail; called by another thread."""

@@ -19,8 +19,7 @@ from server.models.tensors.data import from_binary, from_json, to_binary
 from server.models.tensors.upstream_connection import Part, Response, UpstreamConnection
 from server.models.upstream_spec import Upstream
 
-_TIMEOUT = 10.0  # s, for metadata and configuration
-_READY_TIMEOUT = 2.0  # s
+_START_TIMEOUT = 10.0  # s, for metadata and configuration at the start
 _HEADER_LENGTH = "inference-header-content-length"
 _NO_CONFIG = (400, 404, 405, 501)  # statuses of servers without the model configuration extension
 _BATCH_REMEDY = "set max_batch_size, or a dynamic first dimension, on that server"
@@ -71,7 +70,7 @@ class UpstreamModel(Model):
         self._path = f"/v2/models/{quote(upstream.model, safe='')}"
         self._connection = UpstreamConnection(upstream)
         try:
-            self.description = self._describe()
+            self.description = self._describe(_START_TIMEOUT)
         except (DeviceUnavailableError, ModelError) as error:
             raise SpecError(f"{self._where}: {error}; start that server first, or fix the URL") from error
         finally:
@@ -80,24 +79,27 @@ class UpstreamModel(Model):
         self.outputs = self.description.outputs  # type: ignore[misc]
         self.max_batch_size = self.description.max_batch_size  # type: ignore[misc]
 
-    def check_ready(self) -> None:
-        """Ask the server whether the model is ready.
+    def check_ready(self, timeout: float) -> None:
+        """Ask the server whether the model is ready; it has to answer within `timeout`, s.
 
         Raises:
             DeviceUnavailableError: it is not, or the server does not answer.
         """
-        response = self._connection.call("GET", f"{self._path}/ready", timeout=_READY_TIMEOUT)
+        response = self._connection.call("GET", f"{self._path}/ready", timeout=timeout)
         if response.status != 200:
             raise DeviceUnavailableError(f"{self._where} answers {response.status}: the model is not ready")
 
-    def check_signature(self) -> None:
+    def check_signature(self, timeout: float) -> None:
         """Compare the model with what it was, since its server may have been started again with another one.
+
+        Args:
+            timeout: time in which each answer has to come, s.
 
         Raises:
             DeviceUnavailableError: the signature differs, the largest batch is smaller, or the server does not answer.
         """
         try:
-            now = self._describe()
+            now = self._describe(timeout)
         except (SpecError, ModelError) as error:
             raise DeviceUnavailableError(str(error)) from error
         before, size = self.description, now.max_batch_size
@@ -169,7 +171,7 @@ class UpstreamModel(Model):
             raise ModelError(f"the response of {self.upstream.model} is not valid: {reason}") from error
         return found
 
-    def _describe(self) -> Description:
+    def _describe(self, timeout: float) -> Description:
         """Ask the server for metadata and configuration.
 
         Raises:
@@ -177,7 +179,8 @@ class UpstreamModel(Model):
             DeviceUnavailableError: it does not answer.
             ModelError: it does not answer in HTTP.
         """
-        metadata, config = self._get(self._path), self._get(f"{self._path}/config", _NO_CONFIG)
+        metadata = self._get(self._path, timeout)
+        config = self._get(f"{self._path}/config", timeout, _NO_CONFIG)
         inputs = self._tensors(metadata.get("inputs"), "input")
         outputs = self._tensors(metadata.get("outputs"), "output")
         largest = config.get("max_batch_size")
@@ -187,9 +190,9 @@ class UpstreamModel(Model):
         about = f"{metadata.get('platform') or 'unknown platform'}, version {' '.join(map(str, versions))}"
         return Description(inputs, outputs, largest, about)
 
-    def _get(self, path: str, absent: Sequence[int] = ()) -> dict[str, Any]:
+    def _get(self, path: str, timeout: float, absent: Sequence[int] = ()) -> dict[str, Any]:
         """The JSON object at a path; an empty one if the status is one of `absent`."""
-        response = self._connection.call("GET", path, timeout=_TIMEOUT)
+        response = self._connection.call("GET", path, timeout=timeout)
         if response.status in absent:
             return {}
         if response.status != 200:

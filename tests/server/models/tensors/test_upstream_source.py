@@ -109,7 +109,7 @@ def test_a_server_that_speaks_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             model_of(fake)
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
         model = model_of(fake)
-        model.check_ready()
+        model.check_ready(5.0)
         assert model.infer(SAMPLES)["out_x"].tolist() == [[0, 0.5], [1, 1.5], [2, 2.5]]
         fake.drop_connections()
         assert len(model.infer(SAMPLES)["out_x"]) == 3
@@ -339,22 +339,22 @@ def test_an_answer_before_the_body_is_read_is_the_answer() -> None:
 
 def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     model = model_of(fake)
-    model.check_ready()
-    model.check_signature()
+    model.check_ready(5.0)
+    model.check_signature(5.0)
     fake.ready = 400
     with pytest.raises(DeviceUnavailableError, match="answers 400: the model is not ready"):
-        model.check_ready()
+        model.check_ready(5.0)
     fake.config = {"max_batch_size": 16}
-    model.check_signature()
+    model.check_signature(5.0)
     fake.config = {"max_batch_size": 4}
     with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; restart this server"):
-        model.check_signature()
+        model.check_signature(5.0)
     fake.metadata = metadata(x=("FP32", [-1, 3]))
     with pytest.raises(DeviceUnavailableError, match=r"input x is FP32 \[-1, 2\] and FP32 \[-1, 3\]"):
-        model.check_signature()
+        model.check_signature(5.0)
     fake.metadata = metadata(z=("FP32", [-1, 2]))
     with pytest.raises(DeviceUnavailableError, match=r"input x is FP32 \[-1, 2\] and missing"):
-        model.check_signature()
+        model.check_signature(5.0)
     fake.metadata = None
     with pytest.raises(DeviceUnavailableError, match="404"):
-        model.check_signature()
+        model.check_signature(5.0)
