@@ -71,6 +71,7 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak
+	$(if $(TRITON_PYTHON),$(BIN)/python -m benchmarks.upstream --triton-python $(TRITON_PYTHON))
 	$(BIN)/python -m benchmarks.page
 
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)

@@ -146,6 +146,28 @@ def _mutations() -> str:
     return markdown_table(("safeguard that is removed", "test that fails"), rows)
 
 
+def _upstream() -> str:
+    record = load_record("upstream")
+    load, added, killed, answers = (record[key] for key in ("load", "added", "killed", "answers"))
+    rows = [
+        (name, *(f"{run[key]:.1f}" for key in ("mean_ms", "p95_ms", "mean_batch_size")))
+        for name, run in load["mean"].items()
+    ]
+    statuses = ", ".join(f"{count} x {status}" for status, count in killed["statuses"].items())
+    back = ", ".join(f"{seconds:.2f}" for seconds in killed["answered_after_triton_was_ready_s"])
+    facts = [
+        ("samples compared with Triton's own answers", answers["samples"]),
+        ("calls with a wrong answer", answers["wrong_calls"]),
+        ("a call of one sample to Triton, median, ms", f"{added['direct_ms']:.2f}"),
+        ("added to a batch of one, ms", f"{added['batch_added_ms']:.2f}"),
+        ("added to a call of one sample, ms", f"{added['call_added_ms']:.2f}"),
+        (f"answers while Triton was killed {killed['kills']} times", statuses),
+        ("first answer after Triton was ready again, s", back),
+    ]
+    head = ("batching", "mean response time, ms", "p95, ms", "mean batch size")
+    return f"{markdown_table(head, rows)}\n\n{markdown_table(('', ''), facts)}"
+
+
 SECTIONS = (
     Section(
         "Measured against simulated",
@@ -211,6 +233,13 @@ SECTIONS = (
         "Batches take 10 + b ms. The other model's p95 is that of calls that were sent while a version was loaded, or "
         "in the first second after that began, and of all others.",
         _reload,
+    ),
+    Section(
+        "In front of Triton",
+        "upstream",
+        "A real Triton (nvidia-pytriton) whose model takes 8 + 1.6 b ms: our solved policy in front of it, without its "
+        "dynamic batching, and its own dynamic batching at two delays, on the same Poisson arrivals at load 0.7.",
+        _upstream,
     ),
     Section(
         "Mutations",

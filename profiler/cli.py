@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -37,9 +38,12 @@ from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
+from server.backends.model_devices import ModelDevices
+from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.energy.meters import CountingMeter, meter_for
 from server.models.model import ServedModel
-from server.models.sources import ModelSource, source_of
+from server.models.sources import ModelSource, UpstreamSource, source_of
+from server.models.upstream_spec import METERS, upstreams_of
 from server.models.weights import check_weights
 
 _DEFAULT_MAX_BATCH_SIZE = 32
@@ -94,6 +98,9 @@ def profile_model(
         ),
     ],
     device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda:N or emulated:PROFILE.")] = "auto",
+    meter: Annotated[
+        str, typer.Option(help="Energy meter of another server (oip:URL) on this machine: cpu, cuda:N or none.")
+    ] = "none",
     max_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -132,7 +139,7 @@ def profile_model(
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    job = _make_job(model, device, weights, max_batch_size, stages, sample)
+    job = _make_job(model, device, weights, max_batch_size, stages, sample, meter)
     if quick and job.key is not None and cache.load_cached_profile(job.key) is not None:
         job = replace(job, key=None)  # a quick profile must not replace a cached full one
     profile, sweep = _measure(job, _Plans(quick, energy_time))
@@ -147,7 +154,13 @@ def profile_model(
 
 
 def _make_job(
-    model: str, device: str, weights: str, max_batch_size: int | None, stages: int | None, sample: Path | None
+    model: str,
+    device: str,
+    weights: str,
+    max_batch_size: int | None,
+    stages: int | None,
+    sample: Path | None,
+    meter: str,
 ) -> _ProfilingJob:
     check_weights(weights)
     model, _, spec = model.partition("=")
@@ -158,6 +171,9 @@ def _make_job(
         profile = load_profile(device.removeprefix("emulated:")).truncated(max_batch_size)
         known = profile.stages if profile.stage_service_times else None
         job = _emulated_job(model, source, profile if stages in (None, known) else profile.in_stages(stages), sample)
+    elif isinstance(source, UpstreamSource):
+        source.check(model, weights, stages)
+        job = _upstream_job(model, source, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, sample, meter)
     else:
         with Console(stderr=True).status(f"loading {model}"):
             job = _torch_job(model, source, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages, sample)
@@ -171,6 +187,23 @@ def _emulated_job(model: str, source: ModelSource, profile: Profile, sample: Pat
     subject = replace(make_subject(executor, served, meter), by_length=None)  # its times are those of the profile
     name, device = f"{model}-emulated-{profile.name}", f"emulated:{profile.name}"
     return _ProfilingJob(executor, subject, name, device, _versions(), profile.max_batch_size)
+
+
+def _upstream_job(
+    model: str, source: UpstreamSource, max_batch_size: int, sample: Path | None, meter: str
+) -> _ProfilingJob:
+    if re.fullmatch(METERS, meter) is None:
+        raise SpecError(f"no meter {meter!r}; give none, cpu or cuda:N")
+    max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
+    served, _ = source.load(model, "", max_batch_size, 1)
+    (upstream,) = upstreams_of(source.spec)
+    served = _with_sample(source, served, sample)
+    executor = UpstreamExecutor(ModelDevices({model: UpstreamDevice(served)}), upstream.device)
+    about = source.settings(model)
+    key = cache.CacheKey(model, upstream.device, max_batch_size, about)
+    subject = make_subject(executor, served, meter_for(meter))
+    name = f"{model}-{cache.slug(upstream.device)}"
+    return _ProfilingJob(executor, subject, name, upstream.device, f"{about}; {_versions()}", max_batch_size, key=key)
 
 
 def _torch_job(

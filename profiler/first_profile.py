@@ -25,6 +25,7 @@ from server.energy.meters import EnergyMeter, NoMeter
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.sources import source_of
+from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
 
@@ -123,12 +124,6 @@ def with_power_of(before: Profile, profile: Profile) -> Profile:
     return replace(profile, energies=energies, idle_power=before.idle_power, energy_source="modelled", note=note)
 
 
-def _autotunes(settings: Settings, model: ServedModel) -> bool:
-    from server.backends import torch_device
-
-    return torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
-
-
 @contextmanager
 def _memory_errors(key: cache.CacheKey) -> Iterator[None]:
     try:
@@ -140,11 +135,26 @@ def _memory_errors(key: cache.CacheKey) -> Iterator[None]:
         ) from error
 
 
-def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
-    from server.backends import torch_device  # torch takes seconds to import, and an emulated device needs none of it
+def _autotunes(settings: Settings, model: ServedModel) -> bool:
+    if is_upstream(settings.device):
+        return False
+    from server.backends import torch_device
 
-    place, device_name = torch_device.resolve_device(settings.device)
-    device_about = torch_device.device_settings(place, stages=settings.stages)
+    return torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
+
+
+def _device(settings: Settings) -> tuple[str, str]:
+    """The name of the device, and its settings that change service times."""
+    if is_upstream(settings.device):
+        return settings.device, ""
+    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
+
+    place, name = torch_device.resolve_device(settings.device)
+    return name, torch_device.device_settings(place, stages=settings.stages)
+
+
+def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
+    device_name, device_about = _device(settings)
     model_about = source_of(settings.specs[model]).settings(model)
     sample = by_model(settings.sample, settings.specs).get(model)
     sample_about = "" if sample is None else f"sample {hashlib.sha256(Path(sample).read_bytes()).hexdigest()[:12]}"

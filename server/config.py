@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from policies.types import SpecError
 from server.models.texts.size_predictor import Guess
+from server.models.upstream_spec import METERS, upstreams_of
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
@@ -26,6 +35,7 @@ _OF_MODEL = (
     "weights",
     "w2",
     "slo_p95_ms",
+    "meter",
     "labels",
 )  # keys of a model in the configuration file
 _IN_LISTS = ("policy", "profile", "sample")  # further keys of a model, which the settings have as [MODEL=]VALUE
@@ -43,6 +53,7 @@ def _url(value: str) -> str:
 
 
 _Url = Annotated[str, AfterValidator(_url)]
+Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -57,8 +68,9 @@ class Settings(BaseSettings):
     models: _Words = Field(
         min_length=1,
         description="torchvision classification models, or NAME=SPEC, where SPEC is such a model, a model of yours (a "
-        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx) or a text model: text-classifier, "
-        "translator, text-generator, a FOLDER saved by transformers or a configuration's FILE.json",
+        "class in FILE.py:CLASS, an exported program FILE.pt2, or FILE.onnx), a model of another server "
+        "(oip:http://HOST:PORT/MODEL) or a text model: text-classifier, translator, text-generator, a FOLDER saved by "
+        "transformers or a configuration's FILE.json",
     )
     policy: _Words = Field(
         [], description="[MODEL=]SPEC: batching policy of MODEL, or of all models without one of their own; else auto"
@@ -73,6 +85,11 @@ class Settings(BaseSettings):
         "warm-up and profiling; else random ones",
     )
     device: str = Field("auto", description="auto, cpu, cuda:N or emulated:PROFILE; several are separated by commas")
+    meter: Meter = Field(
+        "none",
+        description="energy meter of the server of an oip:http://HOST:PORT/MODEL, if it runs on this machine: cpu, "
+        "cuda:N or none",
+    )
     max_batch_size: int | None = Field(
         None, ge=1, le=4096, description="largest batch size; else the profile's largest, 32 for a measured profile"
     )
@@ -113,7 +130,7 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
-        "user's model is loaded again, and any other device is lost",
+        "user's model is loaded again, another server is unavailable, and any other device is lost",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
@@ -167,6 +184,8 @@ class Settings(BaseSettings):
                 f"{invalid[0]!r} is not a model name; use letters, digits and _ . - for a torchvision model's name or "
                 "the name in NAME=SPEC"
             )
+        for spec in self.specs.values():
+            upstreams_of(spec)
         return self
 
     @property
@@ -181,26 +200,32 @@ class Settings(BaseSettings):
         return self.model_copy(update=own) if own else self
 
     def by_device(self) -> list[Self]:
-        """The settings of each device alone, with the models that it serves; a device may be named several times."""
-        slots: dict[tuple[str, int], set[str]] = {}  # models by device and how often it was named before
-        for model in self.specs:
-            names = [name.strip() for name in self.of(model).device.split(",")]
+        """The settings of each device alone, with the models that it serves; a device may be named several times.
+
+        Another server, of a model NAME=oip:http://HOST:PORT/MODEL, is a device of its own.
+        """
+        slots: dict[tuple[str, int], dict[str, str]] = {}  # specs by device and how often it was named before
+        for model, spec in self.specs.items():
+            upstreams = upstreams_of(spec)
+            given = [name.strip() for name in self.of(model).device.split(",")]
+            names = [upstream.device for upstream in upstreams] or given
             for at, name in enumerate(names):
-                slots.setdefault((name, names[:at].count(name)), set()).add(model)
-        return [self._with_models(models, device) for (device, _), models in slots.items()]
+                own = upstreams[at].spec if upstreams else spec
+                slots.setdefault((name, names[:at].count(name)), {})[model] = own
+        return [self._with_specs(specs, device) for (device, _), specs in slots.items()]
 
     def only(self, model: str) -> Self:
         """The settings of this device with one of its models alone."""
-        return self._with_models({model}, self.device)
+        return self._with_specs({model: self.specs[model]}, self.device)
 
-    def _with_models(self, models: Collection[str], device: str) -> Self:
+    def _with_specs(self, specs: Mapping[str, str], device: str) -> Self:
         """The settings of a device that serves these models alone."""
-        others = self.specs.keys() - models
+        others = self.specs.keys() - specs
         lists = {
-            key: [entry for entry in getattr(self, key) if entry.partition("=")[0] not in others]
-            for key in ("models", *_IN_LISTS)
+            key: [entry for entry in getattr(self, key) if entry.partition("=")[0] not in others] for key in _IN_LISTS
         }
-        one = self.model_copy(update={"device": device, **lists})
+        models = [f"{model}={spec}" for model, spec in specs.items()]
+        one = self.model_copy(update={"device": device, "models": models, **lists})
         one._of_model = {
             model: {key: value for key, value in own.items() if key != "device"}
             for model, own in self._of_model.items()

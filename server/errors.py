@@ -142,6 +142,10 @@ class DeviceLostError(Exception):
     """The device cannot run anything any more, unless its models can be loaded again."""
 
 
+class DeviceUnavailableError(Exception):
+    """The device cannot run anything for now, such as another server that is down; it may recover by itself."""
+
+
 class BatchTimeoutError(DeviceLostError):
     """A batch did not end within the batch timeout."""
 

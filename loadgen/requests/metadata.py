@@ -65,7 +65,7 @@ async def find_model(session: aiohttp.ClientSession, url: str, model: str | None
         listed = TypeAdapter(list[_Listed]).validate_json(body) if status == OK else None
     except ValidationError:
         listed = None
-    if listed is None:
+    if listed is None or (not listed and model is not None):  # pytriton's Triton has an empty index
         return model
     ready = [entry.name for entry in listed if entry.state == "READY"]
     if model in ready or (model is None and len(ready) == 1):

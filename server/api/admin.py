@@ -107,7 +107,7 @@ def describe_devices(fleet: Fleet) -> list[dict[str, Any]]:
         {
             "device": dispatcher.device,
             "serving": fleet.serves(dispatcher),
-            "up": not dispatcher.broken.is_set(),
+            "up": dispatcher.up,
             "open_calls": dispatcher.open_calls,
             "models": {model: _describe_model(dispatcher, model) for model in dispatcher.chosen},
         }

@@ -87,7 +87,7 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     dispatcher.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
-    metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
+    metrics.watch_device(name, lambda: dispatcher.up)
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher
 

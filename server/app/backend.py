@@ -5,23 +5,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.types import SpecError
-from server.app.plan import DevicePlan, plan_model
+from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
+from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
+from server.backends.warm_up import warm_up_and_fit
 from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, meter_for
 from server.errors import BatchTimeoutError
 from server.models.model import ServedModel
 from server.models.sources import source_of
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
+from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright")
 _LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
@@ -92,31 +95,18 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     Raises:
         SpecError: a model cannot be loaded or served.
     """
-    meter: EnergyMeter
-    if plan.emulated is not None:
-        meter = CountingMeter()
-        loaded = _emulated_models(plan, plan.emulated, meter)
-        devices = ModelDevices({model.name: device for model, device in loaded})
-        executor = ThreadExecutor(devices, plan.settings.device)
-        revisions = {model.name: _planned(plan, model, plan.profiles[model.name]) for model, _ in loaded}
-        return Backend(plan, executor, devices, meter, revisions)
-    # imported late, since torch takes seconds to import and an emulated device does not need it
-    from server.backends import torch_device
-
-    device, device_name = torch_device.resolve_device(plan.settings.device)
-    loaded = _real_models(plan)
+    name, meter = _name_and_meter(plan)
+    loaded = _load(plan, meter)
     devices = ModelDevices({model.name: device for model, device in loaded})
-    executor = ThreadExecutor(devices, device_name)
+    executor = (UpstreamExecutor if is_upstream(name) else ThreadExecutor)(devices, name)
     executor.call(devices.load).result()
-    meter = meter_for(str(device))
 
     def profile_of(model: ServedModel) -> Profile:
         return profile_source.cached_or_measured(plan.settings, model, executor, meter)
 
     ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
-    return Backend(
-        plan, executor, devices, meter, {model.name: _planned(plan, model, profile) for model, profile in ready}
-    )
+    revisions = {model.name: _planned(plan, model, profile) for model, profile in ready}
+    return Backend(plan, executor, devices, meter, revisions)
 
 
 def load_again(backend: Backend, model: str, revision: int, before: Chosen, profile_source: ProfileSource) -> Revision:
@@ -137,12 +127,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
         SpecError: it cannot be loaded or served; then it is removed.
     """
     plan = plan_model(backend.plan, model, profile_source.cached)
-    if plan.emulated is not None:
-        assert isinstance(backend.meter, CountingMeter)
-        ((served, device),) = _emulated_models(plan, plan.emulated, backend.meter)
-        backend.devices.add(model, revision, device)
-        return _same_policy(before, served, plan.profiles[model])
-    ((served, device),) = _real_models(plan)
+    ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
         device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
@@ -184,43 +169,71 @@ def _loaded_on_thread(served: ServedModel, device: LoadedDevice, hung_after: flo
     return own
 
 
-def _emulated_models(plan: DevicePlan, profile: Profile, meter: CountingMeter) -> list[tuple[ServedModel, Device]]:
+def _name_and_meter(plan: DevicePlan) -> tuple[str, EnergyMeter]:
+    """The name of a device, and its energy meter."""
+    name = plan.settings.device
+    if plan.emulated is not None:
+        return name, CountingMeter()
+    if is_upstream(name):
+        return name, meter_for(meter_of(plan.settings))
+    # imported late, since torch takes seconds to import, and emulated devices and other servers do not need it
+    from server.backends import torch_device
+
+    device, name = torch_device.resolve_device(name)
+    return name, meter_for(str(device))
+
+
+def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Device]]:
+    """The models of a device, each with what runs it; users' models are not loaded yet."""
     settings = plan.settings
-    models = (source_of(spec).emulate(name, plan.max_batch_size(name)) for name, spec in settings.specs.items())
-    return [
-        (_labelled(model, settings), EmulatedDevice({model.name: profile}, meter, {model.name: model.codec}))
-        for model in models
-    ]
-
-
-def _real_models(plan: DevicePlan) -> list[tuple[ServedModel, Device]]:
-    from server.backends import loading, torch_device
-
-    settings = plan.settings
-    device, _ = torch_device.resolve_device(settings.device)
     largest = {model: plan.max_batch_size(model) for model in settings.specs}
-    weights = {model: settings.of(model).weights for model in settings.specs}
+    if plan.emulated is not None:
+        assert isinstance(meter, CountingMeter)
+        emulated = (source_of(spec).emulate(name, largest[name]) for name, spec in settings.specs.items())
+        return [
+            (_labelled(model, settings), EmulatedDevice({model.name: plan.emulated}, meter, {model.name: model.codec}))
+            for model in emulated
+        ]
+    sources = {name: source_of(spec) for name, spec in settings.specs.items()}
     samples = by_model(settings.sample, settings.specs)
     loaded = []
-    for model, runnable in loading.load_models(settings.specs, weights, largest, settings.stages or 1):
-        file = samples.get(model.name)
-        sampled = model if file is None else source_of(settings.specs[model.name]).with_sample(model, Path(file))
-        loaded.append((sampled, loading.device_of(runnable, sampled, device)))
+    for name, source in sources.items():
+        model, runnable = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
+        sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
+        loaded.append((sampled, _device_of(sampled, runnable, settings.device)))
     return loaded
+
+
+def _device_of(model: ServedModel, runnable: Any, name: str) -> Device:
+    if is_upstream(name):
+        return UpstreamDevice(model)
+    from server.backends import loading, torch_device
+
+    return loading.device_of(runnable, model, torch_device.resolve_device(name)[0])
 
 
 def _ready(
     plan: DevicePlan, model: ServedModel, executor: Executor, profile_of: Callable[[ServedModel], Profile]
 ) -> tuple[ServedModel, Profile]:
     """Warm up a model that is loaded, and measure its profile by `profile_of` if none is known."""
-    from server.backends import torch_device
-
-    settings = plan.settings
-    profile = plan.profiles.get(model.name) or profile_of(model)
-    every_size = torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
-    profile = model.codec.complete_profile(torch_device.warm_up_and_fit(executor, model, profile, every_size))
+    settings, profile = plan.settings, plan.profiles.get(model.name)
+    if plan.emulated is not None:
+        assert profile is not None
+        return model, profile
+    every_size = _autotunes(model, settings.device)
+    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size)
+    profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile
+
+
+def _autotunes(model: ServedModel, name: str) -> bool:
+    """Whether the first batch of each size is slow on a device."""
+    if is_upstream(name):
+        return False
+    from server.backends import torch_device
+
+    return torch_device.autotunes(torch_device.resolve_device(name)[0], model)
 
 
 def _labelled(model: ServedModel, settings: Settings) -> ServedModel:

@@ -12,7 +12,8 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.lifecycle import bind
 from server.config import Settings, SettingsResult, by_model
-from server.models.sources import source_of
+from server.models.sources import UpstreamSource, source_of
+from server.models.upstream_spec import is_upstream
 from server.models.weights import check_weights
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
@@ -161,19 +162,57 @@ def _check_weights(settings: Settings) -> None:
 
 
 def _check_devices(settings: Settings) -> None:
-    """Check the devices, and the models that a real device needs."""
-    devices = settings.by_device()
+    """Check the devices, and the models that a real device or another server needs."""
+    all_devices = settings.by_device()
+    upstreams = [one for one in all_devices if is_upstream(one.device)]
+    devices = [one for one in all_devices if not is_upstream(one.device)]
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(
             f"device {settings.device!r} mixes emulated and real ones, whose outputs would differ; give one kind"
         )
     errors = _Errors()
-    for one in devices:
+    for one in all_devices:
         errors.check(partial(_check_device, one))
     if not errors.messages and not all(emulated):
         errors.check(partial(_check_distinct, devices))
+    if not errors.messages:
+        errors.check(partial(_check_upstreams, upstreams))
     errors.raise_any()
+
+
+def _check_upstreams(devices: Sequence[Settings]) -> None:
+    """Check that each server is named once, that a model is the same on all, and that each has a meter of its own."""
+    names = [one.device for one in devices]
+    if len(set(names)) < len(names):
+        raise SpecError(f"a server is named twice for a model: {', '.join(names)}; name each once")
+    first: dict[str, UpstreamSource] = {}
+    for one in devices:
+        for model, spec in one.specs.items():
+            source = source_of(spec)
+            assert isinstance(source, UpstreamSource)
+            before = first.setdefault(model, source)
+            difference = before.description().difference(source.description())
+            if difference is not None:
+                raise SpecError(f"{model} differs between {before.spec} and {spec}: {difference}; serve one model")
+    meters = [meter for meter in map(meter_of, devices) if meter != "none"]
+    if len(set(meters)) < len(meters):
+        raise SpecError(
+            f"a meter is read for several servers, each of which would count all its energy: {', '.join(meters)}; give "
+            "one to each, or none"
+        )
+
+
+def meter_of(settings: Settings) -> str:
+    """The meter of another server: none, cpu or cuda:N.
+
+    Raises:
+        SpecError: its models have different ones.
+    """
+    meters = {settings.of(model).meter for model in settings.specs}
+    if len(meters) > 1:
+        raise SpecError(f"the models of {settings.device} have the meters {' and '.join(sorted(meters))}; give one")
+    return meters.pop()
 
 
 def _check_distinct(devices: Sequence[Settings]) -> None:
@@ -185,16 +224,17 @@ def _check_distinct(devices: Sequence[Settings]) -> None:
 
 
 def _check_device(settings: Settings) -> None:
-    """Check one device, and the models that it needs if it is real."""
+    """Check one device, and its models unless it is emulated."""
     if is_emulated(settings):
         for name, spec in settings.specs.items():
             source_of(spec).emulate(name, 1)
         return
-    # imported late, since torch takes seconds to import and an emulated device does not need it
-    from server.backends import torch_device
-
     errors = _Errors()
-    errors.check(partial(torch_device.resolve_device, settings.device))
+    if not is_upstream(settings.device):
+        # imported late, since torch takes seconds to import, and emulated devices and other servers do not need it
+        from server.backends import torch_device
+
+        errors.check(partial(torch_device.resolve_device, settings.device))
     for name, spec in settings.specs.items():
         errors.check(partial(source_of(spec).check, name, settings.of(name).weights, settings.stages))
         errors.check(partial(settings.labels, name))

@@ -133,6 +133,26 @@ class RestartableExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class RecoverableExecutor(Protocol):
+    """An Executor whose device may be unavailable for some time and recovers by itself, such as another server.
+
+    Its batches then raise DeviceUnavailableError.
+    """
+
+    async def check(self) -> None:
+        """Check an idle device.
+
+        Raises:
+            DeviceUnavailableError: it is not available.
+        """
+        ...
+
+    async def wait_until_available(self) -> None:
+        """Wait until the device can serve again as before."""
+        ...
+
+
 def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.Future[Completion]":
     """Run a batch with a timeout, s.
 

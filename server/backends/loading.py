@@ -1,6 +1,6 @@
-"""Loading of models from NAME=SPEC, and the device that runs them."""
+"""The device that runs a loaded model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -12,24 +12,7 @@ from server.backends.tensor_device import TensorDevice
 from server.backends.torch_images import make_image_device
 from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
-from server.models.sources import LoadedModel, TensorSource, source_of
-
-
-def load_models(
-    specs: Mapping[str, str], weights: Mapping[str, str], max_batch_sizes: Mapping[str, int], stages: int = 1
-) -> list[LoadedModel]:
-    """Load models with what a device runs.
-
-    Args:
-        specs: spec by model name.
-        weights: by model name, pretrained, auto, random, or the file of a torchvision model's state dict.
-        max_batch_sizes: by model name.
-        stages: number of stages to split a torchvision model into.
-
-    Raises:
-        SpecError: a model cannot be loaded.
-    """
-    return [source_of(spec).load(name, weights[name], max_batch_sizes[name], stages) for name, spec in specs.items()]
+from server.models.sources import LoadedModel, TensorSource
 
 
 def make_device(models: Sequence[LoadedModel], device: torch.device) -> ModelDevices:

@@ -40,10 +40,14 @@ class ModelDevices:
         self._devices[model, revision] = device
 
     def remove(self, model: str, revision: int) -> None:
-        """Remove a revision that has no batches any more. Can be called on any thread."""
-        device = self._devices.pop((model, revision), None)
-        if isinstance(device, DeviceOnThread):
-            device.end()
+        """Remove a revision that has no batches any more, and end its thread or connection; on any thread."""
+        end = getattr(self._devices.pop((model, revision), None), "end", None)
+        if end is not None:
+            end()
+
+    def all(self) -> Sequence[Device]:
+        """The devices of all revisions."""
+        return [*self._devices.values()]
 
     def restart(self, model: str) -> None:
         """Load all users' models again, on a new thread, after a batch of `model` exceeded the batch timeout.

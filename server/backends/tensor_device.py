@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchwright.model import Model, Tensor
+from batchwright.model import Model
 from server.backends.executor import Batch
+from server.backends.tensor_batches import checked_rows, odd_inputs_blamed, stack
 from server.backends.torch_device import cpu_threads, translated_errors
-from server.errors import BadInputError, DeviceLostError, ModelError, OutOfMemoryError
+from server.errors import ModelError
 from server.models.model import ServedModel
-from server.models.signature import DTYPES, TensorSpec
 from server.models.tensors.codec import TensorCodec
 
 _log = logging.getLogger("batchwright.model")
@@ -55,30 +55,12 @@ class TensorDevice:
             ModelError: the outputs do not fit the signature, or are not a number.
             Exception: whatever the model raises.
         """
-        inputs = {
-            name: _stack([sample[name] for sample in batch.inputs], tensor)
-            for name, tensor in self._model.inputs.items()
-        }
-        try:
-            return self._serve(inputs, len(batch.inputs))
-        except (OutOfMemoryError, DeviceLostError):
-            raise
-        except Exception as error:
-            odd = next((name for name, array in inputs.items() if not _is_finite(array)), None)
-            if odd is None or len(batch.inputs) > 1:
-                raise
-            raise BadInputError(
-                f"the model fails on input {odd}, which has NaN or infinity: {type(error).__name__}"
-            ) from error
-
-    def _serve(self, inputs: Mapping[str, NDArray[Any]], rows: int) -> Sequence[Mapping[str, NDArray[Any]]]:
-        with translated_errors(self._device):
-            outputs = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
-            arrays = {spec.name: _checked(spec, outputs, rows) for spec in self._signature.outputs}
-        if len(outputs) > len(arrays):
-            unknown = next(name for name in outputs if name not in arrays)
-            raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
-        return [{name: array[row, ...] for name, array in arrays.items()} for row in range(rows)]
+        inputs = {name: stack(name, tensor, batch.inputs) for name, tensor in self._model.inputs.items()}
+        with odd_inputs_blamed(batch.inputs), translated_errors(self._device):
+            outputs: Any = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
+            if isinstance(outputs, Mapping):  # copies: a model may use its buffers again
+                outputs = {name: np.array(value) for name, value in outputs.items()}
+            return checked_rows(self._signature, outputs, len(batch.inputs))
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Run a model that takes tensors on the device; return arrays."""
@@ -95,47 +77,8 @@ class TensorDevice:
             return {name: _to_array(value) for name, value in outputs.items()}
 
 
-def _stack(samples: Sequence[NDArray[Any]], tensor: Tensor) -> NDArray[Any]:
-    """The samples of one input as a new array [n, ...], padded at the end to the longest if the input is padded."""
-    if tensor.pad is None:
-        return np.stack(samples)
-    batch = np.full((len(samples), *np.max([sample.shape for sample in samples], axis=0)), tensor.pad, samples[0].dtype)
-    for row, sample in zip(batch, samples, strict=True):
-        row[tuple(map(slice, sample.shape))] = sample
-    return batch
-
-
-def _is_finite(array: NDArray[Any]) -> bool:
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
-
-
 def _to_array(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
     return (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy()
-
-
-def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
-    """An output of a batch, as the signature promises it.
-
-    Raises:
-        ModelError: it is missing, or has another datatype, shape or number of rows, or a value is not a number.
-    """
-    if not isinstance(outputs, Mapping):
-        raise ModelError(f"the model returned {type(outputs).__name__}; it has to return arrays by output name")
-    if spec.name not in outputs:
-        raise ModelError(f"the model returned no output {spec.name}")
-    array, dtype = np.array(outputs[spec.name]), DTYPES[spec.datatype]  # a copy: a model may use its buffer again
-    if array.dtype.kind in "OSU" and dtype.hasobject:
-        array = array.astype(object)
-    if array.dtype != dtype:
-        raise ModelError(f"the model returned output {spec.name} as {array.dtype}; its datatype is {spec.datatype}")
-    if array.ndim == 0 or len(array) != rows or not spec.accepts(spec.datatype, array.shape):
-        shape = [rows, *spec.sample_shape]
-        raise ModelError(f"the model returned output {spec.name} of shape {[*array.shape]}; the batch takes {shape}")
-    if dtype.hasobject and not all(isinstance(element, bytes | str) for element in array.flat):
-        raise ModelError(f"the model returned output {spec.name} with elements that are neither bytes nor str")
-    if dtype.kind == "f" and np.isnan(array).any():
-        raise ModelError(f"the model returned NaN in output {spec.name}")
-    return array

@@ -1,25 +1,18 @@
-"""The torch device: its name, its settings that change service times, its errors, and the warm-up of models on it."""
+"""The torch device: its name, its settings that change service times, and its errors."""
 
-import asyncio
-import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from policies.cpus import available_cpus
-from policies.profile import Profile
 from policies.types import SpecError
-from server.backends.executor import Batch, Executor
 from server.errors import DeviceLostError, OutOfMemoryError
 from server.models.model import ServedModel
-from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 
-_log = logging.getLogger("batchwright")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
@@ -96,37 +89,9 @@ def _context_works(device: torch.device) -> bool:
     return True
 
 
-async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
-    """Serve synthetic batches, largest first, in the executor's thread: cuDNN keeps its plans by thread."""
-    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
-    for size in sorted(batch_sizes, reverse=True):
-        with one_line_errors(f"{model.name}: a batch of {size}", SAMPLE_HINT):
-            await executor.run(Batch(model.name, [sample] * size))
-
-
 def autotunes(device: torch.device, model: ServedModel) -> bool:
     """Whether the first batch of each size is slow because cuDNN then searches for the fastest convolutions.
 
     This requires samples of one shape, with which batches of one size are always the same computation.
     """
     return device.type == "cuda" and model.signature.has_fixed_shapes
-
-
-def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
-    """Warm a model up for all batch sizes of its profile, or for the first two and the last.
-
-    Returns:
-        The profile; its largest batch is halved until it fits the memory.
-
-    Raises:
-        SpecError: a batch of one sample does not fit.
-    """
-    largest = profile.max_batch_size
-    try:
-        asyncio.run(warm_up(executor, model, range(1, largest + 1) if every_size else (1, min(2, largest), largest)))
-    except OutOfMemoryError as error:
-        if largest == 1:
-            raise SpecError(f"{model.name} does not fit the memory that is free on {executor.name}: {error}") from error
-        _log.warning("%s: a batch of %d does not fit the memory; trying half of it", model.name, largest)
-        return warm_up_and_fit(executor, model, profile.truncated(largest // 2), every_size)
-    return profile

@@ -108,7 +108,9 @@ class LastReading:
 
 
 def meter_for(device: str) -> EnergyMeter:
-    """The best meter of a device, "cuda:N" or "cpu"; without one, NoMeter, and the reason is logged."""
+    """The best meter of a device, "cuda:N" or "cpu"; else NoMeter, and the reason is logged. "none": NoMeter."""
+    if device == "none":
+        return NoMeter()
     try:
         meter = _meter(device)
     except OSError as error:

@@ -19,7 +19,9 @@ from server.models.model import ServedModel
 from server.models.signature import DTYPES
 from server.models.tensors.codec import TensorCodec, check_sample
 from server.models.tensors.python_source import imported_again, one_line_errors
+from server.models.tensors.upstream_source import Description, UpstreamModel
 from server.models.texts.spec import check_text, is_text, model_settings
+from server.models.upstream_spec import is_upstream, upstreams_of
 from server.models.weights import is_weights_file
 
 LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
@@ -74,7 +76,9 @@ class ModelSource(ABC):
         Raises:
             SpecError: the model takes no such samples, or this one does not fit.
         """
-        raise SpecError(f"--sample is for FILE.py:CLASS, FILE.pt2 and FILE.onnx, not for {self.spec}; leave it out")
+        raise SpecError(
+            f"--sample is for FILE.py:CLASS, FILE.pt2, FILE.onnx and oip:URL, not for {self.spec}; leave it out"
+        )
 
     def with_sample(self, model: ServedModel[Any], path: Path) -> ServedModel[Any]:
         """The model with the sample of a file in place of synthetic ones; raises as `read_sample`."""
@@ -127,7 +131,7 @@ class TextSource(ModelSource):
 
 
 class TensorSource(ModelSource):
-    """A model of named tensors: FILE.py:CLASS, FILE.pt2 or FILE.onnx."""
+    """A model of named tensors in a file: FILE.py:CLASS, FILE.pt2 or FILE.onnx."""
 
     def __init__(self, spec: str) -> None:
         super().__init__(spec)
@@ -208,6 +212,38 @@ class TensorSource(ModelSource):
         return ServedModel(name, codec, (), weights, largest, platform)
 
 
+class UpstreamSource(TensorSource):
+    """A model of one other server: oip:http://HOST:PORT/MODEL."""
+
+    def emulate(self, name: str, max_batch_size: int) -> NoReturn:
+        """Raise: another server has no emulated device."""
+        raise SpecError(f"{name} is a model of another server, which is not emulated; leave out --device")
+
+    def settings(self, name: str) -> str:
+        """The URL, and the platform and versions that the server names."""
+        return f"{self.spec.removeprefix('oip:')}, {self.description().about}"
+
+    def make(self) -> UpstreamModel:
+        """Make the model, asking the server for its signature.
+
+        Raises:
+            SpecError: the server does not answer, has no such model, or the model takes no batches.
+        """
+        upstream, *others = upstreams_of(self.spec)
+        if others:
+            raise SpecError(f"{self.spec!r} names {1 + len(others)} servers; name one here")
+        return UpstreamModel(upstream)
+
+    def description(self) -> Description:
+        """The model as the server describes it; raises as `make`."""
+        model = self._model()
+        assert isinstance(model, UpstreamModel)
+        return model.description
+
+    def _platform(self) -> str:
+        return "oip"
+
+
 class UnsupportedFile(ModelSource):
     """A file that holds no model that can be run by itself, such as a state dict."""
 
@@ -260,6 +296,8 @@ def read_again(spec: str) -> Iterator[None]:
 
 
 def _make_source(spec: str) -> ModelSource:
+    if is_upstream(spec):
+        return UpstreamSource(spec)
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
     if re.search(r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$", spec, re.IGNORECASE):

@@ -24,6 +24,7 @@ from server.backends.executor import (
     Batch,
     Completion,
     Executor,
+    RecoverableExecutor,
     RestartableExecutor,
     StandbyLaunches,
     check_outputs,
@@ -31,6 +32,7 @@ from server.backends.executor import (
 )
 from server.errors import (
     DeviceLostError,
+    DeviceUnavailableError,
     DrainingError,
     ExecutionError,
     ExpiredError,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright.dispatcher")
 _TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
 _GRACE = 5.0  # s by which the loop may be late; it then is not alive
+_CHECK_INTERVAL = 1.0  # s, of an idle device that may become unavailable
 
 
 class Dispatcher:
@@ -65,9 +68,11 @@ class Dispatcher:
         on_unprofiled_work: called with a model that ran single stages or a failed attempt, whose energy the profile
             does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
-        on_broken: called when nothing can be served any more, with the calls that have no answer, which another device
-            may take over, and the error for the others.
+        on_broken: called when nothing can be served any more, or for now, with the calls that have no answer, which
+            another device may take over, and the error for the others.
+        on_available: called when a device that was unavailable serves again.
         broken: set when nothing can be served any more: the device is lost, or the loop failed.
+        available: whether the device can be used now; false while it recovers by itself, as another server may.
     """
 
     tracing: "Tracing | None" = None
@@ -75,6 +80,8 @@ class Dispatcher:
     on_unprofiled_work: Callable[[str], None] | None = None
     on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
+    on_available: Callable[[], None] | None = None
+    available = True
 
     def __init__(
         self,
@@ -89,6 +96,7 @@ class Dispatcher:
         self.chosen = dict(chosen)
         self.broken = asyncio.Event()
         self._executor = executor
+        self._recoverable = executor if isinstance(executor, RecoverableExecutor) else None
         self._metrics = metrics
         self._clock = clock
         self._limits = limits
@@ -102,6 +110,7 @@ class Dispatcher:
         self._batcher = Batcher(policy, largest, monitor, iterating)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
         self._next_step_by = inf  # latest instant at which the loop should decide again
+        self._check_at = inf if self._recoverable is None else 0.0  # instant of the next check of an idle device
         self._ids = count()
         self._wake = asyncio.Event()
         self._all_answered = asyncio.Event()
@@ -189,9 +198,12 @@ class Dispatcher:
             QueueFullError: the queue has no room for them.
             TooLateError: their answers are expected after `timeout`, s.
             DrainingError: the server is stopping.
+            UnavailableError: the device is unavailable for now.
         """
         if self._draining or self.broken.is_set():
             raise DrainingError("the server is stopping; send the request to another one", 1)
+        if not self.available:
+            raise self._unavailable_error()
         reject_if_full(n, self._batcher.queue_length, self._limits.capacity, self.backlog)
         if timeout == inf:
             return 0.0
@@ -284,9 +296,14 @@ class Dispatcher:
         return len(self._calls)
 
     @property
+    def up(self) -> bool:
+        """Whether the device works."""
+        return self.available and not self.broken.is_set()
+
+    @property
     def ready(self) -> bool:
         """Whether new calls are admitted."""
-        return not (self._draining or self.broken.is_set())
+        return self.up and not self._draining
 
     @property
     def alive(self) -> bool:
@@ -324,7 +341,10 @@ class Dispatcher:
         """
         try:
             while True:
-                await self._step()
+                try:
+                    await self._step()
+                except DeviceUnavailableError as error:
+                    await self._wait_until_available(error)
         except DeviceLostError as error:
             _log.critical("%s is lost (%s); restart the server to use it again", self.device, error)
             self._end(UnavailableError("the device is lost; send the request to another server", 1))
@@ -332,8 +352,26 @@ class Dispatcher:
             _log.exception("the dispatcher of %s failed; restart the server to use it again", self.device)
             self._end(ExecutionError(f"the dispatcher failed: {type(error).__name__}"))
 
+    async def _wait_until_available(self, error: DeviceUnavailableError) -> None:
+        """Give up all calls, and return when the device can serve again."""
+        assert self._recoverable is not None
+        _log.error("%s is unavailable: %s", self.device, error)
+        self.available, self._next_step_by = False, inf
+        self._give_up(self._unavailable_error())
+        await self._recoverable.wait_until_available()
+        _log.warning("%s is available again", self.device)
+        self.available = True
+        if self.on_available is not None:
+            self.on_available()
+
+    def _unavailable_error(self) -> UnavailableError:
+        return UnavailableError(f"{self.device} does not answer for now; send the request again", 1)
+
     def _end(self, error: ServerError) -> None:
         self.broken.set()
+        self._give_up(error)
+
+    def _give_up(self, error: ServerError) -> None:
         calls = [call for call in self._calls if not call.future.done()]
         for call in calls:
             call.lose_device()
@@ -353,12 +391,18 @@ class Dispatcher:
                 self._last_finish = None
                 self._next_step_by = until
                 self._deliver()
-                await self._sleep(until)
+                if self._recoverable is not None and self._clock() >= self._check_at:
+                    self._check_at = self._clock() + _CHECK_INTERVAL
+                    await self._recoverable.check()
+                else:
+                    await self._sleep(min(until, self._check_at))
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
         timeout = max(self._limits.batch_timeout, _TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
         now = self._clock()
         self._forecast.free_at, self._next_step_by = now + self._forecast.least_time(batch), now + timeout
+        if self._recoverable is not None:
+            self._check_at = now + _CHECK_INTERVAL
         return with_timeout(self._executor, batch, timeout)
 
     def _decide(self) -> Action:
@@ -408,9 +452,14 @@ class Dispatcher:
 
     async def _recover(self, run: BatchRun, error: Exception) -> None:
         launch, batch = run.launch, replace(run.batch, standby=None)
-        _log.error("a batch of %d failed", len(launch.requests), exc_info=error)
+        known = isinstance(error, DeviceUnavailableError)  # its reason is logged once, without a traceback
+        _log.error("a batch of %d failed", len(launch.requests), exc_info=None if known else error)
         self._metrics.device_fault(batch.model, type(error).__name__)
-        recovery = await recover(self._run, self._restart, batch, error)
+        try:
+            recovery = await recover(self._run, self._restart, batch, error)
+        except DeviceUnavailableError:
+            self._batcher.fail(launch)
+            raise
         for part in recovery.parts:
             if isinstance(part.result, Completion):
                 set_last_stages(launch, part.of(launch.requests), part.result)

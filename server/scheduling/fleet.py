@@ -23,9 +23,9 @@ _MAX_LOSSES = 2  # devices lost while they served a call; the call then fails, s
 class Fleet:
     """One dispatcher or several.
 
-    The calls of a lost device move to the others. An operator may retire a device: it then serves its accepted calls
-    without waiting for more, and gets no new ones until it is resumed, by the operator or because all other devices are
-    lost.
+    The calls of a lost device, or of one that is unavailable for now, move to the others. An operator may retire a
+    device: it then serves its accepted calls without waiting for more, and gets no new ones until it is resumed, by the
+    operator or because no other device works.
 
     Attributes:
         dispatchers: the dispatchers, in the order in which the devices were named.
@@ -43,10 +43,11 @@ class Fleet:
         self.broken = asyncio.Event()
         self.unloaded: set[str] = set()
         self._capacity = capacity
-        self._set_serving(self.dispatchers)
+        self._retired: set[Dispatcher] = set()
+        self._update_serving()
         self._by_device = {dispatcher.device: dispatcher for dispatcher in dispatchers}
         for dispatcher in dispatchers:
-            dispatcher.on_broken = self._reassign
+            dispatcher.on_broken, dispatcher.on_available = self._reassign, self._update_serving
 
     def submit(
         self,
@@ -79,7 +80,7 @@ class Fleet:
 
     def backlog(self) -> float:
         """Return the least time in which one of the devices serves all its requests, s."""
-        return min(dispatcher.backlog() for dispatcher in self._serving)
+        return min((dispatcher.backlog() for dispatcher in self._serving), default=0.0)
 
     @property
     def waiting(self) -> int:
@@ -104,8 +105,8 @@ class Fleet:
 
     @property
     def first(self) -> Dispatcher:
-        """The first serving device, for callers that need any one of them."""
-        return self._serving[0]
+        """The first serving device, or else the first, for callers that need any one of them."""
+        return (self._serving or self.dispatchers)[0]
 
     @property
     def models(self) -> Sequence[str]:
@@ -141,8 +142,8 @@ class Fleet:
         return not self.broken.is_set() and all(d.alive or d.broken.is_set() for d in self.dispatchers)
 
     def serves(self, dispatcher: Dispatcher) -> bool:
-        """Whether this device gets new calls."""
-        return dispatcher in self._serving and not dispatcher.broken.is_set()
+        """Whether this device gets new calls, once it is available."""
+        return dispatcher not in self._retired and not dispatcher.broken.is_set()
 
     def set_serving(self, index: int, serving: bool) -> None:
         """Retire a device, or resume it.
@@ -161,15 +162,18 @@ class Fleet:
             raise BadInputError(f"{changed.device} is lost; restart the server to use it again")
         if serving == self.serves(changed):
             return
-        alone = next((model for model in changed.chosen if len(self._serving_of[model]) == 1), None)
+        others = [dispatcher for dispatcher in self._serving if dispatcher is not changed]
+        alone = next((model for model in changed.chosen if not any(model in d.chosen for d in others)), None)
         if not serving and alone is not None:
             raise BadInputError(f"{changed.device} is the last device that serves {alone}; resume another one first")
         _log.warning("%s is %s", changed.device, "resumed" if serving else "retired: it gets no new calls")
-        self._set_serving([d for d in self.dispatchers if (serving if d is changed else d in self._serving)])
         if serving:
+            self._retired.remove(changed)
             changed.resume()
         else:
+            self._retired.add(changed)
             changed.retire()
+        self._update_serving()
 
     async def run(self) -> None:
         """Serve on all devices until cancelled, or until all are lost; then `broken` is set."""
@@ -192,13 +196,13 @@ class Fleet:
         """Return the device to which `n` more samples go, if the queues of all devices together have room for them.
 
         Raises:
-            UnavailableError: all devices of the model are lost.
+            UnavailableError: no device of the model works.
         """
         serving = self._serving_of[model]
         if len(self.dispatchers) == 1:  # it checks its own capacity
             return self.dispatchers[0]
         if not serving:
-            raise UnavailableError(f"the devices of {model} are lost; send the request to another server", 1)
+            raise UnavailableError(f"no device of {model} works; send the request again, or to another server", 1)
         reject_if_full(n, self.waiting, self._capacity, self.backlog)
         return self._least_delay(model, n)
 
@@ -207,36 +211,36 @@ class Fleet:
         serving = self._serving_of[model]
         return serving[least_delay([dispatcher.backlog({model: n}) for dispatcher in serving])]
 
-    def _set_serving(self, serving: Sequence[Dispatcher]) -> None:
-        """Set the devices that get new calls."""
-        self._serving = tuple(serving)
+    def _update_serving(self) -> None:
+        """Find the devices that get new calls: those that work and are not retired."""
+        self._serving = tuple(d for d in self.dispatchers if d.up and d not in self._retired)
         models = dict.fromkeys(model for dispatcher in self.dispatchers for model in dispatcher.chosen)
         self._serving_of = {model: [d for d in self._serving if model in d.chosen] for model in models}
 
     def _reassign(self, calls: Sequence[Call], error: ServerError) -> None:
-        """Move the calls of a broken dispatcher to the other devices of their models.
+        """Move the calls of a device that is lost or unavailable to the other devices of their models.
 
         Retired devices are resumed if no other device of a model is serving.
         """
-        working = [dispatcher for dispatcher in self.dispatchers if not dispatcher.broken.is_set()]
-        if not working:
+        if all(dispatcher.broken.is_set() for dispatcher in self.dispatchers):
             _log.critical("all devices are lost; the server exits, to be restarted by its supervisor")
             self.broken.set()
             fail_all(calls, error)
             return
-        self._set_serving([dispatcher for dispatcher in working if dispatcher in self._serving])
+        self._update_serving()
         for model in [model for model, serving in self._serving_of.items() if not serving]:
-            resumed = [dispatcher for dispatcher in working if model in dispatcher.chosen]
+            resumed = [d for d in self.dispatchers if d.up and d in self._retired and model in d.chosen]
             for dispatcher in resumed:
-                _log.critical("%s is resumed: all serving devices of %s are lost", dispatcher.device, model)
+                _log.critical("%s is resumed: no other device of %s works", dispatcher.device, model)
                 if not self._draining:
                     dispatcher.resume()
             if not resumed:
-                _log.critical("all devices of %s are lost; its calls are rejected until a restart", model)
-            self._set_serving([d for d in self.dispatchers if d in self._serving or d in resumed])
-        _log.critical(
-            "%d calls move to the remaining devices: %s", len(calls), ", ".join(d.device for d in self._serving)
-        )
+                _log.critical("no device of %s works; its calls are rejected", model)
+            self._retired.difference_update(resumed)
+            self._update_serving()
+        if self._serving:
+            names = ", ".join(dispatcher.device for dispatcher in self._serving)
+            _log.critical("%d calls move to the remaining devices: %s", len(calls), names)
         for call in calls:
             if call.losses < _MAX_LOSSES and self._serving_of[call.model]:
                 self._least_delay(call.model, call.missing).enqueue(call)

@@ -1,7 +1,7 @@
 """Recovery of failed batches: retry parts of the batch, so that only the failing samples fail.
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
-finite, is bisected down to the failing samples. If the device is lost, recovery ends with DeviceLostError.
+finite, is bisected down to the failing samples. If the device is lost or unavailable, recovery ends with its exception.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from server.backends.executor import Batch, Completion, check_outputs
-from server.errors import BatchTimeoutError, DeviceLostError, OutOfMemoryError, one_line
+from server.errors import BatchTimeoutError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError, one_line
 
 _T = TypeVar("_T")
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
@@ -67,17 +67,19 @@ async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) ->
 
     Args:
         run: runs a part of the batch.
-        restart: makes the device usable again after the batch timeout; raises DeviceLostError if it cannot.
+        restart: makes the device usable again after the batch timeout; raises DeviceLostError or
+            DeviceUnavailableError if it cannot.
         batch: the batch.
         error: the exception that it raised.
 
     Raises:
         DeviceLostError: the device is lost.
+        DeviceUnavailableError: the device is unavailable for now.
     """
     hung = isinstance(error, BatchTimeoutError)
     if isinstance(error, BatchTimeoutError):
         await restart(batch.model, error)
-    elif isinstance(error, DeviceLostError):
+    elif isinstance(error, DeviceLostError | DeviceUnavailableError):
         raise error
     size = len(batch.inputs)
     if size == 1:  # a sample that does not fit alone says nothing about batches of others

@@ -92,7 +92,7 @@ class Metrics:
         self._backlog = gauge(
             "backlog_seconds", "Time to serve all requests on a device, the least over serving devices, s"
         )
-        self._device_up = gauge("device_up", "1 while the device works, 0 once it is lost", "device")
+        self._device_up = gauge("device_up", "1 while the device works, 0 while it is unavailable or lost", "device")
         self._capacity = gauge(
             "capacity_hertz", "Largest service rate, max over b of b/l(b), summed over serving devices, 1/s", "model"
         )

@@ -22,6 +22,7 @@ from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference
 from server.errors import BadInputError
+from server.scheduling.fleet import Fleet
 from server.telemetry.statistics import Duration
 
 _RATE_STEP = 1.1  # a chart is rendered again when the mean rate has changed by about this factor
@@ -139,7 +140,7 @@ class DashboardData:
             "models": [*self._inference.models],
             "device": key[1],
             "devices": describe_devices(fleet),
-            "status": _status(fleet.alive, fleet.ready),
+            "status": _status(fleet),
             "weights": self._inference.models[model].weights,
             "queue_length": fleet.queue_length(model),
             "arrival_rate_hz": fleet.arrival_rate(model),
@@ -161,10 +162,12 @@ def _mean_ms(total: Duration) -> float:
     return total.ns / 1e6 / total.count
 
 
-def _status(alive: bool, ready: bool) -> str:
-    if not alive:
+def _status(fleet: Fleet) -> str:
+    if not fleet.alive:
         return "broken"
-    return "ready" if ready else "draining"
+    if fleet.ready:
+        return "ready"
+    return "unavailable" if not any(dispatcher.up for dispatcher in fleet.dispatchers) else "draining"
 
 
 def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> bytes:

@@ -20,14 +20,17 @@ _BF16_BITS = np.dtype("<u2")
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
 
-def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] | list[bytes]:
+def from_binary(
+    body: bytes | memoryview, start: int, datatype: str, shape: tuple[int, ...], max_elements: float = _MAX_ELEMENTS
+) -> NDArray[Any] | list[bytes]:
     """Read a binary tensor that takes the body from `start` to its end, without copying numbers.
 
     Raises:
         BadInputError: The bytes do not fit datatype and shape.
+        TooLargeError: There are more than `max_elements` elements of BYTES.
     """
     if datatype == "BYTES":
-        return _split_elements(body, start, math.prod(shape))
+        return _split_elements(bytes(body), start, math.prod(shape), max_elements)
     dtype = _BF16_BITS if datatype == "BF16" else DTYPES[datatype]
     expected, size = math.prod(shape) * dtype.itemsize, len(body) - start
     if size != expected:
@@ -40,10 +43,10 @@ def from_binary(body: bytes, start: int, datatype: str, shape: tuple[int, ...]) 
     return array
 
 
-def _split_elements(body: bytes, start: int, count: int) -> list[bytes]:
+def _split_elements(body: bytes, start: int, count: int, max_elements: float) -> list[bytes]:
     """Split length-prefixed elements; an excessive count raises at the end of the body."""
-    if count > _MAX_ELEMENTS:
-        raise TooLargeError(f"{count} BYTES elements, over {_MAX_ELEMENTS} of one input; send fewer samples per call")
+    if count > max_elements:
+        raise TooLargeError(f"{count} BYTES elements, over {max_elements} of one input; send fewer samples per call")
     elements: list[bytes] = []
     for index in range(count):
         stop = start + 4 + int.from_bytes(body[start : start + 4], "little")

@@ -36,6 +36,7 @@ def test_the_only_ready_model_is_used() -> None:
 def test_without_a_list_of_models_the_given_one_is_used() -> None:
     assert found(Stub(models=None)) is None
     assert found(Stub(models={"error": "what?"}), "a b/c") == "a b/c"
+    assert found(Stub(models=[]), "tiny") == "tiny"
 
 
 @pytest.mark.parametrize(

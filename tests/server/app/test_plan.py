@@ -11,6 +11,7 @@ from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, ServerPlan, make_plan
 from server.config import Settings, SettingsResult, read_settings
+from tests.support.fake_upstream import metadata, upstream
 
 P4 = "emulated:googlenet-tesla-p4"
 
@@ -172,3 +173,43 @@ def test_further_checks_are_reported_with_the_errors_of_the_settings() -> None:
     result = read_settings({"models": ["a"], "device": P4, "port": 0}, None)
     with pytest.raises(SpecError, match="no such setting; no key file"):
         make_plan(SettingsResult(result.settings, ("no such setting",)), lambda *_: None, [check_keys])
+
+
+def devices(*models: str, **flags: object) -> dict[str, dict[str, str]]:
+    plan = server_plan(None, **{"models": list(models), "policy": ["greedy"], **flags})
+    return {one.settings.device: one.settings.specs for one in plan.devices}
+
+
+def test_each_other_server_is_a_device_of_its_own_beside_those_of_the_flag() -> None:
+    with upstream() as a, upstream() as b:
+        both, alone = f"{a.spec},{b.spec[4:]}", b.spec
+        found = devices("googlenet", f"m={both}", f"n={alone}")
+        assert found == {
+            P4: {"googlenet": "googlenet"},
+            a.device: {"m": a.spec},
+            b.device: {"m": b.spec, "n": b.spec},
+        }
+        assert devices(f"m={both}", device="cuda:4095") == {a.device: {"m": a.spec}, b.device: {"m": b.spec}}
+        plan = server_plan(None, models=[f"m={both}"], policy=["static:8"], profile=["googlenet-tesla-p4"])
+        assert [one.max_batch_size("m") for one in plan.devices] == [8, 8]
+
+
+def test_errors_of_other_servers_are_found_before_anything_starts(tmp_path: Path) -> None:
+    def error(*models: str, **flags: object) -> str:
+        return error_of(models=list(models), policy=["greedy"], **flags)
+
+    with upstream() as a, upstream(metadata=metadata(x=("FP64", [-1, 2]))) as b:
+        assert "m differs between" in error(f"m={a.spec},{b.spec[4:]}")
+        assert "input x is FP32 [-1, 2] and FP64 [-1, 2]; serve one" in error(f"m={a.spec},{b.spec[4:]}")
+        assert "a server is named twice" in error(f"m={a.spec},{a.spec[4:]}")
+        assert "is not the URL of a model; give NAME=oip:http://" in error(f"m={a.spec},")
+        assert "leave out --stages" in error(f"m={a.spec}", stages=2)
+        assert "meter: String should match pattern" in error(f"m={a.spec}", meter="gpu")
+        assert "each of which would count all its energy: cpu, cpu" in error(f"m={a.spec}", f"n={b.spec}", meter="cpu")
+        assert "unknown type of the sample 'x'" in error(f"m={a.spec}", sample=["x"])
+        config = tmp_path / "server.yaml"
+        models = [{"name": "m", "source": a.spec, "meter": "cpu"}, {"name": "n", "source": a.spec}]
+        config.write_text(json.dumps({"models": models, "port": 0}))
+        with pytest.raises(SpecError, match=f"the models of {a.device} have the meters cpu and none; give one"):
+            make_plan(read_settings({}, config), lambda *_: None)
+    assert "does not answer" in error(f"m={a.spec.replace('echo', 'gone')}")

@@ -11,8 +11,9 @@ import torch
 from policies.types import SpecError
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, ThreadExecutor
-from server.backends.torch_device import cpu_threads, device_settings, resolve_device, warm_up
+from server.backends.torch_device import cpu_threads, device_settings, resolve_device
 from server.backends.torch_images import ImageDevice, make_image_device
+from server.backends.warm_up import warm_up
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
 from server.models.images.torchvision_source import load_image_model

@@ -83,7 +83,8 @@ function showStatus(kind, label) {
 }
 
 function show(state, more) {
-  const status = { ready: "ready", draining: "draining: rejects new calls", broken: "device lost: restart the server" };
+  const status = { ready: "ready", draining: "draining: rejects new calls",
+    unavailable: "unavailable: another server does not answer", broken: "device lost: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
   showDevices(state.devices, state.model);
@@ -111,7 +112,7 @@ function showDevices(devices, model) {
   select.selectedIndex = page.device;
   devices.forEach(({ device, up, serving, models }, index) => {
     select.options[index].disabled = !(model in models);
-    text(select.options[index], up ? serving ? device : `${device} (out of service)` : `${device} (lost)`);
+    text(select.options[index], up ? serving ? device : `${device} (out of service)` : `${device} (down)`);
   });
 }
 

@@ -27,9 +27,9 @@ def test_the_error_of_a_command_names_what_to_install(command: str) -> None:
 def test_image_models_are_served_without_it() -> None:
     done = run(
         "import torch, numpy as np; from server.backends.executor import Batch; "
-        "from server.backends.loading import load_models, make_device; "
-        "models = load_models({'net': 'squeezenet1_1'}, {'net': 'random'}, {'net': 1}); "
-        "device = make_device(models, torch.device('cpu')); "
+        "from server.backends.loading import make_device; from server.models.sources import source_of; "
+        "model = source_of('squeezenet1_1').load('net', 'random', 1, 1); "
+        "device = make_device([model], torch.device('cpu')); "
         "print(device.serve(Batch('net', [np.zeros((224, 224, 3), np.uint8)]))[0].shape)"
     )
     assert (done.returncode, done.stdout) == (0, "(1000,)\n"), done.stderr

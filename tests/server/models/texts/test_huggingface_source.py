@@ -16,8 +16,9 @@ from server.models.texts.codec import ByteTokenizer
 from server.models.texts.samples import DecodeState, GeneratedTokens, TextSample
 
 pytest.importorskip("transformers", reason="the extra text is not installed")
-from server.backends.loading import load_models, make_device
+from server.backends.loading import make_device
 from server.backends.torch_texts import TextDevice
+from server.models.sources import source_of
 from server.models.texts.huggingface_source import load_text_model
 from server.models.texts.networks import GenerativeNet
 
@@ -287,11 +288,8 @@ def test_damaged_weights_are_rejected(tmp_path: Path) -> None:
 
 
 def test_image_and_text_models_share_a_device() -> None:
-    loaded = load_models(
-        {"image": "resnet18", "text": "text-classifier"},
-        {"image": "random", "text": "random"},
-        {"image": 2, "text": 2},
-    )
+    specs = {"image": "resnet18", "text": "text-classifier"}
+    loaded = [source_of(spec).load(name, "random", 2, 1) for name, spec in specs.items()]
     device = make_device(loaded, torch.device("cpu"))
     (image, _), (text, _) = loaded
     assert image.name == "image"

@@ -1,0 +1,44 @@
+"""The warm-up of models on a device, which also finds the largest batch that fits. Without torch."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from policies.profile import Profile
+from policies.types import SpecError
+from server.backends.executor import Batch, Executor
+from server.errors import OutOfMemoryError
+from server.models.model import ServedModel
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
+
+_log = logging.getLogger("batchwright")
+
+
+async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:
+    """Serve synthetic batches, largest first, in the executor's thread: cuDNN keeps its plans by thread."""
+    (sample,) = model.codec.synthetic_samples(1, np.random.default_rng(0))
+    for size in sorted(batch_sizes, reverse=True):
+        with one_line_errors(f"{model.name}: a batch of {size}", SAMPLE_HINT):
+            await executor.run(Batch(model.name, [sample] * size))
+
+
+def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
+    """Warm a model up for all batch sizes of its profile, or for the first two and the last.
+
+    Returns:
+        The profile; its largest batch is halved until it fits the memory.
+
+    Raises:
+        SpecError: a batch of one sample does not fit.
+    """
+    largest = profile.max_batch_size
+    try:
+        asyncio.run(warm_up(executor, model, range(1, largest + 1) if every_size else (1, min(2, largest), largest)))
+    except OutOfMemoryError as error:
+        if largest == 1:
+            raise SpecError(f"{model.name} does not fit the memory that is free on {executor.name}: {error}") from error
+        _log.warning("%s: a batch of %d does not fit the memory; trying half of it", model.name, largest)
+        return warm_up_and_fit(executor, model, profile.truncated(largest // 2), every_size)
+    return profile
