@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.harness import Server, run_json, serving
-from tests.support.fake_upstream import FakeUpstream, Inference, error, upstream
+from tests.support.fake_upstream import FakeUpstream, Inference, error, metadata, upstream
 from tests.support.http_client import Response, fetch
 from tests.support.triton import infer
 from tests.system.test_faults import until
@@ -207,3 +207,20 @@ def test_profile_model_needs_one_server(fake: FakeUpstream) -> None:
         run_json("profile-model", f"m={fake.spec},{fake.spec[4:]}", "--quick")
     with pytest.raises(RuntimeError, match="no meter 'gpu'; give none, cpu or cuda:N"):
         run_json("profile-model", f"m={fake.spec}", "--quick", "--meter", "gpu")
+
+
+def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpstream) -> None:
+    with serving(f"m={fake.spec}", "--policy", "timeout:2") as server:
+        fake.stop()
+        until(lambda: not ready(server))
+        fake.metadata = metadata(x=("FP32", [-1, 3]))
+        fake.start()
+        assert predict(server, 1, 2).status == 503, "its signature is another one"
+        assert fetch(server.url, "/v2/repository/models/m/load", b"").status == 200
+        until(lambda: ready(server))
+        assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}
+        fake.metadata = {"inputs": 3}
+        answer = fetch(server.url, "/v2/repository/models/m/load", b"")
+        assert answer.status == 400
+        assert answer.json["error"].endswith("; the revision in service stays")
+        assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}
