@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.types import ASGIApp
 
 from policies.catalog import Chosen
+from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
+from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.application import create_app
@@ -112,6 +114,7 @@ def _dispatcher(device: DevicePlan, backend: "_Backend", metrics: Metrics, traci
     dispatcher.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
+        metrics.objective(model, choice.objective, SHARE)
     metrics.watch_device(name, lambda: not dispatcher.broken.is_set())
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher
@@ -237,3 +240,5 @@ def _warn(model: str, choice: Chosen) -> None:
             "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
             model,
         )
+    for warning in objective_warnings(choice):
+        _log.warning("%s: %s", model, warning)

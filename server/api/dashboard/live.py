@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from policies.catalog import Chosen
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
+from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference
@@ -144,7 +145,7 @@ class DashboardData:
             "queue_length": fleet.queue_length(model),
             "arrival_rate_hz": fleet.arrival_rate(model),
             "policy": self._policy(key),
-            "slo_ms": 1e3 * chosen.slo,  # infinity is null
+            "slo_ms": 1e3 * chosen.objective,  # infinity is null
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
             "observed": observed if len(fleet.devices_of(model)) == 1 else [],  # several profiles cannot be compared
@@ -178,6 +179,7 @@ def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> by
             "rates_hz": table.rates,
             "batch_size": table.batch_size,
             "mean_rate_hz": mean_rate,
+            "warnings": objective_warnings(chosen),
             "profile": _profile(chosen.profile),
         }
     )

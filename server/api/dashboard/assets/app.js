@@ -150,6 +150,8 @@ function showPolicy(state) {
   const { view, trail } = page;
   text(find("spec"), view.spec);
   text(find("how"), view.how);
+  find("objective-warning").hidden = !view.warnings.length;
+  text(find("objective-warning"), view.warnings.map((line) => `${line[0].toUpperCase()}${line.slice(1)}.`).join(" "));
   text(find("key-high"), String(view.profile.max_batch_size));
   text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
   text(find("present"), describeAction(view, state.here));
@@ -229,7 +231,7 @@ async function swap(event) {
   try {
     const settings = { method: "PUT", body: JSON.stringify({ policy }), headers: { "content-type": "application/json" } };
     const now = await send(`admin/models/${encodeURIComponent(page.model)}/policy`, settings, "admin-key");
-    showResult(result, `The policy is now ${now.spec}.`);
+    showResult(result, [`The policy is now ${now.spec}.`, ...now.warnings].join(" Warning: "));
   } catch (error) {
     showResult(result, error.message, true);
   }
