@@ -15,7 +15,7 @@ from server.telemetry.metrics import Metrics
 
 ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
 _WORDS = {
-    *("sum", "count", "by", "on", "group_left", "and", "or", "unless", "offset"),
+    *("sum", "count", "max", "by", "on", "group_left", "and", "or", "unless", "offset"),
     *("rate", "increase", "vector", "scalar", "absent", "histogram_quantile", "min_over_time", "avg_over_time"),
 }
 
@@ -42,11 +42,6 @@ def exported() -> Mapping[str, frozenset[str]]:
     for sample in _samples():
         found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
     return {name: frozenset(known) for name, known in found.items()}
-
-
-def exported_buckets(histogram: str) -> set[str]:
-    """The upper ends of a histogram's buckets, as they are written."""
-    return {sample.labels["le"] for sample in _samples() if sample.name == f"{histogram}_bucket"}
 
 
 def _samples() -> Iterator[Sample]:
