@@ -231,7 +231,7 @@ async function swap(event) {
   try {
     const settings = { method: "PUT", body: JSON.stringify({ policy }), headers: { "content-type": "application/json" } };
     const now = await send(`admin/models/${encodeURIComponent(page.model)}/policy`, settings, "admin-key");
-    showResult(result, [`The policy is now ${now.spec}.`, ...now.warnings].join(" Warning: "));
+    showResult(result, `The policy is now ${now.spec}.${now.warnings.length ? " See the warning above." : ""}`);
   } catch (error) {
     showResult(result, error.message, true);
   }
