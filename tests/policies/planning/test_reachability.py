@@ -49,6 +49,11 @@ def test_the_warning_says_up_to_which_rate_an_objective_is_kept() -> None:
     assert reachability(P4, 10.0).warning is None
 
 
+def test_larger_batches_that_are_slower_per_request_do_not_raise_the_least_response_time() -> None:
+    slower = replace(P4, service_times=(*P4.service_times[:4], *(10.0 * t for t in P4.service_times[4:])))
+    assert reachability(slower, 1.0).least == reachability(P4.truncated(4), 1.0).least
+
+
 def test_a_profile_without_energies_has_the_same_least_response_times() -> None:
     assert reachability(replace(P4, energies=None), 0.005) == reachability(P4, 0.005)
 
