@@ -37,7 +37,7 @@ POLICY = "smdp:slo_p95_ms=120"
 CAPACITY = 64  # requests that may wait
 COMPARED = "smdp:slo_p95_ms=300"  # response times so long that the client's 2 ms hardly count
 TOLERANCE = 0.02
-SHORTENED = {"1d": 40, "6h": 30, "2h": 25, "1h": 20, "30m": 15, "15m": 5, "10m": 5, "5m": 10, "2m": 3, "1m": 5}  # s
+SHORTENED = {"1d": 40, "3h": 30, "1h": 20, "15m": 5, "10m": 5, "5m": 10, "2m": 3, "1m": 5}  # s
 VARIABLES = {"$model": ".*", "$instance": ".*", "$__rate_interval": "10s", "$__interval": "1s", "$__range": "60s"}
 
 

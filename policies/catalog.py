@@ -67,7 +67,8 @@ class Chosen:
         profile: of the model on its device; its largest size is the largest batch.
         policy: bounded by the maximum wait.
         monitor: measures the arrival rate as the policy needs it.
-        slo: response time objective, s; inf if the spec has none.
+        slo: response time objective of the spec, s; inf if it has none.
+        promised: the objective that the server promised its clients when it started, s; inf if it did not.
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
@@ -80,9 +81,15 @@ class Chosen:
     policy: Policy
     monitor: Monitor
     slo: float = inf
+    promised: float = inf
     table: PolicyTable | None = None
     bins: Bins | None = None
     defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def objective(self) -> float:
+        """The objective that late answers are counted by, s: that of the spec, else the promised one; inf if none."""
+        return self.slo if self.slo < inf else self.promised
 
     def kind(self, model: str, size: float, shape: str = "") -> Kind:
         """The kind of a request, by its predicted service time alone, s, and the shape of its inputs."""
@@ -154,6 +161,7 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedP
     if isinstance(built, BinnedPolicy):
         return _binned(spec, rule, profile, built)
     policy, table = (built.policy, built.table) if isinstance(built, SolvedPolicy) else (built, None)
+    slo = _objective(spec, table)
     return Chosen(
         spec=spec.text,
         name=rule.name,
@@ -161,10 +169,18 @@ def _chosen(spec: Spec, profile: Profile, built: Policy | SolvedPolicy | BinnedP
         profile=profile,
         policy=_bounded(policy, profile, spec.number("max_wait_ms") / 1e3),
         monitor=ForgettingMonitor(rate_time_constant(profile)) if rule.monitor is None else rule.monitor(),
-        slo=spec.number("slo_ms", spec.number("slo_p95_ms", inf)) / 1e3,
+        slo=slo,
+        promised=slo,
         table=table,
         defaults=spec.defaults,
     )
+
+
+def _objective(spec: Spec, table: PolicyTable | None) -> float:
+    """Return the response time objective of a spec, s; a policy file may have been solved for one."""
+    bound = None if table is None else (table.bound or {}).get("slo_p95_ms")
+    solved_for = bound if isinstance(bound, float) else inf
+    return spec.number("slo_ms", spec.number("slo_p95_ms", solved_for)) / 1e3
 
 
 def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Chosen:
@@ -260,7 +276,7 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
         return replace(chosen, profile=profile, policy=bounded(before))
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
-        return replace(again, bins=chosen.bins)  # keeps the learned edges
+        return replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
@@ -337,6 +353,17 @@ def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) 
     """Return the policy of one table of actions, or a mix of two, at any rate and without a maximum wait."""
     policy = lookup([ActionRow(1.0, batch_size, mix)], profile.max_batch_size)
     return Chosen(SMDP.name, SMDP.name, {}, profile, policy, NoMonitor())
+
+
+def ignored_keys(text: str, keys: Collection[str]) -> set[str]:
+    """Return those of these keys that neither the rule of a spec takes, nor that of the policy within its bins.
+
+    Raises:
+        SpecError: the spec is malformed, or there is no such rule.
+    """
+    spec = parse_spec(text)
+    ignored = set(keys) - rule_of(spec.name).keys
+    return ignored_keys(spec.parameters["inner"], ignored) if "inner" in spec.parameters else ignored
 
 
 def names_file(text: str) -> bool:

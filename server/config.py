@@ -199,6 +199,10 @@ class Settings(BaseSettings):
         own = {key: value for key, value in self._of_model.get(model, {}).items() if key != "labels"}
         return self.model_copy(update=own) if own else self
 
+    def is_own(self, model: str, key: str) -> bool:
+        """Whether the configuration file gives this key to this model alone."""
+        return key in self._of_model.get(model, {})
+
     def by_device(self) -> list[Self]:
         """The settings of each device alone, with the models that it serves; a device may be named several times.
 

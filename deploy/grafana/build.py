@@ -104,9 +104,18 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
             {"refId": chr(ord("A") + i), "expr": _expanded(expression), "legendFormat": legend, **_query_type(kind)}
             for i, (legend, expression) in enumerate(queries.items())
         ],
-        "fieldConfig": {"defaults": {"unit": panel["unit"], **field}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel["unit"], **field}, "overrides": _overrides(queries, kind)},
         **options,
     }
+
+
+def _overrides(queries: dict[str, str], kind: str) -> list[dict[str, Any]]:
+    """Draw the objective as a dashed line without an area."""
+    if kind != "timeseries" or not any(legend.startswith("objective, ") for legend in queries):
+        return []
+    dashed = {"custom.lineStyle": {"fill": "dash"}, "custom.fillOpacity": 0}
+    properties = [{"id": name, "value": value} for name, value in dashed.items()]
+    return [{"matcher": {"id": "byRegexp", "options": "/objective, .*/"}, "properties": properties}]
 
 
 def _quantiles(histogram: str | None) -> dict[str, str]:

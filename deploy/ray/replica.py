@@ -18,7 +18,7 @@ from policies.catalog import Chosen
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
 from server.app.assembly import AssembledServer, assemble, keys_of
-from server.app.plan import make_plan, policy_of
+from server.app.plan import check_objectives, make_plan, policy_of
 from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
@@ -114,6 +114,7 @@ class Replica:
                 f"{fixed[0]!r} cannot change while serving, only {', '.join(_RECONFIGURABLE)}; set it in args"
             )
         settings = load_settings({**self._settings, **user_config}, None)
+        check_objectives(settings)
         async with self._changing:
             choosing = {model: partial(_chosen, settings, model) for model in settings.specs}
             await swap(self._server.fleet, self._server.metrics, choosing)

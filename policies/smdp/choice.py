@@ -21,6 +21,7 @@ from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import simulated_percentile
 from policies.types import Mix, SpecError
 
+SHARE = 0.95  # of the requests, which slo_p95_ms bounds
 _ON_LINE = 1e-7  # a policy below the line through two others by less than this share is not a vertex of its own
 _OFFSET = 1e-6  # relative distance from a breakpoint at which one of its two policies is strictly the best
 _ROUNDING = 1e-9  # averages agree to 1e-10
@@ -91,7 +92,7 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
         case "power_cap_w":
             return PowerBound(limit)
         case _:
-            share = rest[0] if rest else 0.95
+            share = rest[0] if rest else SHARE
             return ShareBound(limit / 1e3, share, simulated_percentile(share, measured_over, seed))
 
 

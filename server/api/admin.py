@@ -1,7 +1,9 @@
 """The admin routes: read and swap the policies, list devices, and take them out of service."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isfinite
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -9,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from policies.catalog import Chosen, choose, names_file
+from policies.planning.reachability import objective_warnings
 from server.api.inference import Inference
 from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
 from server.api.schemas import Device, DeviceChange, Policy, PolicyChange
@@ -37,14 +40,19 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
 
         def choose_policy(current: Chosen) -> Chosen:
-            return choose(spec_of(current), current.profile, current.defaults)
+            chosen = choose(spec_of(current), current.profile, current.defaults)
+            return replace(chosen, promised=current.promised)
 
         async with swapping:
             await swap(fleet, inference.metrics, {name: choose_policy})
-        return describe(name)
+        return await describe(name)
 
-    def describe(name: str) -> dict[str, Any]:
-        policies = {d.device: describe_policy(d.chosen[name], d.arrival_rate(name)) for d in fleet.devices_of(name)}
+    async def describe(name: str) -> dict[str, Any]:
+        policies: dict[str, dict[str, Any]] = {}
+        for dispatcher in fleet.devices_of(name):
+            chosen = dispatcher.chosen[name]
+            warnings = await asyncio.to_thread(objective_warnings, chosen)
+            policies[dispatcher.device] = describe_policy(chosen, dispatcher.arrival_rate(name), warnings)
         first = policies[fleet.first_of(name).device]
         return first if len(policies) == 1 else first | {"devices": policies}
 
@@ -54,7 +62,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
 
     @app.get("/admin/models/{model}/policy", response_model_exclude_unset=True, **reading)
     async def read_policy(model: str) -> dict[str, Any]:
-        return describe(inference.model(model).name)
+        return await describe(inference.model(model).name)
 
     @app.put("/admin/models/{model}/policy", response_model_exclude_unset=True, **changed)
     async def set_policy(model: str, request: Request) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
     }
 
 
-def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
+def describe_policy(chosen: Chosen, arrival_rate: float, warnings: Sequence[str]) -> dict[str, Any]:
     """Describe a policy for the admin routes, with the expected values of the table's row for this rate, 1/s."""
     rows = [] if chosen.table is None else chosen.table.rows
     response, power = _expected(chosen, arrival_rate)
@@ -139,6 +147,8 @@ def describe_policy(chosen: Chosen, arrival_rate: float) -> dict[str, Any]:
         "expected_response_time_ms": None if response is None else 1e3 * response,
         "expected_power_w": power,
         "arrival_rate_hz": arrival_rate,
+        "objective_ms": 1e3 * chosen.objective if isfinite(chosen.objective) else None,
+        "warnings": [*warnings],
     }
 
 

@@ -229,6 +229,7 @@ class Inference:
             ClientDisconnectedError: the client closed the connection, or took too long.
         """
         body = await read_body(context.headers, context.receive, limit, context.memory.grow_to)
+        context.received = monotonic()
         context.memory.resize(len(body))
         encoding = context.headers.get(b"content-encoding")
         if encoding is not None:
@@ -360,12 +361,13 @@ class Inference:
         name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
         if name is None or name not in self.models:
             return None
-        self.metrics.outcome(name, outcome, context.samples)
+        self.metrics.outcome(name, outcome, context.samples, monotonic() - context.received)
         return name
 
     def _count_answered(self, model: str, context: RequestContext) -> None:
-        response = monotonic() - context.began
-        self.metrics.outcome(model, "ok", context.samples)
+        now = monotonic()
+        response = now - context.began
+        self.metrics.outcome(model, "ok", context.samples, now - context.received)
         self.metrics.call_completed(model, context.device, response, context.samples)
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)

@@ -111,6 +111,8 @@ class Policy(_Body):
     expected_response_time_ms: float | None
     expected_power_w: float | None
     arrival_rate_hz: float
+    objective_ms: float | None
+    warnings: list[str]
     devices: dict[str, "Policy"] = {}
 
 

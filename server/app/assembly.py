@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
+from policies.smdp.choice import SHARE
 from server.api.inference import Inference
 from server.app.application import create_app
 from server.app.backend import Backend, ProfileSource, make_backend
@@ -87,6 +88,7 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     dispatcher.tracing = tracing
     for model, choice in dispatcher.chosen.items():
         metrics.policy(model, name, choice.name, choice.spec)
+        metrics.objective(model, choice.objective, SHARE)
     metrics.watch_device(name, lambda: dispatcher.up)
     metrics.watch_meter(name, backend.meter.source, LastReading(backend.meter))
     return dispatcher

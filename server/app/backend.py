@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from policies.catalog import Chosen, choose
+from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
@@ -257,7 +258,8 @@ def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> Revision
 
 
 def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revision:
-    return _described(Revision(model, choose(before.spec, profile, before.defaults)))
+    chosen = choose(before.spec, profile, before.defaults)
+    return _described(Revision(model, replace(chosen, promised=before.promised)))
 
 
 def _described(revision: Revision) -> Revision:
@@ -284,3 +286,5 @@ def _warn(model: str, choice: Chosen) -> None:
             "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
             model,
         )
+    for warning in objective_warnings(choice):
+        _log.warning("%s: %s", model, warning)

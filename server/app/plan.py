@@ -1,13 +1,13 @@
 """Plan of a server: settings, profiles and policies checked before anything is loaded, downloaded or measured."""
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from policies.catalog import Chosen, by_stages, check_spec, choose, in_stages
+from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.lifecycle import bind
@@ -117,7 +117,7 @@ def make_plan(
     settings = result.settings
     if settings is None:
         raise SpecError("; ".join(errors.messages))
-    for check in (_check_devices, _check_weights, *checks):
+    for check in (_check_devices, _check_weights, check_objectives, *checks):
         errors.check(partial(check, settings))
     devices = [_device_plan(one, cached_profile, errors) for one in settings.by_device()]
     bound = errors.check(partial(bind, settings.host, settings.port))
@@ -159,6 +159,39 @@ def _check_weights(settings: Settings) -> None:
     """Check that a weights file exists, on an emulated device too, although that needs no weights."""
     for model in settings.specs:
         check_weights(settings.of(model).weights)
+
+
+def check_objectives(settings: Settings) -> None:
+    """Check that each model's policy uses the objective, slo_p95_ms or w2, that the settings give it.
+
+    Raises:
+        SpecError: a policy ignores it; the message names policies and models, and how to set it for the others alone.
+    """
+    messages = [message for key in ("slo_p95_ms", "w2") for message in _ignored(settings, key)]
+    if messages:
+        raise SpecError("; ".join(messages))
+
+
+def _ignored(settings: Settings, key: str) -> Iterator[str]:
+    """Yield a message for each model that ignores its own value of this key, and one for all that ignore the flag."""
+    given = [model for model in settings.specs if key in _defaults(settings, model)]
+    ignoring = {model: _spec(settings, model) for model in given if ignored_keys(_spec(settings, model), {key})}
+    for model in [model for model in ignoring if settings.is_own(model, key)]:
+        yield (
+            f"{model}: policy {ignoring.pop(model)!r} ignores {key} {getattr(settings.of(model), key):g} of its entry "
+            "in the configuration file; leave it out, or give a policy that uses it, such as smdp"
+        )
+    if not ignoring:
+        return
+    flag, value = f"--{key.replace('_', '-')}", f"{getattr(settings, key):g}"
+    policies = " and ".join(f"policy {spec!r} of {model}" for model, spec in ignoring.items())
+    ignores = f"{policies} {'ignores' if len(ignoring) == 1 else 'ignore'} {flag} {value}; leave {flag} out"
+    using = next((model for model in given if model not in ignoring and not settings.is_own(model, key)), None)
+    if using is None:
+        yield f"{ignores}, or give a policy that uses it, such as smdp"
+    else:
+        own = f"--policy {using}=smdp:{key}={value}"
+        yield f"{ignores} and set it for {using} alone, by {own} or {key} in its entry of the configuration file"
 
 
 def _check_devices(settings: Settings) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from policies.catalog import choose
+from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
@@ -129,7 +130,8 @@ class Repository:
         for index, (dispatcher, loaded) in enumerate(staged):
             chosen = loaded.chosen
             while (spec := dispatcher.chosen[model].spec) != chosen.spec:
-                chosen = await asyncio.to_thread(choose, spec, chosen.profile, chosen.defaults)
+                again = await asyncio.to_thread(choose, spec, chosen.profile, chosen.defaults)
+                chosen = replace(again, promised=chosen.promised)
             staged[index] = dispatcher, replace(loaded, chosen=chosen)
 
     def _put_in_service(self, model: str, revision: int, staged: Sequence[tuple[Dispatcher, Revision]]) -> None:
@@ -138,6 +140,7 @@ class Repository:
             by_shape = loaded.served.codec.varies_in_shape
             dispatcher.set_revision(model, revision, loaded.chosen, by_shape)
             inference.metrics.policy(model, dispatcher.device, loaded.chosen.name, loaded.chosen.spec)
+            inference.metrics.objective(model, loaded.chosen.objective, SHARE)
         inference.models[model] = served = replace(staged[0][1].served, revision=revision)
         inference.metrics.weights(model, served.weights == "random")
         was_unloaded = model in inference.fleet.unloaded

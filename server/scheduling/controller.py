@@ -16,6 +16,7 @@ from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import Objective, ResponseCounts
 from policies.catalog import Chosen, solved_again
 from policies.profile import Profile
+from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.energy.meters import EnergyMeter
 from server.scheduling.dispatcher import Dispatcher
@@ -24,7 +25,6 @@ from server.telemetry.metrics import Metrics
 _log = logging.getLogger("batchwright.controller")
 _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
-_SHARE = 0.95  # of the requests, which slo_p95_ms bounds
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _T = TypeVar("_T")
 
@@ -151,9 +151,9 @@ class Controller:
         else:
             drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
         weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
-        objective = Objective(chosen.slo, _SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
+        objective = Objective(chosen.slo, SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
-            self._metrics.objective(model, self._dispatcher.device, 0)
+            self._metrics.objective_level(model, self._dispatcher.device, 0)
         return _Monitored(chosen, chosen, drift, objective)
 
     def _evaluate_objective(
@@ -169,7 +169,7 @@ class Controller:
             return
         monitored.served = ResponseCounts(0, 0, 0)
         monitored.objective = after
-        self._metrics.objective(model, self._dispatcher.device, after.level)
+        self._metrics.objective_level(model, self._dispatcher.device, after.level)
         if after.level != objective.level:
             late = 1.0 - answers.within / answers.served
             reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"

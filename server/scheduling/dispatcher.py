@@ -507,7 +507,9 @@ class Dispatcher:
                 _log.exception("no policy is solved for the smaller batches; they are served greedily")
 
     def _serve_greedily(self, model: str, profile: Profile) -> None:
-        self.set_policy(model, choose("greedy", profile, self.chosen[model].defaults))
+        before = self.chosen[model]
+        greedy = replace(choose("greedy", profile, before.defaults), promised=before.objective)
+        self.set_policy(model, greedy)
         self._metrics.policy(model, self.device, "greedy", "greedy")
 
     async def _sleep(self, until: float) -> None:
@@ -545,7 +547,7 @@ class Dispatcher:
         """Fan out the results of a completed batch to its calls, the metrics, the log, the trace and the controller."""
         now = self._clock()
         self._metrics.batch_completed(batch)
-        self._metrics.requests_completed(batch.device, batch.finished, now)
+        self._metrics.requests_completed(batch.device, batch.finished)
         log_batch(batch, self._batcher.queue_length)
         if self.tracing is not None:
             self.tracing.batch(batch)

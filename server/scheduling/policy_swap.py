@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from policies.catalog import Chosen, by_stages
+from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -39,3 +40,4 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     for (dispatcher, model), chosen in solved.items():
         dispatcher.set_policy(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
+        metrics.objective(model, chosen.objective, SHARE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from math import inf
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +17,7 @@ from server.telemetry.statistics import Statistics
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
 _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
+_TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
 _REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining")
 _POLICY_CHANGES = ("drift", "objective", "memory")
 _DENIED_STATUSES = (401, 403, 429)
@@ -65,7 +67,18 @@ class Metrics:
         self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
         self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
-        self._missed = counter("deadline_missed", "Requests completed after their deadline", "model")
+        self._late = counter(
+            "deadline_missed",
+            "Requests not answered within the objective of their model, or failed; not those rejected",
+            "model",
+        )
+        self._objectives: dict[str, float] = {}  # s, of the models that have one
+        self._objective = gauge(
+            "objective_seconds", "Objective: response time promised for a share of the requests, s", "model"
+        )
+        self._objective_share = gauge(
+            "objective_share", "Objective: share of the requests within objective_seconds", "model"
+        )
         self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
         self._tokens, self._generated = (
             counter("tokens", "Tokens computed by the device, by use: needed, or padding", "model", "use"),
@@ -102,7 +115,7 @@ class Metrics:
             "refusals", "Calls rejected by API key, rate limit or browser protection, by status", "status"
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
-        self._objective = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
+        self._objective_level = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
         self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
 
@@ -114,6 +127,7 @@ class Metrics:
         self._queue_length.labels(model).set_function(queue_length)
         self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
+        self._late.labels(model)
         for outcome in _OUTCOMES:
             self.outcome(model, outcome, 0)
         for counter, reasons in ((self._rejected, _REJECTION_REASONS), (self._adapted, _POLICY_CHANGES)):
@@ -156,9 +170,19 @@ class Metrics:
         """Count a policy swap by the controller; `reason` is drift, objective or memory."""
         self._adapted.labels(model, reason).inc()
 
-    def objective(self, model: str, device: str, level: int) -> None:
+    def objective(self, model: str, seconds: float, share: float) -> None:
+        """Export the objective of a model, by which late requests are counted from now on; inf removes it."""
+        if seconds < inf:
+            self._objectives[model] = seconds
+            self._objective.labels(model).set(seconds)
+            self._objective_share.labels(model).set(share)
+        elif self._objectives.pop(model, None) is not None:
+            self._objective.remove(model)
+            self._objective_share.remove(model)
+
+    def objective_level(self, model: str, device: str, level: int) -> None:
         """Export the number of steps towards faster policies on a device."""
-        self._objective.labels(model, device).set(level)
+        self._objective_level.labels(model, device).set(level)
 
     def batch_completed(self, batch: BatchRecord) -> None:
         """Count a completed batch, or some stages of one; requests are counted with their last stage."""
@@ -180,17 +204,14 @@ class Metrics:
         if batch.energy is not None:
             self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
-    def requests_completed(self, device: str, requests: Sequence[Request], now: float) -> None:
-        """Observe the waiting times of requests of one model that are complete at `now`, s, and count the late ones."""
+    def requests_completed(self, device: str, requests: Sequence[Request]) -> None:
+        """Observe the waiting times of completed requests of one model."""
         if not requests:
             return
         model = requests[0].kind.model
         waiting = self._waiting.labels(model, device)
         for request in requests:
             waiting.observe(request.started - request.arrival)
-        late = sum(now > request.deadline for request in requests)
-        if late:
-            self._missed.labels(model).inc(late)
 
     def call_completed(self, model: str, device: str, seconds: float, n: int) -> None:
         """Observe the response time of a call of `n` requests, s, once per request."""
@@ -199,9 +220,20 @@ class Metrics:
             response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
 
-    def outcome(self, model: str, outcome: str, n: int = 1) -> None:
-        """Count `n` requests by outcome: ok, bad_input, rejected, expired, cancelled or failed."""
+    def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0) -> None:
+        """Count `n` requests by outcome, and those that missed the objective of their model.
+
+        Args:
+            model: the model's name.
+            outcome: ok, bad_input, rejected, expired, cancelled or failed. A failed request misses the objective at any
+                time, a rejected one or one of bad input never.
+            n: number of requests.
+            seconds: time from the end of the request body to the end of the request, s.
+        """
         self._outcome(model, outcome).inc(n)
+        objective = self._objectives.get(model)
+        if objective is not None and (outcome == "failed" or (seconds > objective and outcome in _TIMED)):
+            self._late.labels(model).inc(n)
 
     def rejected(self, model: str, reason: str, n: int) -> None:
         """Count `n` requests that admission control rejected."""

@@ -42,6 +42,7 @@ class RequestContext:
         memory: reservation in the memory budget; only inference calls have one.
         timeout: the client's timeout, s from `began`; inf without one.
         samples: number of samples of an inference call; 1 until it is known.
+        received: instant at which the whole body was read, s of time.monotonic; inf before.
         queued: instant at which the samples were queued, s of time.monotonic; inf before.
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
@@ -49,8 +50,8 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("began", "device", "headers", "key", "memory", "queued", "receive", "request_id", "samples", "service"),
-        *("span", "status", "timeout", "waiting"),
+        *("began", "device", "headers", "key", "memory", "queued", "receive", "received", "request_id", "samples"),
+        *("service", "span", "status", "timeout", "waiting"),
     )
 
     memory: Reservation
@@ -66,7 +67,7 @@ class RequestContext:
         self.status = 0
         self.timeout = inf
         self.samples = 1
-        self.queued = inf
+        self.received = self.queued = inf
         self.waiting = self.service = 0.0
         self.device = ""
 

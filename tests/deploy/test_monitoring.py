@@ -1,5 +1,6 @@
 """Tests of rules and dashboards: exported metrics and labels, and validation by promtool."""
 
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -10,7 +11,7 @@ import yaml
 
 from deploy.expressions import DASHBOARDS, DEPLOY, RULES, Expression, all_expressions, dashboards, rules
 from deploy.grafana.build import DATASOURCE, render_dashboards
-from tests.support.exported_metrics import ALWAYS, exported, exported_buckets, labels, names
+from tests.support.exported_metrics import ALWAYS, exported, labels, names
 
 UNITS = {"none", "s", "reqps", "hertz", "joule", "watt", "percentunit"}  # base units by Grafana's names
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (apt: prometheus)")
@@ -20,7 +21,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool
 def test_every_metric_is_exported_or_recorded(expression: Expression) -> None:
     recorded = {rule["record"] for _, rule in rules() if "record" in rule}
     found = names(expression.text)
-    assert found or expression.text == "vector(0.95)"
+    assert found
     assert found <= exported().keys() | recorded | ALWAYS.keys()
 
 
@@ -47,11 +48,23 @@ def test_every_exported_metric_is_on_a_dashboard() -> None:
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
 
 
-def test_the_response_time_of_the_objective_is_a_bucket() -> None:
-    rule = next(
-        rule for _, rule in rules() if rule.get("record", "").startswith("instance_model:batchwright_responses_in")
-    )
-    assert rule["expr"].split('le="')[1].split('"')[0] in exported_buckets("batchwright_response_seconds")
+def test_the_rules_of_objectives_take_share_and_bound_from_the_server() -> None:
+    burns = [rule for _, rule in rules() if "objective_burn" in rule.get("record", "")]
+    assert burns
+    for rule in burns:
+        assert "(1 - max by (model) (batchwright_objective_share))" in rule["expr"]
+        assert not re.search(r"\d\.\d", rule["expr"]), rule["record"]
+
+
+def test_the_panels_of_response_times_show_the_objective() -> None:
+    panels = {panel["title"]: panel for board in dashboards().values() for panel in board["panels"]}
+    for title in ("Response time", "p95 response time"):
+        shown = {target["expr"] for target in panels[title]["targets"]}
+        assert any("batchwright_objective_seconds" in expression for expression in shown), title
+    (dashed,) = panels["Response time"]["fieldConfig"]["overrides"]
+    assert {"id": "custom.lineStyle", "value": {"fill": "dash"}} in dashed["properties"]
+    legends = [target["legendFormat"] for target in panels["Response time"]["targets"]]
+    assert any(re.fullmatch(dashed["matcher"]["options"].strip("/"), legend) for legend in legends)
 
 
 def test_alerts_have_a_severity_a_summary_and_a_description() -> None:

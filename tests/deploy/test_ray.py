@@ -59,13 +59,15 @@ def specs(replica: Replica) -> dict[str, str]:
 
 def test_user_config_swaps_the_policies_and_overrides_args() -> None:
     async def scenario(replica: Replica) -> None:
-        await replica.reconfigure({"slo_p95_ms": 200})
-        assert specs(replica) == {"cat": "static:4", "dog": "static:4"}
-        await replica.reconfigure({"policy": ["cat=smdp", "dog=static:4"], "slo_p95_ms": 300})
-        assert specs(replica) == {"cat": "smdp", "dog": "static:4"}
+        await replica.reconfigure({"policy": ["smdp"], "slo_p95_ms": 300})
+        assert specs(replica) == {"cat": "smdp", "dog": "smdp"}
         assert '"slo_p95_ms":"300.0"' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
-        await replica.reconfigure({"policy": ["cat=smdp", "dog=greedy"], "w2": 2})
+        assert 'batchwright_objective_seconds{model="cat"} 0.3' in await replica.render_metrics()
+        await replica.reconfigure({"policy": ["smdp"], "w2": 2})
         assert '"max_wait_ms":"1000","w2":"2.0"}' in (await call(replica, "GET", "/admin/models/cat/policy"))[1]
+        assert "batchwright_objective_seconds{" not in await replica.render_metrics()
+        await replica.reconfigure({"policy": ["cat=smdp:w2=2", "dog=greedy"]})
+        assert specs(replica) == {"cat": "smdp:w2=2", "dog": "greedy"}
         assert 'model="dog",policy="greedy"' in await replica.render_metrics()
 
     play(scenario)
@@ -78,6 +80,7 @@ def test_user_config_swaps_the_policies_and_overrides_args() -> None:
         ({"policy": ["cat=greedy", "dog=lazy:slo_ms=50"]}, "--stages"),
         ({"policy": "auto:w2=1", "w2": 2}, "but --w2 is 2.0"),
         ({"slo_p95_ms": -1}, "greater than 0"),
+        ({"slo_p95_ms": 200}, "policy 'static:4' of cat and policy 'static:4' of dog ignore --slo-p95-ms 200"),
         ({"device": "cpu"}, "'device' cannot change while serving"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalog import choose, combine, in_stages, solved, solved_again
+from policies.catalog import choose, combine, ignored_keys, in_stages, solved, solved_again
 from policies.profile import Profile, load_profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import ForgettingMonitor, TumblingMonitor
@@ -110,6 +110,39 @@ def test_flags_fill_keys_that_the_spec_leaves_open_and_a_conflict_is_an_error() 
 def test_only_a_spec_that_names_an_slo_has_one() -> None:
     assert choose("greedy", P4).slo == inf
     assert choose("max-under-deadline:slo_ms=100", P4).slo == pytest.approx(0.1)
+
+
+def test_the_objective_is_that_of_the_spec_else_the_promised_one_and_survives_solving_again() -> None:
+    started = choose("smdp", P4, {"slo_p95_ms": "20"})
+    assert (started.slo, started.promised, started.objective) == (0.02, 0.02, 0.02)
+    greedy = replace(choose("greedy", P4, started.defaults), promised=started.promised)
+    assert (greedy.slo, greedy.objective) == (inf, 0.02)
+    assert solved_again(greedy, P4).objective == 0.02
+    assert replace(choose("lazy:slo_ms=50", P4), promised=0.02).objective == 0.05
+
+
+def test_a_policy_file_that_was_solved_for_a_percentile_has_it_as_its_objective(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    for bound, objective in (({"slo_p95_ms": 20.0}, 0.02), ({"slo_mean_ms": 20.0}, inf), ({"slo_p95_ms": "x"}, inf)):
+        save_table(solve_table(Problem(P4, 1.0), [0.3], bound=bound), path)
+        assert choose(str(path), P4).slo == objective
+
+
+@pytest.mark.parametrize(
+    ("spec", "ignored"),
+    [
+        ("smdp", set()),
+        ("auto", set()),
+        ("greedy", {"w2", "slo_p95_ms"}),
+        ("lazy:slo_ms=50", {"w2", "slo_p95_ms"}),
+        ("policy.json", {"w2", "slo_p95_ms"}),
+        ("multi-bin:2", {"w2", "slo_p95_ms"}),
+        ("multi-bin:2,inner=static:4", {"w2", "slo_p95_ms"}),
+        ("multi-bin:2,inner=smdp", set()),
+    ],
+)
+def test_keys_that_neither_a_policy_nor_the_one_within_its_bins_takes_are_ignored(spec: str, ignored: set[str]) -> None:
+    assert ignored_keys(spec, {"w2", "slo_p95_ms"}) == ignored
 
 
 def test_the_literal_algorithm_has_a_tumbling_monitor_and_the_others_a_forgetting_one() -> None:

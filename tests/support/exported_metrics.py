@@ -15,7 +15,7 @@ from server.telemetry.metrics import Metrics
 
 ALWAYS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}  # Prometheus' own
 _WORDS = {
-    *("sum", "count", "by", "on", "group_left", "and", "or", "unless", "offset"),
+    *("sum", "count", "max", "by", "on", "group_left", "and", "or", "unless", "offset"),
     *("rate", "increase", "vector", "scalar", "absent", "histogram_quantile", "min_over_time", "avg_over_time"),
 }
 
@@ -44,11 +44,6 @@ def exported() -> Mapping[str, frozenset[str]]:
     return {name: frozenset(known) for name, known in found.items()}
 
 
-def exported_buckets(histogram: str) -> set[str]:
-    """The upper ends of a histogram's buckets, as they are written."""
-    return {sample.labels["le"] for sample in _samples() if sample.name == f"{histogram}_bucket"}
-
-
 def _samples() -> Iterator[Sample]:
     metrics = Metrics()
     request = Request(0, 0.0, Kind("m"), 0.5, 9.0, payload=None)
@@ -62,9 +57,10 @@ def _samples() -> Iterator[Sample]:
     asyncio.run(metrics.read_meters())
     metrics.policy("m", "d", "greedy", "greedy")
     metrics.adapted("m", "drift")
-    metrics.objective("m", "d", 0)
+    metrics.objective("m", 0.1, 0.95)
+    metrics.objective_level("m", "d", 0)
     metrics.batch_completed(BatchRecord("d", "greedy", Launch([request]), 0, True, [request], 0.0, 0.1, 0.1, "nvml"))
-    metrics.requests_completed("d", [request], 1.0)
+    metrics.requests_completed("d", [request])
     metrics.call_completed("m", "d", 1.0, 1)
     metrics.outcome("m", "ok")
     metrics.rejected("m", "queue_full", 1)

@@ -256,6 +256,25 @@ def rows_of_chart(page: "Page", n: int) -> None:
     until(page, f"document.getElementById('chart-policy').data[0].z.length === {n}")
 
 
+def test_an_objective_that_cannot_be_kept_or_is_not_pursued_is_a_warning_on_the_page(browser: "Browser") -> None:
+    with serving(*EMULATED, "--slo-p95-ms", "1") as server, visiting(browser, server.url) as visit:
+        page, warning = visit.page, visit.page.locator("#objective-warning")
+        shown = warning.inner_text()
+        assert shown.startswith("The objective, 95% within 1 ms, cannot be kept at any arrival rate")
+        assert shown.count(" ms at ") == 5
+        swap(page, "greedy")
+        until(page, "document.getElementById('swapped').textContent.endsWith('See the warning above.')")
+        until(page, "document.getElementById('objective-warning').textContent.includes('does not pursue')")
+        swap(page, "smdp")
+        until(page, "!document.getElementById('objective-warning').textContent.includes('does not pursue')")
+        assert visit.errors == []
+
+
+def test_a_page_without_an_objective_has_no_warning_of_one(running: Server, browser: "Browser") -> None:
+    with visiting(browser, running.url) as visit:
+        assert visit.page.locator("#objective-warning").is_hidden()
+
+
 def test_a_picture_is_predicted_and_a_swap_updates_the_chart(running: Server, browser: "Browser") -> None:
     with visiting(browser, running.url, color_scheme="dark") as visit:
         page = visit.page

@@ -78,6 +78,8 @@ def test_another_signature_is_used_from_the_swap_on(server: Server, tmp_path: Pa
     assert y(predict(server, [1, 2])) == [2.0, 4.0]
     assert fetch(server.url, "/v2/models/mine").json["inputs"][0]["shape"] == [-1, 2]
     assert predict(server, [1]).status == 400
+    form, state = (fetch(server.url, f"/live{path}?model=mine").json for path in ("/form", ""))
+    assert form["revision"] == state["revision"] == 1, "the page fetches the form again"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,8 @@ def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) ->
     ]
     assert fetch(server.url, "/v2/models/mine/ready").status == 503
     assert fetch(server.url, "/v2/models/other/ready").status == 200
-    assert fetch(server.url, "/live?model=mine").status == 200, "the page goes on"
+    assert fetch(server.url, "/live?model=mine").json["status"] == "unloaded", "the page goes on"
+    assert fetch(server.url, "/live?model=other").json["status"] == "ready"
     assert y(predict(server, [3], "other")) == [21.0]
     assert load(server).status == 200
     assert y(predict(server, [3])) == [3.0]

@@ -173,7 +173,8 @@ def test_the_policy_can_be_read_swapped_and_solved_again(server: Server) -> None
     path = "/admin/models/googlenet/policy"
     fixed = {"name", "spec", "parameters", "rows", "expected_response_time_ms", "expected_power_w", "arrival_rate_hz"}
     answer = fetch(server.url, path, b'{"policy": "smdp:w2=1.6"}', "PUT").json
-    assert set(answer) == fixed | {"profile"}
+    assert set(answer) == fixed | {"profile", "objective_ms", "warnings"}
+    assert (answer["objective_ms"], answer["warnings"]) == (None, [])
     assert answer["spec"] == "smdp:w2=1.6"
     assert len(answer["rows"]) == 49
     assert answer["expected_response_time_ms"] > 0
@@ -185,6 +186,22 @@ def test_the_policy_can_be_read_swapped_and_solved_again(server: Server) -> None
     assert "start the server with --stages K" in rejected.json["error"]
     assert fetch(server.url, path, b'{"policy": "greedy"}', "PUT").json["rows"] == []
     assert fetch(server.url, path).json["name"] == "greedy"
+
+
+def test_an_objective_stays_promised_when_a_policy_that_ignores_it_is_set_and_cannot_be_forgotten() -> None:
+    with serving(*EMULATED, "--slo-p95-ms", "1") as server:
+        path = "/admin/models/googlenet/policy"
+        answer = fetch(server.url, path, b'{"policy": "greedy"}', "PUT").json
+        assert answer["objective_ms"] == 1.0
+        assert "cannot be kept" in answer["warnings"][0]
+        assert "policy 'greedy' does not pursue the objective" in answer["warnings"][1]
+        assert fetch(server.url, "/live/policy").json["warnings"] == answer["warnings"]
+        assert fetch(server.url, "/live").json["slo_ms"] == 1.0
+        assert fetch(server.url, "/predict", photograph()).status == 200
+        assert server.metric("batchwright_objective_seconds") == {'{model="googlenet"}': 0.001}
+        assert server.metric("batchwright_objective_share") == {'{model="googlenet"}': 0.95}
+        assert server.metric("batchwright_deadline_missed_total") == {'{model="googlenet"}': 1.0}
+        assert len(fetch(server.url, path, b'{"policy": "smdp"}', "PUT").json["warnings"]) == 1
 
 
 def test_requests_are_counted_by_outcome(server: Server) -> None:

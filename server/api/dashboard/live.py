@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from policies.catalog import Chosen
 from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
+from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from server.api.admin import describe_devices
 from server.api.inference import Inference
@@ -89,7 +90,8 @@ class DashboardData:
         model, _ = self._key(request)
         form = self._inference.models[model].codec.form()
         curl = curl_example(self._inference, model, str(request.base_url))
-        return _json({"model": model, **asdict(form), "curl": curl})
+        revision = self._inference.models[model].revision
+        return _json({"model": model, "revision": revision, **asdict(form), "curl": curl})
 
     def _key(self, request: Request) -> _ModelOnDevice:
         """Return the requested model and the index of the device."""
@@ -140,12 +142,13 @@ class DashboardData:
             "models": [*self._inference.models],
             "device": key[1],
             "devices": describe_devices(fleet),
-            "status": _status(fleet),
+            "status": _status(fleet, model),
             "weights": self._inference.models[model].weights,
+            "revision": self._inference.models[model].revision,
             "queue_length": fleet.queue_length(model),
             "arrival_rate_hz": fleet.arrival_rate(model),
             "policy": self._policy(key),
-            "slo_ms": 1e3 * chosen.slo,  # infinity is null
+            "slo_ms": 1e3 * chosen.objective,  # infinity is null
             "seq": self._history.seq(model),
             "batches": self._history.batches(model),
             "observed": observed if len(fleet.devices_of(model)) == 1 else [],  # several profiles cannot be compared
@@ -162,9 +165,11 @@ def _mean_ms(total: Duration) -> float:
     return total.ns / 1e6 / total.count
 
 
-def _status(fleet: Fleet) -> str:
+def _status(fleet: Fleet, model: str) -> str:
     if not fleet.alive:
         return "broken"
+    if model in fleet.unloaded:
+        return "unloaded"
     if fleet.ready:
         return "ready"
     return "unavailable" if not any(dispatcher.up for dispatcher in fleet.dispatchers) else "draining"
@@ -181,6 +186,7 @@ def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> by
             "rates_hz": table.rates,
             "batch_size": table.batch_size,
             "mean_rate_hz": mean_rate,
+            "warnings": objective_warnings(chosen),
             "profile": _profile(chosen.profile),
         }
     )

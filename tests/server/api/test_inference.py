@@ -400,6 +400,28 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
     with_inference(scenario)
 
 
+def test_a_request_is_late_by_the_time_since_its_whole_body_was_read() -> None:
+    async def scenario(inference: Inference, _: HeldPool) -> None:
+        inference.metrics.objective("m", 2.0, 0.95)
+        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
+
+        def answer(since: float) -> Callable[[RequestContext], Any]:
+            async def infer_late(context: RequestContext) -> None:
+                await inference.read(MODEL, context)
+                context.received -= since
+                await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
+
+            return infer_late
+
+        late = 'batchwright_deadline_missed_total{model="m"} 2.0'
+        await inference.serve("m", scope, sends(b""), discard, answer(0.0))
+        assert late not in inference.metrics.render().decode()
+        await inference.serve("m", scope, sends(b""), discard, answer(3.0))
+        assert late in inference.metrics.render().decode()
+
+    with_inference(scenario)
+
+
 @pytest.mark.parametrize(
     ("header", "field", "smaller"), [("300", None, 0.3), ("300", 60_000_000, 0.3), ("60000", 300_000, 0.3)]
 )

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,61 @@ def test_the_policy_for_a_known_profile_is_chosen_once() -> None:
 )
 def test_an_error_is_found_before_anything_starts(flags: dict[str, object], says: str) -> None:
     assert says in error_of(**flags)
+
+
+OBJECTIVES = [
+    ({"policy": ["greedy"]}, ["policy 'greedy' of googlenet ignores --slo-p95-ms 30", "such as smdp"]),
+    ({"policy": ["lazy:slo_ms=9"], "stages": 2}, ["policy 'lazy:slo_ms=9' of googlenet ignores --slo-p95-ms 30"]),
+    (
+        {"models": ["googlenet", "resnet18", "resnet50"], "policy": ["resnet50=greedy", "resnet18=static:8"]},
+        [
+            "policy 'static:8' of resnet18 and policy 'greedy' of resnet50 ignore --slo-p95-ms 30",
+            "for googlenet alone, by --policy googlenet=smdp:slo_p95_ms=30 or slo_p95_ms in its entry",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "parts"), OBJECTIVES)
+def test_an_objective_that_a_policy_ignores_is_an_error(flags: dict[str, object], parts: list[str]) -> None:
+    message = error_of(slo_p95_ms=30.0, **flags)
+    assert all(part in message for part in parts), message
+    weight = error_of(w2=30.0, **flags)
+    assert all(part.replace("slo-p95-ms", "w2").replace("slo_p95_ms", "w2") in weight for part in parts), weight
+
+
+def test_an_objective_from_the_environment_or_the_file_is_not_ignored_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as environment:
+        environment.setenv("BATCHWRIGHT_SLO_P95_MS", "30")
+        assert "ignores --slo-p95-ms 30" in error_of(policy=["greedy"])
+    file = tmp_path / "s.yaml"
+    for content, says in (
+        ("slo_p95_ms: 30\npolicy: [greedy]\nmodels: [a=resnet18]", "policy 'greedy' of a ignores --slo-p95-ms 30"),
+        (
+            "models: [{name: resnet18, policy: greedy, slo_p95_ms: 30}, googlenet]",
+            "resnet18: policy 'greedy' ignores slo_p95_ms 30 of its entry in the configuration file",
+        ),
+        (
+            "w2: 1\nmodels: [{name: resnet18, policy: greedy, w2: 3}, {name: googlenet, policy: serial}]",
+            "such as smdp; policy 'serial' of googlenet ignores --w2 1",
+        ),
+    ):
+        file.write_text(f"{content}\ndevice: {P4}\nport: 0")
+        with pytest.raises(SpecError) as caught:
+            make_plan(read_settings({}, file), lambda *_: None)
+        assert says in str(caught.value)
+
+
+def test_an_objective_for_some_models_is_given_to_them_alone(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    entry = "models: [{name: resnet18, policy: greedy}, {name: googlenet, slo_p95_ms: 300}]"
+    file.write_text(f"{entry}\ndevice: {P4}-x10\nport: 0\nmax_batch_size: 2")
+    plan = make_plan(read_settings({}, file), lambda *_: None)
+    plan.bound.close()
+    objectives = {model: choice.objective for model, choice in plan.devices[0].chosen.items()}
+    assert objectives == {"resnet18": inf, "googlenet": 0.3}
 
 
 def test_the_error_for_a_text_model_without_the_extra_has_the_command_to_install_it(

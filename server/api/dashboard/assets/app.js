@@ -43,7 +43,7 @@ async function refresh() {
   state.here = state.devices[state.device].models[model]; // state of the selected device
   page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
   await refreshPolicy(state);
-  if (page.form?.model !== model) await refreshForm(model);
+  if (page.form?.model !== model || page.form.revision !== state.revision) await refreshForm(model);
   show(state, more.length > 0);
 }
 
@@ -84,7 +84,7 @@ function showStatus(kind, label) {
 
 function show(state, more) {
   const status = { ready: "ready", draining: "draining: rejects new calls",
-    unavailable: "unavailable: another server does not answer", broken: "device lost: restart the server" };
+    unloaded: "unloaded: rejects new calls", unavailable: "unavailable: another server does not answer", broken: "device lost: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
   showDevices(state.devices, state.model);
@@ -151,6 +151,8 @@ function showPolicy(state) {
   const { view, trail } = page;
   text(find("spec"), view.spec);
   text(find("how"), view.how);
+  find("objective-warning").hidden = !view.warnings.length;
+  text(find("objective-warning"), view.warnings.map((line) => `${line[0].toUpperCase()}${line.slice(1)}.`).join(" "));
   text(find("key-high"), String(view.profile.max_batch_size));
   text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
   text(find("present"), describeAction(view, state.here));
@@ -230,7 +232,7 @@ async function swap(event) {
   try {
     const settings = { method: "PUT", body: JSON.stringify({ policy }), headers: { "content-type": "application/json" } };
     const now = await send(`admin/models/${encodeURIComponent(page.model)}/policy`, settings, "admin-key");
-    showResult(result, `The policy is now ${now.spec}.`);
+    showResult(result, `The policy is now ${now.spec}.${now.warnings.length ? " See the warning above." : ""}`);
   } catch (error) {
     showResult(result, error.message, true);
   }
