@@ -83,8 +83,8 @@ function showStatus(kind, label) {
 }
 
 function show(state, more) {
-  const status = { ready: "ready", draining: "draining: rejects new calls",
-    unloaded: "unloaded: rejects new calls", unavailable: "unavailable: another server does not answer", broken: "device lost: restart the server" };
+  const status = { ready: "ready", draining: "draining: rejects new calls", unloaded: "unloaded: rejects new calls",
+    unavailable: "unavailable: another server does not answer", broken: "device lost: restart the server" };
   showStatus(state.status, status[state.status]);
   showWeights(state.weights);
   showDevices(state.devices, state.model);
