@@ -44,7 +44,7 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
     async def scenario() -> None:
         assert (await executor.run(Batch("m", [0]))).outputs[0][0] == "first"
         assert (await executor.run(Batch("m", [0], revision=1))).outputs[0][0] == "second"
-        ahead = RevisionExecutor(executor, 1, "cpu")
+        ahead = RevisionExecutor(executor, 1, "cpu", 9.0)
         assert (await ahead.run(Batch("m", [0]))).outputs[0][0] == "second"
         devices.remove("m", 0)
         with pytest.raises(KeyError):
@@ -52,6 +52,25 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
 
     asyncio.run(scenario())
     executor.close()
+
+
+def test_a_batch_that_is_queued_behind_one_that_hangs_fails_and_never_runs() -> None:
+    hanging, other = Named("m"), Named("other")
+    executor = ThreadExecutor(ModelDevices({"m": hanging, "other": other}), "cpu")
+    served: list[str] = []
+    other.serve = lambda batch: served.append(batch.model) or [0]  # type: ignore[func-returns-value,method-assign]
+
+    async def scenario() -> None:
+        hung = executor.run(Batch("m", ["hang"]))
+        with pytest.raises(BatchTimeoutError):
+            await RevisionExecutor(executor, 0, "cpu", 0.05).run(Batch("other", [0]))
+        hanging.release.set()
+        await hung
+
+    hanging.load()
+    asyncio.run(scenario())
+    executor.close()
+    assert not served
 
 
 def test_a_device_on_a_thread_is_loaded_and_run_there_and_errors_reach_the_caller() -> None:
