@@ -18,7 +18,7 @@ from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
-from server.backends.warm_up import warm_up_and_fit
+from server.backends.warm_up import autotunes, warm_up_and_fit
 from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, meter_for
 from server.errors import BatchTimeoutError
@@ -221,20 +221,11 @@ def _ready(
     if plan.emulated is not None:
         assert profile is not None
         return model, profile
-    every_size = _autotunes(model, settings.device)
+    every_size = autotunes(settings.device, model)
     profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size)
     profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile
-
-
-def _autotunes(model: ServedModel, name: str) -> bool:
-    """Whether the first batch of each size is slow on a device."""
-    if is_upstream(name):
-        return False
-    from server.backends import torch_device
-
-    return torch_device.autotunes(torch_device.resolve_device(name)[0], model)
 
 
 def _labelled(model: ServedModel, settings: Settings) -> ServedModel:
