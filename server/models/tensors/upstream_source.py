@@ -187,8 +187,9 @@ class UpstreamModel(Model):
         largest = config.get("max_batch_size")
         if config and (type(largest) is not int or largest < 1):
             raise SpecError(f"{self._where} has the max_batch_size {largest}, so it takes no batches; {_BATCH_REMEDY}")
-        versions = metadata.get("versions") or ["unknown"]
-        about = f"{metadata.get('platform') or 'unknown platform'}, version {' '.join(map(str, versions))}"
+        versions = metadata.get("versions")
+        named = " ".join(map(str, versions)) if isinstance(versions, list) else ""
+        about = f"{metadata.get('platform') or 'unknown platform'}, version {named or 'unknown'}"
         return Description(inputs, outputs, largest, about)
 
     def _get(self, path: str, timeout: float, absent: Sequence[int] = ()) -> dict[str, Any]:
