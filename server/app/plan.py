@@ -199,6 +199,10 @@ def _check_devices(settings: Settings) -> None:
     all_devices = settings.by_device()
     upstreams = [one for one in all_devices if is_upstream(one.device)]
     devices = [one for one in all_devices if not is_upstream(one.device)]
+    if settings.meter != "none" and not upstreams:
+        raise SpecError(
+            f"--meter {settings.meter} is for models of other servers, oip:URL, and there are none; leave it out"
+        )
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(

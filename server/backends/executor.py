@@ -276,8 +276,10 @@ class ThreadExecutor:
         self._thread.start()
 
     def _serve(self, work: "_Work | None") -> None:
-        """Run one batch and its standby launches."""
+        """Run one batch and its standby launches, unless its timeout has passed while it was queued."""
         assert work is not None
+        if work[1].done():
+            return
         standby, loop, results = work[0].standby, work[1].get_loop(), []
         while work is not None:
             batch, done = work

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
-from server.backends.tensor_batches import Row, checked_rows, odd_inputs_blamed
-from server.errors import DeviceLostError, DeviceUnavailableError, ModelError
+from server.backends.tensor_batches import Row, checked_rows, non_finite_inputs_named
+from server.errors import BadInputError, DeviceLostError, DeviceUnavailableError, ModelError
 from server.models.model import ServedModel
 from server.models.tensors.upstream_source import UpstreamModel
 
@@ -35,10 +35,14 @@ class UpstreamDevice:
         Raises:
             BadInputError: the server answers 4xx, or fails on a single sample whose inputs have NaN or infinity.
             ModelError: it answers another error, or outputs that do not fit the signature or are not a number.
-            DeviceUnavailableError: it answers 503 or not at all.
+            DeviceUnavailableError: it answers 429, 503 or not at all, or the model is not ready after an error.
         """
-        with odd_inputs_blamed(batch.inputs):
-            outputs = self._model.infer(batch.inputs)
+        with non_finite_inputs_named(batch.inputs):
+            try:
+                outputs = self._model.infer(batch.inputs)
+            except (BadInputError, ModelError):
+                self.check_ready()  # some servers answer 400 or 500 to calls of a model that was unloaded there
+                raise
             return checked_rows(self._signature, outputs, len(batch.inputs))
 
     def check_ready(self) -> None:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from policies.queue.routing import least_delay
-from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError
+from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError, UnloadedError
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
 from server.scheduling.calls import Call, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
@@ -65,10 +65,10 @@ class Fleet:
         """Check that a model is not unloaded, before a call of it begins.
 
         Raises:
-            UnavailableError: it is.
+            UnloadedError: it is.
         """
         if model in self.unloaded:
-            raise UnavailableError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
+            raise UnloadedError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.

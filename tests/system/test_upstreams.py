@@ -207,6 +207,10 @@ def test_profile_model_needs_one_server(fake: FakeUpstream) -> None:
         run_json("profile-model", f"m={fake.spec},{fake.spec[4:]}", "--quick")
     with pytest.raises(RuntimeError, match="no meter 'gpu'; give none, cpu or cuda:N"):
         run_json("profile-model", f"m={fake.spec}", "--quick", "--meter", "gpu")
+    with pytest.raises(RuntimeError, match="m runs on another server, not on --device cpu; leave it out"):
+        run_json("profile-model", f"m={fake.spec}", "--quick", "--device", "cpu")
+    with pytest.raises(RuntimeError, match="--meter cpu is for a model of another server, oip:URL; leave it out"):
+        run_json("profile-model", "googlenet", "--quick", "--meter", "cpu")
 
 
 def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpstream) -> None:

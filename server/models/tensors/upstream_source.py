@@ -22,6 +22,7 @@ from server.models.upstream_spec import Upstream
 _START_TIMEOUT = 10.0  # s, for metadata and configuration at the start
 _HEADER_LENGTH = "inference-header-content-length"
 _NO_CONFIG = (400, 404, 405, 501)  # statuses of servers without the model configuration extension
+_OVERLOADED = (429, 503)
 _BATCH_REMEDY = "set max_batch_size, or a dynamic first dimension, on that server"
 
 
@@ -108,7 +109,7 @@ class UpstreamModel(Model):
             difference = f"the largest batch is {before.max_batch_size or 'not limited'} and {size}"
         if difference is not None:
             raise DeviceUnavailableError(
-                f"{self._where} has changed, before and now: {difference}; restart this server to use it"
+                f"{self._where} has changed, before and now: {difference}; load the model again, or restart this server"
             )
 
     def infer(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
@@ -120,7 +121,7 @@ class UpstreamModel(Model):
         Raises:
             BadInputError: the server answers 4xx.
             ModelError: it answers another error, or what is no response of the protocol.
-            DeviceUnavailableError: it answers 503 or not at all.
+            DeviceUnavailableError: it answers 429, 503 or not at all.
         """
         entries, data = [], list[Part]()
         for name, tensor in self.inputs.items():
@@ -136,7 +137,7 @@ class UpstreamModel(Model):
         if response.status == 200:
             return self._outputs(response)
         answered = f"{self.upstream.model} answered {response.status}: {_error_of(response.body)}"
-        if response.status == 503:
+        if response.status in _OVERLOADED:
             raise DeviceUnavailableError(answered)
         raise BadInputError(answered) if 400 <= response.status < 500 else ModelError(answered)
 
@@ -186,8 +187,9 @@ class UpstreamModel(Model):
         largest = config.get("max_batch_size")
         if config and (type(largest) is not int or largest < 1):
             raise SpecError(f"{self._where} has the max_batch_size {largest}, so it takes no batches; {_BATCH_REMEDY}")
-        versions = metadata.get("versions") or ["unknown"]
-        about = f"{metadata.get('platform') or 'unknown platform'}, version {' '.join(map(str, versions))}"
+        versions = metadata.get("versions")
+        named = " ".join(map(str, versions)) if isinstance(versions, list) else ""
+        about = f"{metadata.get('platform') or 'unknown platform'}, version {named or 'unknown'}"
         return Description(inputs, outputs, largest, about)
 
     def _get(self, path: str, timeout: float, absent: Sequence[int] = ()) -> dict[str, Any]:

@@ -337,6 +337,18 @@ def test_an_answer_before_the_body_is_read_is_the_answer() -> None:
             model.infer([{"x": np.zeros(1_000_000, np.float32)}] * 4)
 
 
+@pytest.mark.parametrize(
+    ("given", "about"),
+    [
+        ({"versions": ["1", 2]}, "fake, version 1 2"),
+        ({"versions": 3, "platform": None}, "unknown platform, version unknown"),
+    ],
+)
+def test_platform_and_versions_are_named_as_far_as_the_server_has_them(given: dict[str, Any], about: str) -> None:
+    with upstream(metadata={**metadata(x=("FP32", [-1, 2])), **given}) as fake:
+        assert model_of(fake).description.about == about
+
+
 def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     model = model_of(fake)
     model.check_ready(5.0)
@@ -347,7 +359,7 @@ def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     fake.config = {"max_batch_size": 16}
     model.check_signature(5.0)
     fake.config = {"max_batch_size": 4}
-    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; restart this server"):
+    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; load the model again, or restart"):
         model.check_signature(5.0)
     fake.metadata = metadata(x=("FP32", [-1, 3]))
     with pytest.raises(DeviceUnavailableError, match=r"input x is FP32 \[-1, 2\] and FP32 \[-1, 3\]"):
