@@ -33,9 +33,9 @@ class UpstreamDevice:
         """For each sample its outputs, arrays by name.
 
         Raises:
-            BadInputError: the server answers 4xx, or fails on a single sample whose inputs have NaN or infinity.
+            BadInputError: the server refuses the samples, or fails on a single one that has NaN or infinity.
             ModelError: it answers another error, or outputs that do not fit the signature or are not a number.
-            DeviceUnavailableError: it answers 503 or not at all.
+            DeviceUnavailableError: it does not answer, or is not ready.
         """
         with odd_inputs_blamed(batch.inputs):
             outputs = self._model.infer(batch.inputs)
