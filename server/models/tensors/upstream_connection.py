@@ -68,14 +68,15 @@ class UpstreamConnection:
             try:
                 with self._aborted_after(timeout):
                     return self._exchange(method, [head.encode("latin-1"), *parts])
-            except (OSError, UnicodeError, IncompleteRead) as error:
+            except (OSError, HTTPException, ValueError) as error:
                 self.close()
-                closed = isinstance(error, ConnectionError | IncompleteRead)
-                if self._aborted or not (kept_alive and closed):
-                    reason = f"no response within {timeout:g} s" if self._aborted and timeout else one_line(error)
-                    raise DeviceUnavailableError(f"{self._address} does not answer: {reason}") from error
-            except (HTTPException, ValueError) as error:
-                self.close()
+                if self._aborted:
+                    limit = "" if timeout is None else f" within {timeout:g} s"
+                    raise DeviceUnavailableError(f"{self._address} does not answer{limit}") from error
+                if kept_alive and isinstance(error, ConnectionError | IncompleteRead):
+                    continue
+                if isinstance(error, OSError | UnicodeError | IncompleteRead):
+                    raise DeviceUnavailableError(f"{self._address} does not answer: {one_line(error)}") from error
                 raise ModelError(f"{self._address} does not answer in HTTP: {one_line(error)}") from error
 
     def abort(self) -> None:
