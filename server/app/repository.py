@@ -13,8 +13,10 @@ from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
+from server.app.plan import check_upstreams
 from server.errors import ExecutionError, NotFoundError, one_line
 from server.models.sources import read_again
+from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
@@ -109,11 +111,12 @@ class Repository:
         """Load a revision on all devices of a model that work, in a thread."""
         staged: list[tuple[Dispatcher, Revision]] = []
         devices = [d for d in self._inference.fleet.devices_of(model) if not d.broken.is_set()]
-        specs = {self._backends[dispatcher].plan.settings.specs[model] for dispatcher in devices}
+        settings = [self._backends[dispatcher].plan.settings.only(model) for dispatcher in devices]
         try:
             with ExitStack() as stack:
-                for spec in specs:
+                for spec in {one.specs[model] for one in settings}:
                     stack.enter_context(read_again(spec))
+                check_upstreams([one for one in settings if is_upstream(one.device)])
                 for dispatcher in devices:
                     before = dispatcher.chosen[model]
                     loaded = load_again(self._backends[dispatcher], model, revision, before, self._profile_source)

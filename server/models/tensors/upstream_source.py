@@ -112,7 +112,7 @@ class UpstreamModel(Model):
             difference = f"the largest batch is {before.max_batch_size or 'not limited'} and {size}"
         if difference is not None:
             raise DeviceUnavailableError(
-                f"{self._where} has changed, before and now: {difference}; restart this server to use it"
+                f"{self._where} has changed, before and now: {difference}; load the model again to use it"
             )
 
     def infer(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:

@@ -407,7 +407,7 @@ def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     fake.config = {"max_batch_size": 16}
     model.check_signature(5.0)
     fake.config = {"max_batch_size": 4}
-    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; restart this server"):
+    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; load the model again"):
         model.check_signature(5.0)
     fake.metadata = metadata(x=("FP32", [-1, 3]))
     with pytest.raises(DeviceUnavailableError, match=r"input x is FP32 \[-1, 2\] and FP32 \[-1, 3\]"):
