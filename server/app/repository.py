@@ -121,10 +121,12 @@ class Repository:
                     before = dispatcher.chosen[model]
                     loaded = load_again(self._backends[dispatcher], model, revision, before, self._profile_source)
                     staged.append((dispatcher, loaded))
-        except BaseException:
+        except BaseException as error:
             for dispatcher, _ in staged:
                 self._backends[dispatcher].devices.remove(model, revision)
-            raise
+            if isinstance(error, Exception):
+                raise
+            raise SpecError(f"it raised {type(error).__name__}") from error  # which would end the event loop
         return staged
 
     @staticmethod
