@@ -15,9 +15,10 @@ from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
+from server.app.plan import check_upstreams
 from server.errors import ExecutionError, NotFoundError, one_line
-from server.models.signature import TensorSpec
 from server.models.sources import read_again
+from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
@@ -131,14 +132,17 @@ class Repository:
     def _load_on(self, devices: Sequence[Dispatcher], model: str, staged: _Staged) -> None:
         """Load the next revision of a model on these devices, in a thread; append each to `staged`."""
         backends = [self._backends[dispatcher] for dispatcher in devices]
-        with ExitStack() as stack:
-            for spec in {backend.plan.settings.specs[model] for backend in backends}:
-                stack.enter_context(read_again(spec))
-            for dispatcher, backend in zip(devices, backends, strict=True):
-                before, revision = dispatcher.chosen[model], self._next_revision(model)
-                staged.append((dispatcher, load_again(backend, model, revision, before, self._profile_source)))
-                if _tensors(staged[-1]) != _tensors(staged[0]):
-                    raise SpecError(f"its inputs or outputs on {dispatcher.device} and {devices[0].device} differ")
+        settings = [backend.plan.settings.only(model) for backend in backends]
+        try:
+            with ExitStack() as stack:
+                for spec in {one.specs[model] for one in settings}:
+                    stack.enter_context(read_again(spec))
+                check_upstreams([one for one in settings if is_upstream(one.device)])
+                for dispatcher, backend in zip(devices, backends, strict=True):
+                    before, revision = dispatcher.chosen[model], self._next_revision(model)
+                    staged.append((dispatcher, load_again(backend, model, revision, before, self._profile_source)))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # which would end the event loop
+            raise SpecError(f"it raised {type(error).__name__}") from error
 
     async def _follow_swaps(self, model: str, staged: _Staged) -> None:
         """Choose the policies again that were swapped while the revision was loaded."""
@@ -207,9 +211,3 @@ def _shared(devices: Sequence[Dispatcher]) -> Iterator[None]:
     finally:
         for dispatcher in devices:
             dispatcher.shared = False
-
-
-def _tensors(staged: tuple[Dispatcher, Revision]) -> Sequence[Mapping[str, TensorSpec]]:
-    """The inputs and the outputs of a revision, by name."""
-    signature = staged[1].served.signature
-    return [{spec.name: spec for spec in specs} for specs in (signature.inputs, signature.outputs)]

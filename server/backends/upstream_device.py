@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
 from server.backends.tensor_batches import Row, checked_rows, non_finite_inputs_named
-from server.errors import BadInputError, DeviceLostError, DeviceUnavailableError, ModelError
+from server.errors import DeviceLostError, DeviceUnavailableError, ModelError
 from server.models.model import ServedModel
 from server.models.tensors.upstream_source import UpstreamModel
 
@@ -33,16 +33,12 @@ class UpstreamDevice:
         """For each sample its outputs, arrays by name.
 
         Raises:
-            BadInputError: the server answers 4xx, or fails on a single sample whose inputs have NaN or infinity.
+            BadInputError: the server refuses the samples, or fails on a single one that has NaN or infinity.
             ModelError: it answers another error, or outputs that do not fit the signature or are not a number.
-            DeviceUnavailableError: it answers 429, 503 or not at all, or the model is not ready after an error.
+            DeviceUnavailableError: it does not answer, or is not ready.
         """
         with non_finite_inputs_named(batch.inputs):
-            try:
-                outputs = self._model.infer(batch.inputs)
-            except (BadInputError, ModelError):
-                self.check_ready()  # some servers answer 400 or 500 to calls of a model that was unloaded there
-                raise
+            outputs = self._model.infer(batch.inputs)
             return checked_rows(self._signature, outputs, len(batch.inputs))
 
     def check_ready(self) -> None:

@@ -456,7 +456,8 @@ class Dispatcher:
 
     async def _recover(self, run: BatchRun, error: Exception) -> None:
         launch, batch = run.launch, replace(run.batch, standby=None)
-        known = isinstance(error, DeviceUnavailableError)  # its reason is logged once, without a traceback
+        # the reason is logged once, without a traceback, where that says nothing more
+        known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=None if known else error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         try:

@@ -238,11 +238,9 @@ class Fleet:
                 _log.critical("no device of %s works; its calls are rejected", model)
             self._retired.difference_update(resumed)
             self._update_serving()
-        if self._serving:
-            names = ", ".join(dispatcher.device for dispatcher in self._serving)
-            _log.critical("%d calls move to the remaining devices: %s", len(calls), names)
-        for call in calls:
-            if call.losses < _MAX_LOSSES and self._serving_of[call.model]:
-                self._least_delay(call.model, call.missing).enqueue(call)
-            else:
-                call.fail(error)
+        moving = [call for call in calls if call.losses < _MAX_LOSSES and self._serving_of[call.model]]
+        if calls:
+            _log.critical("%d of %d calls move to other devices", len(moving), len(calls))
+        for call in moving:
+            self._least_delay(call.model, call.missing).enqueue(call)
+        fail_all(set(calls).difference(moving), error)

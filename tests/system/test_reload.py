@@ -95,6 +95,10 @@ def test_another_signature_is_used_from_the_swap_on(server: Server, tmp_path: Pa
             lambda folder: (folder / "neighbour.py").write_text("FACTOR = None"),
             "a batch of 1 failed: model.py line 13",
         ),
+        (
+            lambda folder: (folder / "neighbour.py").write_text("raise KeyboardInterrupt"),
+            "mine is not loaded: it raised KeyboardInterrupt",
+        ),
     ],
 )
 def test_a_broken_revision_leaves_the_former_one_in_service(

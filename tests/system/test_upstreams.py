@@ -228,3 +228,17 @@ def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpst
         assert answer.status == 400
         assert answer.json["error"].endswith("; the revision in service stays")
         assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}
+
+
+def test_a_model_that_only_one_of_two_servers_has_replaced_is_not_loaded(fake: FakeUpstream) -> None:
+    with upstream() as other, serving(f"m={fake.spec},{other.spec[4:]}", "--policy", "timeout:2") as server:
+        fake.stop()
+        fake.metadata = metadata(x=("FP32", [-1, 3]))
+        fake.start()
+        answer = fetch(server.url, "/v2/repository/models/m/load", b"")
+        assert answer.status == 400
+        assert "m differs between" in answer.json["error"]
+        assert predict(server, 1, 2).json["outputs"] == {"out_x": [1, 2]}
+        other.metadata = fake.metadata
+        assert fetch(server.url, "/v2/repository/models/m/load", b"").status == 200
+        assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}

@@ -18,7 +18,6 @@ from server.app.backend import Backend, Revision, load_again
 from server.app.plan import make_plan
 from server.app.repository import Repository
 from server.config import read_settings
-from server.models.sources import source_of
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget
@@ -114,22 +113,6 @@ def test_a_revision_whose_policy_cannot_be_chosen_is_removed(
     asyncio.run(fails(assembled.repository.load("m"), "m is not loaded: .*99999.*; the revision in service stays"))
     assert assembled.revisions == [1, 1]
     assert assembled.inference.models["m"].revision == 0
-
-
-def test_devices_whose_inputs_differ_are_not_put_in_service(
-    assembled: Assembled, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def differing(backend: Backend, *arguments: Any) -> Revision:
-        loaded = load_again(backend, *arguments)
-        if backend is assembled.backends[0]:
-            return loaded
-        other = tmp_path / "other.py"
-        other.write_text(MODEL.replace("SIZE", "2"))
-        return replace(loaded, served=source_of(f"{other}:Mine").emulate("m", 8))
-
-    monkeypatch.setattr(repository, "load_again", differing)
-    asyncio.run(fails(assembled.repository.load("m"), "its inputs or outputs on .* and .* differ"))
-    assert assembled.revisions == [1, 1]
 
 
 def test_without_a_device_that_works_nothing_is_loaded(assembled: Assembled) -> None:
