@@ -16,12 +16,13 @@ from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
 from server.app.plan import check_upstreams
-from server.errors import ExecutionError, NotFoundError, one_line
+from server.errors import DrainingError, ExecutionError, NotFoundError, one_line
 from server.models.sources import read_again
 from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
+_POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
 _Staged = list[tuple[Dispatcher, Revision]]  # a revision on each of its devices
@@ -68,18 +69,20 @@ class Repository:
             NotFoundError: the settings do not list the model.
             SpecError: it cannot be loaded or served; the revision in service stays.
             ExecutionError: loading failed otherwise; the revision in service stays.
+            DrainingError: the server is stopping.
         """
         self._check_listed(model)
-        await asyncio.shield(self._keep(self._load(model)))
+        await self._finish(self._load(model))
 
     async def unload(self, model: str) -> None:
         """Reject new calls of a model; it is removed from the devices when the accepted ones are answered.
 
         Raises:
             NotFoundError: the settings do not list the model.
+            DrainingError: the server is stopping.
         """
         self._check_listed(model)
-        await asyncio.shield(self._keep(self._unload(model)))
+        await self._finish(self._unload(model))
 
     def _check_listed(self, model: str) -> None:
         models = self._inference.models
@@ -192,6 +195,16 @@ class Repository:
         gc.collect()  # networks contain reference cycles
         gc.freeze()
         _log.info("%s: revision %d is removed", model, revision)
+
+    async def _finish(self, work: Coroutine[None, None, None]) -> None:
+        """Wait for a load or unload, which goes on if the caller is cancelled or the server is stopping."""
+        task = self._keep(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged, if nothing waits
+        while not task.done():
+            if self._inference.fleet.shutting_down:
+                raise DrainingError("the server is stopping; load the model after the restart", 1)
+            await asyncio.wait((task,), timeout=_POLL_INTERVAL)
+        await task
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task that is not garbage-collected."""

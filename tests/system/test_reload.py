@@ -134,6 +134,20 @@ def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: 
         assert y(predict(server, [3])) == [3.0]
 
 
+def test_the_server_stops_while_a_model_is_loaded(server: Server, tmp_path: Path) -> None:
+    write(tmp_path, 2.0, load="time.sleep(60)")
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(load, server)
+        time.sleep(0.5)
+        assert y(predict(server, [3])) == [3.0]
+        assert not loading.done()
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+        answer = loading.result()
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "the server is stopping" in answer.json["error"]
+
+
 def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) -> None:
     assert load(server, verb="unload", body=b'{"parameters": {"unload_dependents": false}}').status == 200
     assert load(server, verb="unload").status == 200, "again"

@@ -33,6 +33,7 @@ class ModelRepository(Protocol):
         Raises:
             NotFoundError: the configuration does not list it.
             SpecError: it cannot be loaded or served; the one in service stays.
+            DrainingError: the server is stopping.
         """
         ...
 
@@ -41,6 +42,7 @@ class ModelRepository(Protocol):
 
         Raises:
             NotFoundError: the configuration does not list it.
+            DrainingError: the server is stopping.
         """
         ...
 
@@ -77,7 +79,7 @@ def add_repository(app: FastAPI, repository: ModelRepository, budget: MemoryBudg
         ("load", load, "Load the model from its files again, while the server serves"),
         ("unload", unload, "Serve the accepted calls of the model, and reject new ones"),
     ):
-        errors = (*MODEL_ERRORS, 413, 500)
+        errors = (*MODEL_ERRORS, 413, 500, 503)
         body = json_content(schemas.RepositoryRequest)
         route = documented(summary, None, errors, parameters=[MODEL], body=body)
         route["openapi_extra"]["requestBody"]["required"] = False
