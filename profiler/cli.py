@@ -165,6 +165,10 @@ def _make_job(
     check_weights(weights)
     model, _, spec = model.partition("=")
     source = source_of(spec or model)
+    if meter != "none" and not isinstance(source, UpstreamSource):
+        raise SpecError(
+            f"--meter {meter} is for a model of another server, oip:URL; leave it out, the device has its own"
+        )
     if sample is not None:
         source.read_sample(sample)  # fails before the model is loaded
     if device.startswith("emulated:"):
@@ -172,6 +176,8 @@ def _make_job(
         known = profile.stages if profile.stage_service_times else None
         job = _emulated_job(model, source, profile if stages in (None, known) else profile.in_stages(stages), sample)
     elif isinstance(source, UpstreamSource):
+        if device != "auto":
+            raise SpecError(f"{model} runs on another server, not on --device {device}; leave it out")
         source.check(model, weights, stages)
         job = _upstream_job(model, source, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, sample, meter)
     else:

@@ -20,6 +20,7 @@ from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.executor import Executor
+from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter, NoMeter
 from server.errors import OutOfMemoryError
@@ -84,7 +85,7 @@ class FirstProfiles:
         Raises:
             SpecError: the largest batch does not fit into the device's free memory.
         """
-        key, tunes = _key(settings, model.name, model.max_batch_size), _autotunes(settings, model)
+        key, tunes = _key(settings, model.name, model.max_batch_size), autotunes(settings.device, model)
         with _memory_errors(key):
             return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
 
@@ -106,7 +107,7 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key = _key(settings, model.name, model.max_batch_size)
-        plan = quick_plan(key.max_batch_size, _autotunes(settings, model))
+        plan = quick_plan(key.max_batch_size, autotunes(settings.device, model))
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
             profile = _measure_all(subject, key, plan, settings.stages)
@@ -133,14 +134,6 @@ def _memory_errors(key: cache.CacheKey) -> Iterator[None]:
             f"{key.model}: a batch of {key.max_batch_size} does not fit into the free memory of {key.device}; "
             "give a smaller --max-batch-size"
         ) from error
-
-
-def _autotunes(settings: Settings, model: ServedModel) -> bool:
-    if is_upstream(settings.device):
-        return False
-    from server.backends import torch_device
-
-    return torch_device.autotunes(torch_device.resolve_device(settings.device)[0], model)
 
 
 def _device(settings: Settings) -> tuple[str, str]:

@@ -74,7 +74,7 @@ class TooManyError(RetryLaterError):
 
 
 class UnavailableError(RetryLaterError):
-    """The device was lost while it served the request, and no other device takes it over."""
+    """The device is lost, or unavailable for now, and no other device takes the request over."""
 
     status = 503
 
@@ -113,6 +113,12 @@ class DrainingError(RejectedError):
     """The server is shutting down: it serves the accepted calls and rejects new ones."""
 
     reason = "draining"
+
+
+class UnloadedError(RejectedError):
+    """The model is unloaded until it is loaded again."""
+
+    reason = "unloaded"
 
 
 class ExpiredError(ServerError):

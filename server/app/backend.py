@@ -18,7 +18,7 @@ from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
-from server.backends.warm_up import warm_up_and_fit
+from server.backends.warm_up import autotunes, warm_up_and_fit
 from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, meter_for
 from server.errors import BatchTimeoutError
@@ -28,7 +28,7 @@ from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright")
-_LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
+_LOAD_TIMEOUT = 600.0  # s to load a user's model, and for each batch of one, while others are served
 
 
 class ProfileSource(Protocol):
@@ -132,7 +132,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     if isinstance(device, LoadedDevice):
         device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
-    executor = RevisionExecutor(backend.executor, revision, backend.executor.name)
+    executor = RevisionExecutor(backend.executor, revision, backend.executor.name, _LOAD_TIMEOUT)
 
     def profile_of(model: ServedModel) -> Profile:
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)
@@ -221,20 +221,11 @@ def _ready(
     if plan.emulated is not None:
         assert profile is not None
         return model, profile
-    every_size = _autotunes(model, settings.device)
+    every_size = autotunes(settings.device, model)
     profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size)
     profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile
-
-
-def _autotunes(model: ServedModel, name: str) -> bool:
-    """Whether the first batch of each size is slow on a device."""
-    if is_upstream(name):
-        return False
-    from server.backends import torch_device
-
-    return torch_device.autotunes(torch_device.resolve_device(name)[0], model)
 
 
 def _labelled(model: ServedModel, settings: Settings) -> ServedModel:

@@ -199,6 +199,10 @@ def _check_devices(settings: Settings) -> None:
     all_devices = settings.by_device()
     upstreams = [one for one in all_devices if is_upstream(one.device)]
     devices = [one for one in all_devices if not is_upstream(one.device)]
+    if settings.meter != "none" and not upstreams:
+        raise SpecError(
+            f"--meter {settings.meter} is for models of other servers, oip:URL, and there are none; leave it out"
+        )
     emulated = [is_emulated(one) for one in devices]
     if any(emulated) and not all(emulated):
         raise SpecError(
@@ -210,12 +214,16 @@ def _check_devices(settings: Settings) -> None:
     if not errors.messages and not all(emulated):
         errors.check(partial(_check_distinct, devices))
     if not errors.messages:
-        errors.check(partial(_check_upstreams, upstreams))
+        errors.check(partial(check_upstreams, upstreams))
     errors.raise_any()
 
 
-def _check_upstreams(devices: Sequence[Settings]) -> None:
-    """Check that each server is named once, that a model is the same on all, and that each has a meter of its own."""
+def check_upstreams(devices: Sequence[Settings]) -> None:
+    """Check that each server is named once, that a model is the same on all, and that each has a meter of its own.
+
+    Raises:
+        SpecError: one of these does not hold, or a server does not answer.
+    """
     names = [one.device for one in devices]
     if len(set(names)) < len(names):
         raise SpecError(f"a server is named twice for a model: {', '.join(names)}; name each once")

@@ -3,22 +3,28 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 
 from policies.catalog import choose
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
+from server.app.plan import check_upstreams
 from server.errors import ExecutionError, NotFoundError, one_line
 from server.models.sources import read_again
+from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
+_T = TypeVar("_T")
+_Staged = list[tuple[Dispatcher, Revision]]  # a revision on each of its devices
 
 
 class Repository:
@@ -35,10 +41,10 @@ class Repository:
         self._inference = inference
         self._backends = backends
         self._profile_source = profile_source
-        self._latest = dict.fromkeys(inference.models, 0)  # number of the last revision, in service or not
         self._changing = asyncio.Lock()
         self._loading: str | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(1, "load")  # that of asyncio.to_thread would delay the exit until it is loaded
 
     def states(self) -> list[tuple[str, State, str]]:
         """Name and state of each model, and the reason if it is not ready."""
@@ -86,11 +92,7 @@ class Repository:
         async with self._changing:
             self._loading = model
             try:
-                revision = self._latest[model] + 1
-                staged = await asyncio.to_thread(self._stage, model, revision)
-                self._latest[model] = revision
-                await self._follow_swaps(model, staged)
-                self._put_in_service(model, revision, staged)
+                self._put_in_service(model, await self._stage(model))
             except SpecError as error:
                 _log.error("%s is not loaded: %s", model, error)
                 raise SpecError(f"{model} is not loaded: {error}{self._remaining(model)}") from error
@@ -105,37 +107,58 @@ class Repository:
     def _remaining(self, model: str) -> str:
         return "" if model in self._inference.fleet.unloaded else "; the revision in service stays"
 
-    def _stage(self, model: str, revision: int) -> list[tuple[Dispatcher, Revision]]:
-        """Load a revision on all devices of a model that work, in a thread."""
-        staged: list[tuple[Dispatcher, Revision]] = []
+    def _run_in_thread(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _next_revision(self, model: str) -> int:
+        return self._inference.models[model].revision + 1
+
+    async def _stage(self, model: str) -> _Staged:
+        """Load the next revision of a model on all its devices that work; if that raises, it is removed from them."""
         devices = [d for d in self._inference.fleet.devices_of(model) if not d.broken.is_set()]
-        specs = {self._backends[dispatcher].plan.settings.specs[model] for dispatcher in devices}
+        if not devices:
+            raise SpecError(f"no device of {model} works; restart the server")
+        staged: _Staged = []
         try:
-            with ExitStack() as stack:
-                for spec in specs:
-                    stack.enter_context(read_again(spec))
-                for dispatcher in devices:
-                    before = dispatcher.chosen[model]
-                    loaded = load_again(self._backends[dispatcher], model, revision, before, self._profile_source)
-                    staged.append((dispatcher, loaded))
+            with _shared(devices):
+                await self._run_in_thread(partial(self._load_on, devices, model, staged))
+                await self._follow_swaps(model, staged)
         except BaseException:
             for dispatcher, _ in staged:
-                self._backends[dispatcher].devices.remove(model, revision)
+                self._backends[dispatcher].devices.remove(model, self._next_revision(model))
             raise
         return staged
 
-    @staticmethod
-    async def _follow_swaps(model: str, staged: list[tuple[Dispatcher, Revision]]) -> None:
-        """Choose the policies again that were swapped while the revision was loaded."""
-        for index, (dispatcher, loaded) in enumerate(staged):
-            chosen = loaded.chosen
-            while (spec := dispatcher.chosen[model].spec) != chosen.spec:
-                again = await asyncio.to_thread(choose, spec, chosen.profile, chosen.defaults)
-                chosen = replace(again, promised=chosen.promised)
-            staged[index] = dispatcher, replace(loaded, chosen=chosen)
+    def _load_on(self, devices: Sequence[Dispatcher], model: str, staged: _Staged) -> None:
+        """Load the next revision of a model on these devices, in a thread; append each to `staged`."""
+        backends = [self._backends[dispatcher] for dispatcher in devices]
+        settings = [backend.plan.settings.only(model) for backend in backends]
+        try:
+            with ExitStack() as stack:
+                for spec in {one.specs[model] for one in settings}:
+                    stack.enter_context(read_again(spec))
+                check_upstreams([one for one in settings if is_upstream(one.device)])
+                for dispatcher, backend in zip(devices, backends, strict=True):
+                    before, revision = dispatcher.chosen[model], self._next_revision(model)
+                    staged.append((dispatcher, load_again(backend, model, revision, before, self._profile_source)))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # which would end the event loop
+            raise SpecError(f"it raised {type(error).__name__}") from error
 
-    def _put_in_service(self, model: str, revision: int, staged: Sequence[tuple[Dispatcher, Revision]]) -> None:
-        inference, former = self._inference, self._inference.models[model]
+    async def _follow_swaps(self, model: str, staged: _Staged) -> None:
+        """Choose the policies again that were swapped while the revision was loaded."""
+        while swapped := [
+            index
+            for index, (dispatcher, loaded) in enumerate(staged)
+            if dispatcher.chosen[model].spec != loaded.chosen.spec
+        ]:
+            for index in swapped:
+                dispatcher, loaded = staged[index]
+                spec, chosen = dispatcher.chosen[model].spec, loaded.chosen
+                again = await self._run_in_thread(partial(choose, spec, chosen.profile, chosen.defaults))
+                staged[index] = dispatcher, replace(loaded, chosen=replace(again, promised=chosen.promised))
+
+    def _put_in_service(self, model: str, staged: _Staged) -> None:
+        inference, former, revision = self._inference, self._inference.models[model], self._next_revision(model)
         for dispatcher, loaded in staged:
             by_shape = loaded.served.codec.varies_in_shape
             dispatcher.set_revision(model, revision, loaded.chosen, by_shape)
@@ -176,3 +199,15 @@ class Repository:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+@contextmanager
+def _shared(devices: Sequence[Dispatcher]) -> Iterator[None]:
+    """Mark devices as shared with a revision that is being loaded in the `with` block."""
+    for dispatcher in devices:
+        dispatcher.shared = True
+    try:
+        yield
+    finally:
+        for dispatcher in devices:
+            dispatcher.shared = False

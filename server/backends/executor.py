@@ -273,13 +273,20 @@ class ThreadExecutor:
         self._thread = threading.Thread(target=_work_off, args=(self._work,), name="device", daemon=True)
         self._thread.start()
 
-    def _serve(self, work: "_Work | None") -> None:
-        """Run a batch, and then the standby launches, each started before the loop is told of the batch before."""
-        while work is not None:
-            batch, done = work
+    def _serve(self, work: "_Work") -> None:
+        """Run a batch, unless its timeout has passed while it was queued, and then the standby launches.
+
+        Each of these is started before the loop is told of the batch before.
+        """
+        if work[1].done():
+            return
+        following: _Work | None = work
+        while following is not None:
+            batch, done = following
             result = self._result(batch)
-            taken = batch.standby is not None and isinstance(result, Completion)
-            work = batch.standby.take(result.outputs) if taken else None  # type: ignore[union-attr]
+            following = None
+            if batch.standby is not None and isinstance(result, Completion) and self._work.empty():  # else it is next
+                following = batch.standby.take(result.outputs)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 done.get_loop().call_soon_threadsafe(_resolve, done, result)
             del batch, done, result

@@ -26,18 +26,18 @@ def stack(name: str, tensor: Tensor, samples: Sequence[Row]) -> NDArray[Any]:
 
 
 @contextmanager
-def odd_inputs_blamed(samples: Sequence[Row]) -> Iterator[None]:
-    """Raise BadInputError if the model fails on a single sample that has NaN or infinity; else what it raises."""
+def non_finite_inputs_named(samples: Sequence[Row]) -> Iterator[None]:
+    """Raise BadInputError, with the input's name, if the model fails on one sample that has NaN or infinity."""
     try:
         yield
     except (BadInputError, OutOfMemoryError, DeviceLostError, DeviceUnavailableError):
         raise
     except Exception as error:
-        odd = next((name for name, array in samples[0].items() if not _is_finite(array)), None)
-        if odd is None or len(samples) > 1:
+        name = next((name for name, array in samples[0].items() if not _is_finite(array)), None)
+        if name is None or len(samples) > 1:
             raise
         raise BadInputError(
-            f"the model fails on input {odd}, which has NaN or infinity: {type(error).__name__}"
+            f"the model fails on input {name}, which has NaN or infinity: {type(error).__name__}"
         ) from error
 
 
@@ -46,7 +46,7 @@ def checked_rows(signature: Signature, outputs: Any, rows: int) -> Sequence[Row]
 
     Args:
         signature: the model's.
-        outputs: arrays [rows, ...] by name, if the model keeps its promise.
+        outputs: what the model returned; it should be arrays [rows, ...] by name.
         rows: number of samples in the batch.
 
     Raises:
@@ -64,7 +64,7 @@ def _is_finite(array: NDArray[Any]) -> bool:
 
 
 def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
-    """An output of a batch, as the signature promises it.
+    """An output of a batch that fits the signature.
 
     Raises:
         ModelError: it is missing, or has another datatype, shape or number of rows, or a value is not a number.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchwright.model import Model
 from server.backends.executor import Batch
-from server.backends.tensor_batches import checked_rows, odd_inputs_blamed, stack
+from server.backends.tensor_batches import checked_rows, non_finite_inputs_named, stack
 from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import ModelError
 from server.models.model import ServedModel
@@ -56,7 +56,7 @@ class TensorDevice:
             Exception: whatever the model raises.
         """
         inputs = {name: stack(name, tensor, batch.inputs) for name, tensor in self._model.inputs.items()}
-        with odd_inputs_blamed(batch.inputs), translated_errors(self._device):
+        with non_finite_inputs_named(batch.inputs), translated_errors(self._device):
             outputs: Any = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
             if isinstance(outputs, Mapping):  # copies: a model may use its buffers again
                 outputs = {name: np.array(value) for name, value in outputs.items()}

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
-from server.backends.tensor_batches import Row, checked_rows, odd_inputs_blamed
+from server.backends.tensor_batches import Row, checked_rows, non_finite_inputs_named
 from server.errors import DeviceLostError, DeviceUnavailableError, ModelError
 from server.models.model import ServedModel
 from server.models.tensors.upstream_source import UpstreamModel
@@ -33,11 +33,11 @@ class UpstreamDevice:
         """For each sample its outputs, arrays by name.
 
         Raises:
-            BadInputError: the server answers 4xx, or fails on a single sample whose inputs have NaN or infinity.
+            BadInputError: the server refuses the samples, or fails on a single one that has NaN or infinity.
             ModelError: it answers another error, or outputs that do not fit the signature or are not a number.
-            DeviceUnavailableError: it answers 503 or not at all.
+            DeviceUnavailableError: it does not answer, or is not ready.
         """
-        with odd_inputs_blamed(batch.inputs):
+        with non_finite_inputs_named(batch.inputs):
             outputs = self._model.infer(batch.inputs)
             return checked_rows(self._signature, outputs, len(batch.inputs))
 

@@ -12,8 +12,18 @@ from server.backends.executor import Batch, Executor
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
+from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright")
+
+
+def autotunes(device: str, model: ServedModel) -> bool:
+    """Whether the first batch of each size is slow on a device, by its name in the settings."""
+    if is_upstream(device):
+        return False
+    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
+
+    return torch_device.autotunes(torch_device.resolve_device(device)[0], model)
 
 
 async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[int]) -> None:

@@ -56,10 +56,11 @@ def upstreams_of(spec: str) -> list[Upstream]:
 def _parse(url: str) -> Upstream:
     try:
         parts = urlsplit(url.strip())
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        default = {"http": 80, "https": 443}[parts.scheme]
+        port = default if parts.port is None else parts.port
     except (ValueError, KeyError):
         raise SpecError(f"{url!r} is not the URL of a model; {USAGE}") from None
     model = unquote(parts.path.strip("/"))
-    if not parts.hostname or not model or "/" in model or parts.username or parts.query or parts.fragment:
+    if not parts.hostname or not port or not model or "/" in model or parts.username or parts.query or parts.fragment:
         raise SpecError(f"{url!r} is not the URL of a model; {USAGE}")
     return Upstream(parts.scheme == "https", parts.hostname, port, model)

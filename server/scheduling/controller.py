@@ -128,7 +128,9 @@ class Controller:
         The larger sizes have the times of the profile before the reduction, which the drift detector corrects. If they
         still run out of memory, the batch is recovered by halves, and the next attempt comes after twice the time.
         """
-        reduced, monitored = self._reduced[model], self._state(model)
+        monitored, reduced = self._state(model), self._reduced.get(model)
+        if reduced is None:
+            return
         profile, full = monitored.current.profile, reduced.full
         if profile.max_batch_size >= full.max_batch_size:
             del self._reduced[model]  # the next time it is out of memory, retries start from _FIRST_RETRY
@@ -139,8 +141,10 @@ class Controller:
         reduced.retry = self._retry_after(reduced.wait, model)
 
     def _state(self, model: str) -> _Monitored:
-        """Return the state of a model; a new one after a policy swap."""
+        """Return the state of a model; a new one after a policy swap, or for another revision and its profile."""
         monitored, chosen = self._monitored[model], self._dispatcher.chosen[model]
+        if chosen.profile is not monitored.current.profile and (reduced := self._reduced.pop(model, None)):
+            reduced.retry.cancel()
         if chosen is not monitored.current:
             monitored = self._monitored[model] = self._monitor(model, chosen, monitored)
         return monitored

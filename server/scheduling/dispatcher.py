@@ -65,14 +65,16 @@ class Dispatcher:
         chosen: by model, the current policy, its profile, and its spec.
         tracing: links the spans of calls and batches; None: nothing is traced.
         on_served: called after each whole batch, with model, size, service time and response times, s.
-        on_unprofiled_work: called with a model that ran single stages or a failed attempt, whose energy the profile
-            does not predict.
+        on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
+            work, whose times or energy the profile does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
         on_broken: called when nothing can be served any more, or for now, with the calls that have no answer, which
             another device may take over, and the error for the others.
         on_available: called when a device that was unavailable serves again.
         broken: set when nothing can be served any more: the device is lost, or the loop failed.
         available: whether the device can be used now; false while it recovers by itself, as another server may.
+        shared: whether another revision is being loaded on the device. Its batches disturb service times and energies,
+            so that none of these are reported to `on_served`.
     """
 
     tracing: "Tracing | None" = None
@@ -82,6 +84,7 @@ class Dispatcher:
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
     on_available: Callable[[], None] | None = None
     available = True
+    shared = False
 
     def __init__(
         self,
@@ -242,8 +245,9 @@ class Dispatcher:
             chosen: its policy and profile.
             by_shape: whether its inputs vary in shape.
         """
+        if self._revisions.get(model, 0) is not None:
+            self._retiring[model] += 1
         self._revisions[model] = revision
-        self._retiring[model] += 1
         if chosen is None:
             self._apply_policies()
             return
@@ -469,7 +473,8 @@ class Dispatcher:
     async def _recover(self, run: BatchRun, error: Exception, following: BatchRun | None = None) -> None:
         """Retry a failed batch part by part; `following` is in service after it."""
         launch, batch = run.launch, replace(run.batch, standby=None)
-        known = isinstance(error, DeviceUnavailableError)  # its reason is logged once, without a traceback
+        # the reason is logged once, without a traceback, where that says nothing more
+        known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
         _log.error("a batch of %d failed", len(launch.requests), exc_info=None if known else error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         try:
@@ -579,7 +584,7 @@ class Dispatcher:
             sample.call.complete()
             if not sample.call.missing:
                 self._admission.observe(sample.call.earliest, now)
-        if not batch.whole or batch.launch.requests[0].kind.retired:
+        if self.shared or not batch.whole or batch.launch.requests[0].kind.retired:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
             now = self._clock()

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from policies.queue.routing import least_delay
-from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError
+from server.errors import BadInputError, DrainingError, NotFoundError, ServerError, UnavailableError, UnloadedError
 from server.scheduling.admission import DEFAULT_LIMITS, reject_if_full
 from server.scheduling.calls import Call, Sample, fail_all
 from server.scheduling.dispatcher import Dispatcher
@@ -65,10 +65,10 @@ class Fleet:
         """Check that a model is not unloaded, before a call of it begins.
 
         Raises:
-            UnavailableError: it is.
+            UnloadedError: it is.
         """
         if model in self.unloaded:
-            raise UnavailableError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
+            raise UnloadedError(f"{model} is unloaded; load it by POST /v2/repository/models/{model}/load", 1)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Call `Dispatcher.check_room` for the device with the least expected response time.
@@ -238,11 +238,9 @@ class Fleet:
                 _log.critical("no device of %s works; its calls are rejected", model)
             self._retired.difference_update(resumed)
             self._update_serving()
-        if self._serving:
-            names = ", ".join(dispatcher.device for dispatcher in self._serving)
-            _log.critical("%d calls move to the remaining devices: %s", len(calls), names)
-        for call in calls:
-            if call.losses < _MAX_LOSSES and self._serving_of[call.model]:
-                self._least_delay(call.model, call.missing).enqueue(call)
-            else:
-                call.fail(error)
+        moving = [call for call in calls if call.losses < _MAX_LOSSES and self._serving_of[call.model]]
+        if calls:
+            _log.critical("%d of %d calls move to other devices", len(moving), len(calls))
+        for call in moving:
+            self._least_delay(call.model, call.missing).enqueue(call)
+        fail_all(set(calls).difference(moving), error)

@@ -95,6 +95,10 @@ def test_another_signature_is_used_from_the_swap_on(server: Server, tmp_path: Pa
             lambda folder: (folder / "neighbour.py").write_text("FACTOR = None"),
             "a batch of 1 failed: model.py line 13",
         ),
+        (
+            lambda folder: (folder / "neighbour.py").write_text("raise KeyboardInterrupt"),
+            "mine is not loaded: it raised KeyboardInterrupt",
+        ),
     ],
 )
 def test_a_broken_revision_leaves_the_former_one_in_service(
@@ -136,6 +140,9 @@ def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) ->
     rejected = predict(server, [3])
     assert rejected.status == 503
     assert rejected.json == {"error": "mine is unloaded; load it by POST /v2/repository/models/mine/load"}
+    metrics = fetch(server.url, "/metrics").body.decode()
+    assert 'batchwright_requests_total{model="mine",outcome="rejected"} 1.0' in metrics, "it has not failed"
+    assert 'batchwright_rejected_total{model="mine",reason="unloaded"} 1.0' in metrics
     index = fetch(server.url, "/v2/repository/index", b"").json
     assert [(each["name"], each["state"], each["reason"]) for each in index] == [
         ("mine", "UNAVAILABLE", "unloaded"),

@@ -207,6 +207,10 @@ def test_profile_model_needs_one_server(fake: FakeUpstream) -> None:
         run_json("profile-model", f"m={fake.spec},{fake.spec[4:]}", "--quick")
     with pytest.raises(RuntimeError, match="no meter 'gpu'; give none, cpu or cuda:N"):
         run_json("profile-model", f"m={fake.spec}", "--quick", "--meter", "gpu")
+    with pytest.raises(RuntimeError, match="m runs on another server, not on --device cpu; leave it out"):
+        run_json("profile-model", f"m={fake.spec}", "--quick", "--device", "cpu")
+    with pytest.raises(RuntimeError, match="--meter cpu is for a model of another server, oip:URL; leave it out"):
+        run_json("profile-model", "googlenet", "--quick", "--meter", "cpu")
 
 
 def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpstream) -> None:
@@ -223,4 +227,18 @@ def test_a_model_that_another_server_has_replaced_is_loaded_again(fake: FakeUpst
         answer = fetch(server.url, "/v2/repository/models/m/load", b"")
         assert answer.status == 400
         assert answer.json["error"].endswith("; the revision in service stays")
+        assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}
+
+
+def test_a_model_that_only_one_of_two_servers_has_replaced_is_not_loaded(fake: FakeUpstream) -> None:
+    with upstream() as other, serving(f"m={fake.spec},{other.spec[4:]}", "--policy", "timeout:2") as server:
+        fake.stop()
+        fake.metadata = metadata(x=("FP32", [-1, 3]))
+        fake.start()
+        answer = fetch(server.url, "/v2/repository/models/m/load", b"")
+        assert answer.status == 400
+        assert "m differs between" in answer.json["error"]
+        assert predict(server, 1, 2).json["outputs"] == {"out_x": [1, 2]}
+        other.metadata = fake.metadata
+        assert fetch(server.url, "/v2/repository/models/m/load", b"").status == 200
         assert predict(server, 1, 2, 3).json["outputs"] == {"out_x": [1, 2, 3]}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from policies.types import SpecError
 from server.errors import OutOfMemoryError, one_line
 
 _PREFIX = "batchwright_models."  # of the names of imported files
+_INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}  # folders of packages
 _OWN_PACKAGES = ("batchwright", "policies", "server", "profiler", "loadgen")
 SAMPLE_HINT = "; if the model does not take random values, give it a real sample by --sample or samples()"
 
@@ -89,17 +91,22 @@ def imported_again(file: Path) -> Iterator[None]:
 
 
 def _remove_modules(file: Path) -> dict[str, ModuleType]:
-    """Remove the modules of a model's file and of its neighbours, and return them by name."""
+    """Remove the modules of a model's file and of its neighbours, and return them by name.
+
+    Installed packages stay, since compiled ones cannot be imported twice.
+    """
     removed = {}
     for name, module in [*sys.modules.items()]:
         first, origin = name.partition(".")[0], getattr(module, "__file__", None)
         if origin is None or first in _OWN_PACKAGES:
             continue
-        neighbours = (file.parent / f"{first}.py", file.parent / first)
+        neighbours = () if file.parent in _INSTALLED else (file.parent / f"{first}.py", file.parent / first)
         if name == f"{_PREFIX}{file}" or any(Path(origin).is_relative_to(each) for each in neighbours):
             removed[name] = sys.modules.pop(name)
-            with suppress(OSError, TypeError):  # compiled code is taken for current if the second and the size are
-                Path(module.__cached__).unlink()
+            compiled = getattr(module, "__cached__", None)  # taken for current if the second and the size are
+            if compiled is not None:
+                with suppress(OSError):
+                    Path(compiled).unlink()
     return removed
 
 

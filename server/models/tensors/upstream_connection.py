@@ -2,10 +2,11 @@
 
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, IncompleteRead
+from threading import Timer
 
 from server.errors import DeviceUnavailableError, ModelError, one_line
 from server.models.upstream_spec import PREFIX, Upstream
@@ -14,6 +15,7 @@ Part = bytes | memoryview
 _CONNECT_TIMEOUT = 5.0  # s
 _MAX_PARTS = 512  # of one system call; Linux takes 1024
 _MAX_RESPONSE = 2**31  # bytes
+_PIECE = 2**20  # bytes, of a response without Content-Length
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class UpstreamConnection:
             path: path of the URL, quoted.
             parts: the body in parts, which are sent without being joined.
             headers: in addition to Host, Accept-Encoding and Content-Length.
-            timeout: longest time without any progress, s; None for no limit.
+            timeout: longest time of the call once it is connected, s; None for no limit.
 
         Raises:
             DeviceUnavailableError: there is no connection, it was closed before the whole response, or the time is up.
@@ -64,14 +66,17 @@ class UpstreamConnection:
         while True:
             kept_alive = self._socket is not None
             try:
-                return self._exchange(method, [head.encode("latin-1"), *parts], timeout)
-            except (OSError, UnicodeError, IncompleteRead) as error:
+                with self._aborted_after(timeout):
+                    return self._exchange(method, [head.encode("latin-1"), *parts])
+            except (OSError, HTTPException, ValueError) as error:
                 self.close()
-                closed = isinstance(error, ConnectionError | IncompleteRead)
-                if self._aborted or not (kept_alive and closed):
+                if self._aborted:
+                    limit = "" if timeout is None else f" within {timeout:g} s"
+                    raise DeviceUnavailableError(f"{self._address} does not answer{limit}") from error
+                if kept_alive and isinstance(error, ConnectionError | IncompleteRead):
+                    continue
+                if isinstance(error, OSError | UnicodeError | IncompleteRead):
                     raise DeviceUnavailableError(f"{self._address} does not answer: {one_line(error)}") from error
-            except (HTTPException, ValueError) as error:
-                self.close()
                 raise ModelError(f"{self._address} does not answer in HTTP: {one_line(error)}") from error
 
     def abort(self) -> None:
@@ -87,29 +92,66 @@ class UpstreamConnection:
             self._socket.close()
             self._socket = None
 
+    @contextmanager
+    def _aborted_after(self, timeout: float | None) -> Iterator[None]:
+        """Abort the call in the `with` block after `timeout`, s; a socket's own timeout is between two reads."""
+        if timeout is None:
+            yield
+            return
+        timer = Timer(timeout, self.abort)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _connect(self) -> socket.socket:
         upstream = self._upstream
         connected = socket.create_connection((upstream.host, upstream.port), _CONNECT_TIMEOUT)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected if self._tls is None else self._tls.wrap_socket(connected, server_hostname=upstream.host)
+        if self._tls is not None:
+            connected = self._tls.wrap_socket(connected, server_hostname=upstream.host)
+        connected.settimeout(None)
+        return connected
 
-    def _exchange(self, method: str, parts: Sequence[Part], timeout: float | None) -> Response:
+    def _exchange(self, method: str, parts: Sequence[Part]) -> Response:
         if self._socket is None:
             self._socket = self._connect()
         if self._aborted:
             raise ConnectionAbortedError("the call was abandoned")
-        self._socket.settimeout(timeout)
         with suppress(ConnectionError):  # a server may answer, and close, before it has read everything
             _send(self._socket, parts)
         with HTTPResponse(self._socket, method=method) as response:
             response.begin()
-            if (response.length or 0) > _MAX_RESPONSE:
-                raise HTTPException(f"{response.length} bytes, over the maximum of {_MAX_RESPONSE}")
             headers = {name.lower(): value for name, value in response.getheaders()}
-            body = response.read()
+            body = _read(response)
+        if self._aborted:  # a response without Content-Length ends with the connection
+            raise ConnectionAbortedError("the call was abandoned")
         if response.will_close:
             self.close()
         return Response(response.status, headers, body)
+
+
+def _read(response: HTTPResponse) -> bytes:
+    """The body of a response.
+
+    Raises:
+        HTTPException: it is cut off, or too large.
+    """
+    if response.length is not None:
+        _check_size(response.length)
+        return response.read()
+    body = bytearray()
+    while piece := response.read(_PIECE):
+        body += piece
+        _check_size(len(body))
+    return bytes(body)
+
+
+def _check_size(size: int) -> None:
+    if size > _MAX_RESPONSE:
+        raise HTTPException(f"{size} bytes, over the maximum of {_MAX_RESPONSE}")
 
 
 def _send(connected: socket.socket, parts: Sequence[Part]) -> None:

@@ -21,7 +21,11 @@ from server.models.upstream_spec import Upstream
 
 _START_TIMEOUT = 10.0  # s, for metadata and configuration at the start
 _HEADER_LENGTH = "inference-header-content-length"
+_READY_TIMEOUT = 2.0  # s, after an error
 _NO_CONFIG = (400, 404, 405, 501)  # statuses of servers without the model configuration extension
+_UNAVAILABLE = (401, 403, 404, 429, 502, 503, 504)  # not caused by the samples: access, rate limits, gateways
+_KEY_REMEDY = "no key is sent, so let that server take calls without one"
+_READY_REMEDY = "name a model that is ready there"
 _BATCH_REMEDY = "set max_batch_size, or a dynamic first dimension, on that server"
 
 
@@ -108,7 +112,7 @@ class UpstreamModel(Model):
             difference = f"the largest batch is {before.max_batch_size or 'not limited'} and {size}"
         if difference is not None:
             raise DeviceUnavailableError(
-                f"{self._where} has changed, before and now: {difference}; restart this server to use it"
+                f"{self._where} has changed, before and now: {difference}; load the model again to use it"
             )
 
     def infer(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
@@ -118,9 +122,10 @@ class UpstreamModel(Model):
             samples: of one shape.
 
         Raises:
-            BadInputError: the server answers 4xx.
+            BadInputError: the server answers 4xx that the samples may have caused.
             ModelError: it answers another error, or what is no response of the protocol.
-            DeviceUnavailableError: it answers 503 or not at all.
+            DeviceUnavailableError: it does not answer, answers a status of `_UNAVAILABLE`, or refuses a single sample
+                while the model is not ready.
         """
         entries, data = [], list[Part]()
         for name, tensor in self.inputs.items():
@@ -136,8 +141,10 @@ class UpstreamModel(Model):
         if response.status == 200:
             return self._outputs(response)
         answered = f"{self.upstream.model} answered {response.status}: {_error_of(response.body)}"
-        if response.status == 503:
+        if response.status in _UNAVAILABLE:
             raise DeviceUnavailableError(answered)
+        if len(samples) == 1:
+            self.check_ready(_READY_TIMEOUT)  # servers answer 400 and 500 for a model that was unloaded
         raise BadInputError(answered) if 400 <= response.status < 500 else ModelError(answered)
 
     def abort(self) -> None:
@@ -186,8 +193,9 @@ class UpstreamModel(Model):
         largest = config.get("max_batch_size")
         if config and (type(largest) is not int or largest < 1):
             raise SpecError(f"{self._where} has the max_batch_size {largest}, so it takes no batches; {_BATCH_REMEDY}")
-        versions = metadata.get("versions") or ["unknown"]
-        about = f"{metadata.get('platform') or 'unknown platform'}, version {' '.join(map(str, versions))}"
+        versions = metadata.get("versions")
+        named = " ".join(map(str, versions)) if isinstance(versions, list) else ""
+        about = f"{metadata.get('platform') or 'unknown platform'}, version {named or 'unknown'}"
         return Description(inputs, outputs, largest, about)
 
     def _get(self, path: str, timeout: float, absent: Sequence[int] = ()) -> dict[str, Any]:
@@ -196,10 +204,9 @@ class UpstreamModel(Model):
         if response.status in absent:
             return {}
         if response.status != 200:
-            raise SpecError(
-                f"{self._where}: the server answers {response.status} to GET {path} ({_error_of(response.body)}); "
-                "name a model that is ready there"
-            )
+            answer = f"{response.status} to GET {path} ({_error_of(response.body)})"
+            remedy = _KEY_REMEDY if response.status in (401, 403) else _READY_REMEDY
+            raise SpecError(f"{self._where}: the server answers {answer}; {remedy}")
         try:
             document = orjson.loads(response.body)
         except ValueError:

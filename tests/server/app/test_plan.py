@@ -269,3 +269,4 @@ def test_errors_of_other_servers_are_found_before_anything_starts(tmp_path: Path
         with pytest.raises(SpecError, match=f"the models of {a.device} have the meters cpu and none; give one"):
             make_plan(read_settings({}, config), lambda *_: None)
     assert "does not answer" in error(f"m={a.spec.replace('echo', 'gone')}")
+    assert "--meter cpu is for models of other servers, oip:URL, and there are none" in error("googlenet", meter="cpu")

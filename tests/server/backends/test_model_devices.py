@@ -18,7 +18,7 @@ class Named:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.loads = 0
+        self.loads = self.batches = 0
         self.release = threading.Event()
 
     def load(self) -> None:
@@ -28,6 +28,7 @@ class Named:
     restart = load
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
+        self.batches += 1
         if batch.inputs[0] == "hang":
             self.release.wait(20)
         return [(self.name, self.thread == threading.get_ident())] * len(batch.inputs)
@@ -44,7 +45,7 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
     async def scenario() -> None:
         assert (await executor.run(Batch("m", [0]))).outputs[0][0] == "first"
         assert (await executor.run(Batch("m", [0], revision=1))).outputs[0][0] == "second"
-        ahead = RevisionExecutor(executor, 1, "cpu")
+        ahead = RevisionExecutor(executor, 1, "cpu", 9.0)
         assert (await ahead.run(Batch("m", [0]))).outputs[0][0] == "second"
         devices.remove("m", 0)
         with pytest.raises(KeyError):
@@ -52,6 +53,23 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
 
     asyncio.run(scenario())
     executor.close()
+
+
+def test_a_batch_that_is_queued_behind_one_that_hangs_fails_and_never_runs() -> None:
+    hanging, other = Named("m"), Named("other")
+    executor = ThreadExecutor(ModelDevices({"m": hanging, "other": other}), "cpu")
+
+    async def scenario() -> None:
+        hung = executor.run(Batch("m", ["hang"]))
+        with pytest.raises(BatchTimeoutError):
+            await RevisionExecutor(executor, 0, "cpu", 0.05).run(Batch("other", [0]))
+        hanging.release.set()
+        await hung
+
+    hanging.load()
+    asyncio.run(scenario())
+    executor.close()
+    assert other.batches == 0
 
 
 def test_a_device_on_a_thread_is_loaded_and_run_there_and_errors_reach_the_caller() -> None:

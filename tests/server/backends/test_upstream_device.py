@@ -59,6 +59,29 @@ def test_outputs_that_do_not_fit_the_signature_are_faults_that_name_the_output()
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_an_error_of_a_model_that_is_not_ready_is_no_fault_of_the_batch(status: int) -> None:
+    async def scenario(executor: UpstreamExecutor, fake: FakeUpstream) -> None:
+        fake.reply = lambda call: error(status, "unknown model")
+        with pytest.raises(ModelError if status == 500 else BadInputError, match="unknown model"):
+            await executor.run(batch(1))
+        fake.ready = 400
+        with pytest.raises(DeviceUnavailableError, match="answers 400: the model is not ready"):
+            await executor.run(batch(1))
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_with_too_many_requests_is_unavailable(status: int) -> None:
+    async def scenario(executor: UpstreamExecutor, fake: FakeUpstream) -> None:
+        fake.reply = lambda call: error(status, "later")
+        with pytest.raises(DeviceUnavailableError, match="later"):
+            await executor.run(batch(1))
+
+    run_scenario(scenario)
+
+
 def test_a_call_that_hangs_is_abandoned_and_the_same_thread_goes_on() -> None:
     async def scenario(executor: UpstreamExecutor, fake: FakeUpstream) -> None:
         release = threading.Event()

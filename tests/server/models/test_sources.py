@@ -14,7 +14,8 @@ import torch
 from batchwright import Model
 from policies.types import SpecError
 from server.errors import BadInputError
-from server.models.sources import source_of
+from server.models.sources import read_again, source_of
+from server.models.tensors import python_source
 
 HEAD = "from batchwright import Model, Tensor\n"
 VALID = """
@@ -261,6 +262,21 @@ def test_two_models_do_not_share_a_neighbour_of_the_same_name(tmp_path: Path) ->
         python_file(tmp_path / folder, "from scaling_of_two import SCALE\n" + VALID)
     source_of(f"{tmp_path}/a/mine.py:Mine").check("a", "pretrained", None)
     assert "are both module 'scaling_of_two'; rename one of them" in error_of(f"{tmp_path}/b/mine.py:Mine")
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_neighbours_are_read_again_unless_they_are_installed_packages(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        monkeypatch.setattr(python_source, "_INSTALLED", {tmp_path})
+    neighbour = tmp_path / f"neighbour_{installed}.py"
+    neighbour.write_text("del __cached__\nWIDTH = 2\n")  # compiled extensions have none either
+    spec = f"{python_file(tmp_path, f'from {neighbour.stem} import WIDTH' + VALID.replace('[2]', '[WIDTH]'))}:Mine"
+    assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (2,)
+    neighbour.write_text("WIDTH = 3\n")
+    with read_again(spec):
+        assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (2 if installed else 3,)
 
 
 @pytest.mark.parametrize("spec", ["weights.pt", "m.safetensors", "model.PKL", "dec.PY:Base", "net.h5"])

@@ -25,6 +25,7 @@ def test_each_url_is_a_device_and_a_spec_of_its_own() -> None:
         "oip:http://a:8000/",
         "oip:http:///m",
         "oip:http://a:99999/m",
+        "oip:http://a:0/m",
         "oip:http://a:8000/v2/models/m",
         "oip:http://user:secret@a:8000/m",
         "oip:http://a:8000/m?x=1",

@@ -350,6 +350,24 @@ def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
     run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
 
+def test_larger_batches_of_a_revision_that_was_replaced_are_not_tried() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
+        executor.fault = does_not_fit
+        await dispatcher.submit("m", [1.0] * 20)
+        await asyncio.sleep(1.0)
+        small = choose("smdp:w2=0", P4.truncated(4))
+        dispatcher.set_revision("m", 1, small)
+        await asyncio.sleep(1000.0)
+        assert dispatcher.chosen["m"].profile is small.profile
+        assert not controller._reduced
+
+    run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
+
+
 def test_a_policy_set_while_another_one_is_solved_stays() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     solving = OnDemand()

@@ -202,6 +202,24 @@ def test_the_device_takes_neither_a_withdrawn_launch_nor_one_after_a_fault(fault
     executor.close()
 
 
+def test_a_function_that_was_queued_runs_before_a_standby_launch() -> None:
+    async def main() -> None:
+        standby = Standby()
+        running = executor.run(Batch("m", [1.0], standby=standby))
+        assert device.entered.wait(5.0)
+        standby.offer(Batch("m", [2.0]), asyncio.get_running_loop().create_future())
+        called = executor.call(lambda: "called")
+        device.free.set()
+        await running
+        assert called.result(5.0) == "called"
+        assert standby.withdraw(), "the loop decides after the function"
+
+    device = Adding()
+    executor = ThreadExecutor(device)
+    asyncio.run(main())
+    executor.close()
+
+
 def test_a_full_queue_is_served_without_the_loop() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         await asyncio.gather(*(dispatcher.submit("m", [n]) for n in range(20)))

@@ -74,7 +74,7 @@ def test_calls_of_an_unloaded_model_are_served() -> None:
     run_scenario(scenario, chosen(static(8)), Recording())
 
 
-def test_a_batch_of_a_replaced_revision_is_no_evidence_of_drift() -> None:
+def test_batches_of_a_replaced_revision_and_beside_one_that_is_loaded_are_no_evidence_of_drift() -> None:
     async def scenario(dispatcher: Dispatcher, _: Any) -> None:
         served: list[str] = []
         unprofiled: list[str] = []
@@ -86,6 +86,9 @@ def test_a_batch_of_a_replaced_revision_is_no_evidence_of_drift() -> None:
         await call
         await dispatcher.submit("m", [2], revision=1)
         assert (served, unprofiled) == (["m"], ["m"])
+        dispatcher.shared = True  # another one is being loaded
+        await dispatcher.submit("m", [3], revision=1)
+        assert (served, unprofiled) == (["m"], ["m", "m"])
 
     run_scenario(scenario, chosen(static(1)))
 

@@ -99,6 +99,24 @@ def test_without_another_device_calls_fail_at_once_and_are_served_again_when_it_
     assert 'device_faults_total{error="DeviceUnavailableError",model="m"} 1.0' in metrics.render().decode()
 
 
+def test_what_the_log_says_of_a_refused_batch_and_of_calls_that_cannot_move(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(fleet: Fleet, executor: RecoverableFake) -> None:
+        def refuse(outputs: list[Any]) -> list[Any]:
+            raise BadInputError("m answered 400: too long")
+
+        executor.fault = refuse
+        with pytest.raises(BadInputError):
+            await fleet.submit("m", [1.0])
+        executor.fault, executor.down = executor._fail_while_down, True
+        await fails(fleet.submit("m", [1.0]))
+
+    run_scenario(scenario, RecoverableFake())
+    assert not any(record.exc_info for record in caplog.records)
+    messages = [record.message for record in caplog.records]
+    assert "the device failed on request 0 alone: BadInputError: m answered 400: too long" in messages
+    assert "0 of 1 calls move to other devices" in messages
+
+
 def test_with_another_device_no_call_is_lost() -> None:
     async def scenario(fleet: Fleet, a: RecoverableFake, b: RecoverableFake) -> None:
         calls = [fleet.submit("m", [float(n)]) for n in range(40)]

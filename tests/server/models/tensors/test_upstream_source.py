@@ -4,7 +4,9 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from policies.types import SpecError
 from server.errors import BadInputError, DeviceUnavailableError, ModelError
 from server.models.sources import source_of
+from server.models.tensors import upstream_connection
 from server.models.tensors.upstream_source import UpstreamModel
 from server.models.upstream_spec import upstreams_of
 from tests.server.transport.test_tls import certificate
@@ -175,6 +178,12 @@ def test_no_server_and_no_http_are_errors_of_one_line() -> None:
         UpstreamModel(upstreams_of(f"oip:http://127.0.0.1:{port}/m")[0])
     with raw_server(b"HTTP/1.1 200 OK\r\n\r\n") as port, pytest.raises(SpecError, match="does not answer"):
         UpstreamModel(upstreams_of(f"oip:https://127.0.0.1:{port}/m")[0])
+    keyed = raw_server(b'HTTP/1.1 401 X\r\n\r\n{"error": "no key"}')
+    with (
+        keyed as port,
+        pytest.raises(SpecError, match=r"answers 401 to GET .* \(no key\); no key is sent, so let that"),
+    ):
+        UpstreamModel(upstreams_of(f"oip:http://127.0.0.1:{port}/m")[0])
 
 
 class raw_server:  # noqa: N801  (a context manager)
@@ -200,6 +209,25 @@ class raw_server:  # noqa: N801  (a context manager)
             connected.recv(65536)
             connected.sendall(self._answer)
             connected.close()
+
+
+@contextmanager
+def endless_server(begin: bytes, more: bytes) -> Iterator[int]:
+    """A server that sends `more` again and again to its only connection, until that is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def send() -> None:
+            connected, _ = listening.accept()
+            with connected, suppress(OSError):
+                connected.sendall(begin)
+                while True:
+                    connected.sendall(more)
+                    time.sleep(0.001)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join()
 
 
 def edited(**changes: Any) -> Callable[[Inference], Any]:
@@ -282,7 +310,7 @@ def test_a_response_that_is_too_large_is_an_error_of_the_model(
         (500, ModelError),
         (501, ModelError),
         (302, ModelError),
-        (503, DeviceUnavailableError),
+        *((status, DeviceUnavailableError) for status in (401, 403, 404, 429, 502, 503, 504)),
     ],
 )
 def test_an_error_of_the_server_has_its_message(fake: FakeUpstream, status: int, kind: type[Exception]) -> None:
@@ -293,6 +321,38 @@ def test_an_error_of_the_server_has_its_message(fake: FakeUpstream, status: int,
     fake.reply = lambda call: (status, {}, b"\xff plain")
     with pytest.raises(kind, match="plain"):
         model.infer(SAMPLES)
+
+
+def test_a_model_that_is_not_ready_any_more_is_not_the_fault_of_the_sample(fake: FakeUpstream) -> None:
+    model = model_of(fake)
+    fake.reply = lambda call: error(400, "Request for unknown model: 'echo' is not found")
+    with pytest.raises(BadInputError, match="unknown model"):
+        model.infer(SAMPLES[:1])
+    fake.ready = 400
+    with pytest.raises(DeviceUnavailableError, match="answers 400: the model is not ready"):
+        model.infer(SAMPLES[:1])
+
+
+@pytest.mark.parametrize("headers", [b"Transfer-Encoding: chunked\r\n", b""])
+def test_a_response_without_a_length_is_read_up_to_a_maximum(
+    fake: FakeUpstream, headers: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(fake)
+    monkeypatch.setattr(upstream_connection, "_MAX_RESPONSE", 2**21)
+    body = b"100000\r\n%s\r\n" % bytes(2**20) if headers else bytes(2**20)
+    with raw_server(b"HTTP/1.1 200 OK\r\n%s\r\n" % headers + 3 * body) as port:
+        model._connection._upstream = upstreams_of(f"oip:http://127.0.0.1:{port}/echo")[0]
+        with pytest.raises(ModelError, match="over the maximum of 2097152"):
+            model.infer(SAMPLES)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_a_response_that_never_ends_is_given_up_after_the_timeout(fake: FakeUpstream, answer: bytes) -> None:
+    model = model_of(fake)
+    with endless_server(answer, b"HTTP/1.1 100 Continue\r\n\r\n" if b"100" in answer else b"a") as port:
+        model._connection._upstream = upstreams_of(f"oip:http://127.0.0.1:{port}/echo")[0]
+        with pytest.raises(DeviceUnavailableError, match=r"does not answer within 0\.2 s"):
+            model.check_ready(0.2)
 
 
 def test_one_connection_is_kept_alive_and_opened_again_when_the_server_has_closed_it(fake: FakeUpstream) -> None:
@@ -337,6 +397,18 @@ def test_an_answer_before_the_body_is_read_is_the_answer() -> None:
             model.infer([{"x": np.zeros(1_000_000, np.float32)}] * 4)
 
 
+@pytest.mark.parametrize(
+    ("given", "about"),
+    [
+        ({"versions": ["1", 2]}, "fake, version 1 2"),
+        ({"versions": 3, "platform": None}, "unknown platform, version unknown"),
+    ],
+)
+def test_platform_and_versions_are_named_as_far_as_the_server_has_them(given: dict[str, Any], about: str) -> None:
+    with upstream(metadata={**metadata(x=("FP32", [-1, 2])), **given}) as fake:
+        assert model_of(fake).description.about == about
+
+
 def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     model = model_of(fake)
     model.check_ready(5.0)
@@ -347,7 +419,7 @@ def test_readiness_and_a_changed_signature(fake: FakeUpstream) -> None:
     fake.config = {"max_batch_size": 16}
     model.check_signature(5.0)
     fake.config = {"max_batch_size": 4}
-    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; restart this server"):
+    with pytest.raises(DeviceUnavailableError, match="the largest batch is 8 and 4; load the model again"):
         model.check_signature(5.0)
     fake.metadata = metadata(x=("FP32", [-1, 3]))
     with pytest.raises(DeviceUnavailableError, match=r"input x is FP32 \[-1, 2\] and FP32 \[-1, 3\]"):
