@@ -51,9 +51,23 @@ MUTATIONS = (
     Mutation(
         "offer no standby launch while a timeout may pass",
         "server/scheduling/lookahead.py",
-        "if batcher.next_expiry() < end + forecast.least_time(batch):",
+        "if self._batcher.next_expiry() < at + self._forecast.next_launch_bound():",
         "if False:",
         ("tests/server/scheduling/test_lookahead.py",),
+    ),
+    Mutation(
+        "withdraw the standby launch before a request is removed",
+        "server/scheduling/dispatcher.py",
+        "            self._lookahead.withdraw()\n            self._on_change()\n",
+        "            self._on_change()\n",
+        ("tests/server/scheduling/test_lookahead.py",),
+    ),
+    Mutation(
+        "decide again while a batch is overdue",
+        "server/scheduling/lookahead.py",
+        "        self._set_timer(0.0)\n        self._decide()\n",
+        "        self._set_timer(0.0)\n",
+        ("tests/server/scheduling/test_lookahead.py", "tests/server/scheduling/test_admission.py"),
     ),
     Mutation(
         "solve again if the profile was refitted meanwhile",

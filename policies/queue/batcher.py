@@ -45,6 +45,7 @@ class Batcher:
         self._waiting_by_model = dict.fromkeys(max_batch_size, 0)
         self._suspended: list[Request] = []
         self._in_service: Sequence[Request] = ()
+        self._ahead: Sequence[Request] = ()  # in service after the others, which are not complete yet
         self._removed: set[int] = set()  # ids cancelled or expired while in service
         self._expiring: dict[int, Request] = {}  # by id, requests with a time-out
         self._expiries: list[tuple[float, int]] = []  # heap of (instant, id); ids no longer in `_expiring` are stale
@@ -111,7 +112,7 @@ class Batcher:
                 queue.remove(request)
                 self._waiting_by_model[request.kind.model] -= queue is self._waiting
                 return True
-        if request in self._in_service and request.id not in self._removed:
+        if (request in self._in_service or request in self._ahead) and request.id not in self._removed:
             self._removed.add(request.id)
             return True
         return False
@@ -133,7 +134,7 @@ class Batcher:
 
     def set_kinds(self, kind_of: Callable[[Request], Kind]) -> None:
         """Assign a new kind of the same model to every request, since a new policy may have other bins."""
-        for request in (*self._waiting, *self._suspended, *self._in_service):
+        for request in (*self._waiting, *self._suspended, *self._in_service, *self._ahead):
             request.kind = kind_of(request)
 
     def drain(self) -> None:
@@ -167,23 +168,40 @@ class Batcher:
         return action
 
     def lookahead(self, launch: Launch, at: float) -> Launch | None:
-        """Return the next launch of the same requests if `launch` ends at `at` (s) and no event occurs before.
+        """Return the launch that follows `launch`, which is in service, if that ends at `at`, s, and nothing changes.
 
-        `launch` may be in service or itself the result of a lookahead. Returns None if the policy would launch other
-        requests or wait, if a request of the batch was cancelled or has expired, after the last stage, and with
-        continuous batching.
+        Its requests wait or are suspended, or they are copies of all requests of `launch` at their next stage. Returns
+        None if the policy would wait or mix both, and with continuous batching, where completions are known only at the
+        end of a step.
+
+        Raises:
+            PolicyError: the policy's action is invalid.
         """
-        batch = launch.requests
-        stage = batch[0].stage + (launch.stages or 0)
-        stepwise = batch[0].kind.model in self._stepwise  # completions are known only at the end of the step
-        if launch.stages is None or stepwise or self._removed or any(stage >= request.stages for request in batch):
+        batch, remaining = launch.requests, tuple[Request, ...]()
+        if launch.stages is not None:
+            if batch[0].kind.model in self._stepwise:
+                return None
+            moved = (replace(r, stage=r.stage + launch.stages) for r in batch if r.id not in self._removed)
+            remaining = tuple(request for request in moved if request.stage < request.stages)
+        if not (self._waiting or self._suspended or remaining):
             return None
-        moved = [replace(request, stage=stage) for request in batch]
         rates, mean_rates = self.monitor.rates(at), self.monitor.mean_rates(at)
-        action = self.policy.decide(State(at, tuple(self._waiting), (*self._suspended, *moved), rates, mean_rates))
-        if isinstance(action, Launch) and [r.id for r in action.requests] == [r.id for r in batch]:
-            return replace(action, requests=moved)
-        return None
+        action = self.policy.decide(State(at, tuple(self._waiting), (*self._suspended, *remaining), rates, mean_rates))
+        if not isinstance(action, Launch):
+            return None
+        self._check_batch(action)
+        ids = [request.id for request in action.requests]
+        if remaining and not {request.id for request in remaining}.isdisjoint(ids):
+            return action if ids == [request.id for request in batch] else None
+        return action
+
+    def take_ahead(self, launch: Launch, at: float) -> None:
+        """Take a launch that the device has begun `at`, s, after the batch in service, which is not complete yet."""
+        if launch.requests[0] in self._in_service:
+            return  # its next stage: see `advance`
+        in_service, self._in_service = self._in_service, ()
+        self._take(launch, at)
+        self._in_service, self._ahead = in_service, launch.requests
 
     def advance(self, launch: Launch) -> None:
         """Advance the requests of `launch` to their next stage, which the device has already begun."""
@@ -220,8 +238,8 @@ class Batcher:
             heapq.heapify(self._expiries)
 
     def _release(self) -> None:
-        self._in_service = ()
-        self._removed.clear()
+        self._in_service, self._ahead = self._ahead, ()
+        self._removed &= {request.id for request in self._in_service}
 
     def _take(self, launch: Launch, now: float) -> None:
         batch = launch.requests
@@ -247,9 +265,12 @@ class Batcher:
         self._waiting, self._suspended = waiting, suspended
 
     def _check(self, launch: Launch) -> None:
-        batch = launch.requests
         if self._in_service:
             raise PolicyError("the device is busy: one batch at a time")
+        self._check_batch(launch)
+
+    def _check_batch(self, launch: Launch) -> None:
+        batch = launch.requests
         if not batch:
             raise PolicyError("a batch must have at least one request")
         if launch.stages is not None and launch.stages < 1:

@@ -35,7 +35,7 @@ class Batch:
             first stage the output of the previous stage.
         first_stage: the first stage to run, counted from 0.
         stages: number of stages to run; None runs to the end.
-        standby: standby launches of its further stages; None if it runs to the end.
+        standby: where the launch after it is offered; None if there is none.
         revision: revision of the model, counted from 0; another one is loaded each time that it is reloaded.
     """
 
@@ -43,7 +43,7 @@ class Batch:
     inputs: Sequence[Any]
     first_stage: int = 0
     stages: int | None = None
-    standby: "StandbyLaunches | None" = None
+    standby: "Standby | None" = None
     revision: int = 0
 
     @property
@@ -52,41 +52,38 @@ class Batch:
         return None if self.stages is None else self.first_stage + self.stages
 
 
-class StandbyLaunches:
-    """Queue of launches that the device may start after a batch, each with the outputs of the one before as inputs.
+class Standby:
+    """Place for one launch that the device starts by itself when the batch in service ends.
 
-    They save a round trip to the event loop, and so two thread wake-ups, between two stages. The event loop offers and
-    withdraws them, the device's thread takes them. A deque's methods are atomic, so a launch is either taken or
+    It saves the round trip to the event loop, and so two thread wake-ups, between two batches. The event loop offers
+    and withdraws the launch, the device's thread takes it. A deque's methods are atomic, so a launch is either taken or
     withdrawn.
-
-    Attributes:
-        taken: number of launches that the device has taken; final once the last of these is complete.
     """
 
-    __slots__ = ("_offered", "taken")
+    __slots__ = ("_offered",)
 
     def __init__(self) -> None:
-        self.taken = 0
         self._offered: deque[_Work] = deque()
 
-    def offer(self, batch: Batch) -> "asyncio.Future[Completion]":
-        """Append a batch, and return the future of its completion."""
-        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    def offer(self, batch: Batch, done: "asyncio.Future[Completion]") -> None:
+        """Offer a batch; `done` is the future of its completion. Nothing may be offered before."""
         self._offered.append((batch, done))
-        return done
 
-    def withdraw(self) -> None:
-        """Withdraw the launches that have not been taken."""
-        self._offered.clear()
-
-    def take(self, inputs: Sequence[Any]) -> "_Work | None":
-        """Take the next launch, with `inputs` as its inputs; None if there is none."""
+    def withdraw(self) -> bool:
+        """Withdraw the offer; false if it was taken."""
         try:
-            batch, done = self._offered.popleft()
+            self._offered.pop()
+        except IndexError:
+            return False
+        return True
+
+    def take(self, outputs: Sequence[Any]) -> "_Work | None":
+        """Take the offer, if there is one, after a batch with these outputs: they are its inputs if it has none."""
+        try:
+            batch, done = self._offered.pop()
         except IndexError:
             return None
-        self.taken += 1
-        return replace(batch, inputs=inputs, standby=None), done
+        return (batch if batch.inputs else replace(batch, inputs=outputs)), done
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ class Executor(Protocol):
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Start the batch and return the future of its completion, or of the device's exception.
 
-        Launches of `batch.standby` may be taken and run before the future is done.
+        After a batch that does not fail, the offer of `batch.standby` is taken and started before the future is done.
         """
         ...
 
@@ -160,18 +157,19 @@ def with_timeout(executor: Executor, batch: Batch, timeout: float) -> "asyncio.F
     the device runs on.
     """
     running = executor.run(batch)
-    _start_timeout(running, len(batch.inputs), timeout)
+    start_timeout(running, len(batch.inputs), timeout)
     return running
 
 
-def _start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: float) -> None:
+def start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: float) -> None:
+    """Start the timeout of a batch of this size that is in service; see `with_timeout`."""
     loop = asyncio.get_running_loop()
 
     def on_due(due: float) -> None:
         if running.done():
             return
         if loop.time() > due + _LATE:  # the process was paused, so the result may arrive next
-            _start_timeout(running, size, timeout)
+            start_timeout(running, size, timeout)
         else:
             running.set_exception(BatchTimeoutError(f"a batch of {size} did not finish within {timeout:g} s"))
 
@@ -275,30 +273,32 @@ class ThreadExecutor:
         self._thread = threading.Thread(target=_work_off, args=(self._work,), name="device", daemon=True)
         self._thread.start()
 
-    def _serve(self, work: "_Work | None") -> None:
-        """Run one batch and its standby launches, unless its timeout has passed while it was queued."""
-        assert work is not None
+    def _serve(self, work: "_Work") -> None:
+        """Run a batch, unless its timeout has passed while it was queued, and then the standby launches.
+
+        Each of these is started before the loop is told of the batch before.
+        """
         if work[1].done():
             return
-        standby, loop, results = work[0].standby, work[1].get_loop(), []
-        while work is not None:
-            batch, done = work
+        following: _Work | None = work
+        while following is not None:
+            batch, done = following
             result = self._result(batch)
-            results.append((done, result))
-            work = None
-            if standby is not None and isinstance(result, Completion):
-                work = standby.take(result.outputs)
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(_resolve, results)
+            following = None
+            if batch.standby is not None and isinstance(result, Completion) and self._work.empty():  # else it is next
+                following = batch.standby.take(result.outputs)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                done.get_loop().call_soon_threadsafe(_resolve, done, result)
+            del batch, done, result
 
     def _result(self, batch: Batch) -> Completion | Exception:
         started = time.monotonic()
         try:
-            outputs = self._device.serve(batch)
+            completion = Completion(self._device.serve(batch), started, time.monotonic())
+            return check_outputs(batch, completion)
         except BaseException as error:  # noqa: BLE001  (whatever the device raises is the result of this batch)
             traceback.clear_frames(error.__traceback__)  # their arrays would live until the next garbage collection
             return _as_exception(error)
-        return Completion(outputs, started, time.monotonic())
 
 
 def _as_exception(error: BaseException) -> Exception:
@@ -315,11 +315,10 @@ def _work_off(work: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
         del function
 
 
-def _resolve(results: Sequence[tuple[asyncio.Future[Completion], Completion | Exception]]) -> None:
-    for done, result in results:
-        if done.done():
-            continue
-        if isinstance(result, Completion):
-            done.set_result(result)
-        else:
-            done.set_exception(result)
+def _resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
+    if done.done():
+        return
+    if isinstance(result, Completion):
+        done.set_result(result)
+    else:
+        done.set_exception(result)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from policies.catalog import Chosen
 from policies.types import Launch, Request
-from server.backends.executor import Batch, Completion, StandbyLaunches
+from server.backends.executor import Batch, Completion, Standby
 from server.errors import ServerError
 from server.models.model import decode_steps, is_finished
 
@@ -178,14 +178,8 @@ def set_last_stages(launch: Launch, requests: Sequence[Request], completion: Com
             request.stages = min(request.stages, request.stage + launch.stages)
 
 
-def make_batch(launch: Launch) -> Batch:
-    """Make the batch of a launch."""
+def make_batch(launch: Launch, standby: Standby, continues: bool = False) -> Batch:
+    """Make the batch of a launch; without inputs if it `continues` the batch in service, whose outputs they will be."""
     first = launch.requests[0]
-    standby = None if launch.stages is None else StandbyLaunches()
-    inputs, revision = [r.payload.data for r in launch.requests], first.payload.call.revision
-    return Batch(first.kind.model, inputs, first.stage, launch.stages, standby, revision)
-
-
-def next_batch(batch: Batch, launch: Launch) -> Batch:
-    """Make the batch of the next launch of the same requests; the device replaces the inputs by the last outputs."""
-    return replace(batch, first_stage=batch.last_stage or 0, stages=launch.stages)
+    inputs = [] if continues else [r.payload.data for r in launch.requests]
+    return Batch(first.kind.model, inputs, first.stage, launch.stages, standby, first.payload.call.revision)

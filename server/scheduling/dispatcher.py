@@ -26,8 +26,8 @@ from server.backends.executor import (
     Executor,
     RecoverableExecutor,
     RestartableExecutor,
-    StandbyLaunches,
     check_outputs,
+    start_timeout,
     with_timeout,
 )
 from server.errors import (
@@ -43,7 +43,7 @@ from server.models.model import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
 from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
 from server.scheduling.forecast import Forecast
-from server.scheduling.lookahead import offer_standby_launches
+from server.scheduling.lookahead import Lookahead
 from server.scheduling.recovery import Part, recover
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.logs import log_batch
@@ -112,6 +112,7 @@ class Dispatcher:
         iterating = [model for model, choice in chosen.items() if choice.profile.has_decode_steps]
         self._batcher = Batcher(policy, largest, monitor, iterating)
         self._forecast = Forecast(self.chosen, self._batcher, clock)
+        self._lookahead = Lookahead(self._batcher, self._forecast, self.chosen, clock)
         self._next_step_by = inf  # latest instant at which the loop should decide again
         self._check_at = inf if self._recoverable is None else 0.0  # instant of the next check of an idle device
         self._ids = count()
@@ -120,7 +121,6 @@ class Dispatcher:
         self._calls: dict[Call, None] = {}  # in order of arrival
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
-        self._standby: StandbyLaunches | None = None  # of the batch in service
         self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
@@ -387,10 +387,8 @@ class Dispatcher:
         self._wake.clear()
         match self._decide():
             case Launch() as launch:
-                batch = make_batch(launch)
-                run = BatchRun(self.chosen[batch.model].name, launch, batch, self._run(batch))
-                self._deliver()  # the previous results, while the device runs this batch
-                await self._serve(run)
+                batch = make_batch(launch, self._lookahead.standby)
+                await self._serve(BatchRun(self.chosen[batch.model].name, launch, batch, self._run(batch)))
             case Wait(until):
                 self._last_finish = None
                 self._next_step_by = until
@@ -402,12 +400,18 @@ class Dispatcher:
                     await self._sleep(min(until, self._check_at))
 
     def _run(self, batch: Batch) -> "asyncio.Future[Completion]":
-        timeout = max(self._limits.batch_timeout, _TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
+        self._begin(batch)
+        return with_timeout(self._executor, batch, self._timeout(batch))
+
+    def _timeout(self, batch: Batch) -> float:
+        return max(self._limits.batch_timeout, _TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
+
+    def _begin(self, batch: Batch) -> None:
+        """Expect the end of a batch, whose service begins now."""
         now = self._clock()
-        self._forecast.free_at, self._next_step_by = now + self._forecast.least_time(batch), now + timeout
+        self._forecast.free_at, self._next_step_by = now + self._forecast.least_time(batch), now + self._timeout(batch)
         if self._recoverable is not None:
             self._check_at = now + _CHECK_INTERVAL
-        return with_timeout(self._executor, batch, timeout)
 
     def _decide(self) -> Action:
         now = self._clock()
@@ -423,38 +427,51 @@ class Dispatcher:
             return self._batcher.decide(now)
 
     async def _serve(self, run: BatchRun) -> None:
-        """Wait for the completion of a batch and of the standby launches that the device takes after it."""
-        standby = self._standby = run.batch.standby
-        offered: list[BatchRun] = []
-        if standby is not None:
-            offered = offer_standby_launches(self._batcher, self._forecast, run, standby, self._clock())
-        for index, following in enumerate([*offered, None]):
+        """Wait for the completion of a batch, and of those that the device takes from the standby after it."""
+        following: BatchRun | None = run
+        began = self._clock()
+        while following is not None:
+            run = following
+            self._lookahead.begin(run, began)
+            self._deliver()  # the results before, while the device runs this batch
             try:
                 completion = check_outputs(run.batch, await run.running)
             except Exception as error:  # noqa: BLE001  (whatever the device raised, as few requests as possible fail)
-                self._last_finish = None
-                await self._recover(run, error)
-                return
-            if self._last_finish is not None:
-                self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
-            if following is None or standby is None or standby.taken <= index:
-                set_last_stages(run.launch, run.launch.requests, completion)
-                self._pending_results = self._record(run, completion, self._batcher.complete(run.launch))
-                self._last_finish = completion.finished if len(self._batcher) else None
-                return
+                self._last_finish, began = None, self._clock()
+                following = self._lookahead.end(began)
+                if following is not None and not following.batch.inputs:
+                    following = None  # a stage of the failed batch itself
+                await self._recover(run, error, following)
+            else:
+                began = completion.finished
+                following = self._lookahead.end(began)
+                if following is not None and not following.batch.inputs:
+                    following = replace(following, batch=replace(following.batch, inputs=completion.outputs))
+                self._complete(run, completion, following)
+            if following is not None:
+                self._begin(following.batch)
+                start_timeout(following.running, len(following.batch.inputs), self._timeout(following.batch))
+
+    def _complete(self, run: BatchRun, completion: Completion, following: BatchRun | None) -> None:
+        """Account for a completed batch, whose results are delivered later."""
+        if self._last_finish is not None:
+            self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
+        if following is not None and following.launch.requests is run.launch.requests:
             self._batcher.advance(run.launch)
-            self._pending_results = self._record(run, completion, ())
-            self._last_finish = completion.finished
-            self._deliver()
-            run = replace(following, batch=replace(following.batch, inputs=completion.outputs))
+            finished: Sequence[Request] = ()
+        else:
+            set_last_stages(run.launch, run.launch.requests, completion)
+            finished = self._batcher.complete(run.launch)
+        self._pending_results = self._record(run, completion, finished)
+        self._last_finish = completion.finished if following is not None or len(self._batcher) else None
 
     def _on_change(self) -> None:
-        """Withdraw standby launches and wake the loop, since the queue or the policy has changed."""
-        if self._standby is not None:
-            self._standby.withdraw()
+        """Wake the loop, and look ahead again, since the queue or the policy has changed."""
+        self._lookahead.change()
         self._wake.set()
 
-    async def _recover(self, run: BatchRun, error: Exception) -> None:
+    async def _recover(self, run: BatchRun, error: Exception, following: BatchRun | None = None) -> None:
+        """Retry a failed batch part by part; `following` is in service after it."""
         launch, batch = run.launch, replace(run.batch, standby=None)
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
@@ -464,6 +481,8 @@ class Dispatcher:
             recovery = await recover(self._run, self._restart, batch, error)
         except DeviceUnavailableError:
             self._batcher.fail(launch)
+            if following is not None:
+                self._batcher.fail(following.launch)
             raise
         for part in recovery.parts:
             if isinstance(part.result, Completion):
@@ -587,6 +606,7 @@ class Dispatcher:
         if call not in self._calls:
             return
         if call.missing:
+            self._lookahead.withdraw()
             self._on_change()
             for request in call.requests:
                 self._batcher.cancel(request)
@@ -617,6 +637,8 @@ class Dispatcher:
 
     def _expire(self, now: float) -> None:
         """Drop the requests whose timeout has passed."""
+        if self._batcher.next_expiry() <= now:
+            self._lookahead.withdraw()
         for request in self._batcher.expire(now):
             self._fail_expired(request, now, now)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,18 +38,21 @@ class FakeExecutor:
         return asyncio.ensure_future(self._run(batch))
 
     async def _run(self, batch: Batch) -> Completion:
-        first = completion = await self._serve(batch)
-        ends: list[Callable[[], None]] = []
-        while batch.standby is not None and (then := batch.standby.take(completion.outputs)) is not None:
-            try:
-                completion = await self._serve(then[0])
-            except Exception as error:  # noqa: BLE001  (as a device's thread does)
-                ends.append(partial(then[1].set_exception, error))
-                break
-            ends.append(partial(then[1].set_result, completion))
-        for end in ends:
-            end()
-        return first
+        completion = await self._serve(batch)
+        if batch.standby is not None and (taken := batch.standby.take(completion.outputs)) is not None:
+            self._start(*taken)
+        return completion
+
+    def _start(self, batch: Batch, done: "asyncio.Future[Completion]") -> None:
+        """Run a standby launch, as a device's thread does."""
+
+        def end(running: "asyncio.Future[Completion]") -> None:
+            if done.done() or running.cancelled():
+                return
+            error = running.exception()
+            done.set_result(running.result()) if error is None else done.set_exception(error)
+
+        asyncio.ensure_future(self._run(batch)).add_done_callback(end)
 
     async def _serve(self, batch: Batch) -> Completion:
         loop = asyncio.get_running_loop()

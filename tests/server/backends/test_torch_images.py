@@ -146,7 +146,7 @@ def test_activations_merge_without_a_buffer_that_does_not_fit(monkeypatch: pytes
 
 def test_the_network_leaves_one_processor_free(device: ImageDevice, samples: list[Pixels]) -> None:
     class Counting:
-        def serve(self, batch: Batch, /) -> list[int]:
+        def serve(self, batch: Batch, /) -> list[Any]:
             device.serve(batch)
             return [torch.get_num_threads()]
 
@@ -162,9 +162,9 @@ def test_warm_up_serves_every_size_the_largest_first(models: dict[str, ServedMod
     sizes: list[int] = []
 
     class Recording:
-        def serve(self, batch: Batch, /) -> list[int]:
+        def serve(self, batch: Batch, /) -> list[Any]:
             sizes.append(len(batch.inputs))
-            return list(sizes)
+            return list(batch.inputs)
 
     executor = ThreadExecutor(Recording())
     asyncio.run(warm_up(executor, models["resnet18"], [1, 2, 5]))

@@ -51,11 +51,11 @@ class ChangingExecutor(FakeExecutor):
         self.assumed = P4
         self._after, self._at = after, at
 
-    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+    async def _run(self, batch: Batch) -> Completion:
         if asyncio.get_running_loop().time() >= self._at:
             self._profile = self._after
         self.meter.add(self._profile.energy(len(batch.inputs)) or 0.0)
-        return super().run(batch)
+        return await super()._run(batch)
 
 
 @dataclass(frozen=True)

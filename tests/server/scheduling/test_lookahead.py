@@ -1,20 +1,29 @@
-"""Lookahead: the device takes standby launches between stages unless the queue or the policy changes."""
+"""Lookahead: the device takes the launch that the policy decides for the end of a batch, as long as it is current."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.catalog import Chosen, choose
+from policies.profile import Profile
+from policies.rules.control_limit import greedy, serial
 from policies.rules.lazy_batching import LazyBatching
 from policies.types import Action, State
-from server.backends.executor import Batch, Completion, StandbyLaunches, ThreadExecutor
-from server.errors import ExecutionError, ExpiredError
+from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
+from server.errors import ExecutionError, ExpiredError, RejectedError
 from server.scheduling.dispatcher import Dispatcher
+from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
 STAGED = STEPS.in_stages(4)  # a batch of b takes 10 + b ms, in equal stages
@@ -24,8 +33,8 @@ LAZY = {"m": choose("lazy:slo_ms=1000", STAGED)}
 class RecordingExecutor(FakeExecutor):
     """Records the first stage of each batch that the dispatcher launched, standby launches not included."""
 
-    def __init__(self) -> None:
-        super().__init__(STAGED)
+    def __init__(self, profile: Profile = STAGED) -> None:
+        super().__init__(profile)
         self.launched: list[int] = []
 
     def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
@@ -54,7 +63,7 @@ def test_after_an_arrival_the_policy_decides_at_the_end_of_the_stage() -> None:
 
     executor = RecordingExecutor()
     run_scenario(scenario, LAZY, executor)
-    assert executor.launched == [0, 0, 2], "the new request catches up, then both run the remaining stages together"
+    assert executor.launched in ([0], [0, 2]), "the new request catches up, then both run the remaining stages together"
     assert [len(inputs) for _, _, inputs in executor.log] == [1, 1, 1, 1, 2, 2]
 
 
@@ -79,7 +88,7 @@ def test_a_swapped_policy_decides_from_the_end_of_the_stage_on() -> None:
 
     executor = RecordingExecutor()
     run_scenario(scenario, LAZY, executor)
-    assert executor.launched == [0, 1]
+    assert executor.launched == [0]
     assert len(executor.log) == 2, "the second launch, by greedy, runs to the end"
 
 
@@ -94,7 +103,7 @@ def test_near_a_time_out_the_policy_decides_after_each_stage_and_late_requests_a
 
     executor = RecordingExecutor()
     run_scenario(scenario, LAZY, executor)
-    assert executor.launched[:3] == [0, 0, 1]
+    assert executor.launched[:2] == [0, 0]
     assert [len(inputs) for _, _, inputs in executor.log] == [1] * 5
 
 
@@ -150,39 +159,191 @@ class Adding:
         return [np.float32(x + 1) for x in batch.inputs]
 
 
-def test_the_device_takes_standby_launches_in_order_with_the_outputs_of_the_one_before() -> None:
+def test_the_device_starts_a_standby_launch_before_the_loop_is_told_of_the_batch_before() -> None:
     async def main() -> list[Completion]:
-        standby = StandbyLaunches()
-        running = executor.run(Batch("m", [1.0], 0, 1, standby))
-        second, third = (standby.offer(Batch("m", (), stage, 1)) for stage in (1, 2))
+        standby, loop = Standby(), asyncio.get_running_loop()
+        running = executor.run(Batch("m", [1.0], standby=standby))
+        second: asyncio.Future[Completion] = loop.create_future()
+        standby.offer(Batch("m", (), 1, 1, standby), second)  # with the outputs of the first one as inputs
         device.free.set()
-        return [await running, await second, await third]
+        first = await running
+        assert not standby.withdraw(), "it was taken"
+        third: asyncio.Future[Completion] = loop.create_future()
+        standby.offer(Batch("m", [7.0]), third)
+        return [first, await second, *([] if standby.withdraw() else [await third])]
 
     device = Adding()
     executor = ThreadExecutor(device)
     done = asyncio.run(main())
     executor.close()
-    assert [float(completion.outputs[0]) for completion in done] == [2.0, 3.0, 4.0]
+    assert [float(completion.outputs[0]) for completion in done][:2] == [2.0, 3.0]
     assert all(one.finished <= other.started for one, other in pairwise(done))
 
 
-def test_the_device_does_not_take_withdrawn_launches() -> None:
-    async def main() -> int:
-        standby = StandbyLaunches()
-        running = executor.run(Batch("m", [1.0], 0, 1, standby))
-        second = standby.offer(Batch("m", (), 1, 1))
+@pytest.mark.parametrize("fault", [False, True])
+def test_the_device_takes_neither_a_withdrawn_launch_nor_one_after_a_fault(fault: bool) -> None:
+    async def main() -> None:
+        standby = Standby()
+        running = executor.run(Batch("m", ["x" if fault else 1.0], standby=standby))
+        second: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        standby.offer(Batch("m", [2.0]), second)
         assert device.entered.wait(5.0)
-        standby.withdraw()
+        assert fault or standby.withdraw()
         device.free.set()
-        await running
+        await asyncio.wait([running])
+        assert (running.exception() is not None) == fault
         await asyncio.sleep(0.01)
         assert not second.done()
-        return standby.taken
+        assert standby.withdraw() == fault
 
     device = Adding()
     executor = ThreadExecutor(device)
-    assert asyncio.run(main()) == 0
+    asyncio.run(main())
     executor.close()
+
+
+def test_a_function_that_was_queued_runs_before_a_standby_launch() -> None:
+    async def main() -> None:
+        standby = Standby()
+        running = executor.run(Batch("m", [1.0], standby=standby))
+        assert device.entered.wait(5.0)
+        standby.offer(Batch("m", [2.0]), asyncio.get_running_loop().create_future())
+        called = executor.call(lambda: "called")
+        device.free.set()
+        await running
+        assert called.result(5.0) == "called"
+        assert standby.withdraw(), "the loop decides after the function"
+
+    device = Adding()
+    executor = ThreadExecutor(device)
+    asyncio.run(main())
+    executor.close()
+
+
+def test_a_full_queue_is_served_without_the_loop() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
+        await asyncio.gather(*(dispatcher.submit("m", [n]) for n in range(20)))
+
+    executor = RecordingExecutor(STEPS)
+    run_scenario(scenario, chosen(greedy(8)), executor)
+    assert executor.launched == [0], "the others are standby launches"
+    assert [inputs for _, _, inputs in executor.log] == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
+    assert all(one[1] == other[0] for one, other in pairwise(executor.log))
+
+
+def test_a_standby_launch_follows_arrivals_cancellations_and_swaps() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        first = dispatcher.submit("m", [0])
+        await asyncio.sleep(0.001)
+        gone, stays = dispatcher.submit("m", [1]), dispatcher.submit("m", [2])
+        await asyncio.sleep(0.001)
+        gone.cancel()
+        late = dispatcher.submit("m", [3])
+        await asyncio.gather(first, stays, late)
+        assert executor.log[1][2] == [2, 3]
+        calls = [dispatcher.submit("m", [n]) for n in range(4, 10)]
+        await asyncio.sleep(0.001)
+        dispatcher.set_policy("m", chosen(serial())["m"])
+        await asyncio.gather(*calls)
+        assert [len(inputs) for _, _, inputs in executor.log[2:]] == [6]
+        calls = [dispatcher.submit("m", [n]) for n in range(10, 13)]
+        await asyncio.gather(*calls)
+        assert [len(inputs) for _, _, inputs in executor.log[3:]] == [1, 1, 1]
+
+    run_scenario(scenario, chosen(greedy(8)), RecordingExecutor(STEPS))
+
+
+def test_a_request_that_is_cancelled_after_the_device_has_taken_it_is_in_service() -> None:
+    """The device takes the launch, and the loop removes the request before it is told."""
+    began, taken, held = threading.Event(), threading.Event(), threading.Event()
+
+    class Device:
+        def __init__(self) -> None:
+            self.batches: list[list[Any]] = []
+
+        def serve(self, batch: Batch, /) -> Sequence[Any]:
+            self.batches.append(list(batch.inputs))
+            began.set()
+            if len(self.batches) == 1:
+                assert held.wait(5.0)
+            if len(self.batches) == 2:
+                taken.set()
+            return batch.inputs
+
+    async def main() -> None:
+        dispatcher = Dispatcher(executor, chosen(greedy(8)), Metrics(), time.monotonic)
+        serving = asyncio.ensure_future(dispatcher.run())
+        first = dispatcher.submit("m", [0.0])
+        await asyncio.to_thread(began.wait, 5.0)
+        gone, stays = dispatcher.submit("m", [1.0]), dispatcher.submit("m", [2.0])
+        await asyncio.sleep(0.01)  # the offer is made
+        held.set()
+        assert taken.wait(5.0)  # the loop stands still meanwhile
+        gone.cancel()
+        assert [sample.output for sample in await stays] == [2.0]
+        await first
+        assert device.batches == [[0.0], [1.0, 2.0]]
+        assert [sample.output for sample in await dispatcher.submit("m", [3.0])] == [3.0]
+        assert dispatcher.open_calls == 0
+        assert not dispatcher._batcher.busy
+        serving.cancel()
+
+    device = Device()
+    executor = ThreadExecutor(device, "cpu")
+    asyncio.run(main())
+    executor.close()
+
+
+_EVENTS = st.tuples(st.sampled_from(["arrive", "cancel", "swap", "expire"]), st.floats(0.0, 0.03), st.integers(0, 99))
+_SPECS = ["greedy", "static:3,max_wait_ms=15", "timeout:5", "smdp:w2=2", "serial", "max-under-deadline:slo_ms=40"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(_EVENTS, min_size=5, max_size=40), st.sampled_from([1.0, 0.7, 1.5]))
+def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, float, int]], pace: float) -> None:
+    """Whatever happens while batches run, faster or slower than predicted, a decision is at most as old as stated."""
+    slow = replace(STEPS, service_times=tuple(pace * t for t in STEPS.service_times))
+
+    class Checking(FakeExecutor):
+        async def _serve(self, batch: Batch) -> Completion:
+            completion = await super()._serve(batch)
+            ahead = dispatchers[0]._lookahead
+            offered, now = ahead._offered, asyncio.get_running_loop().time()
+            if offered is not None:
+                predicted = STEPS.service_time(len(batch.inputs))
+                oldest = max(1e-3, 0.1 * predicted) if now > completion.started + predicted else inf
+                if pace == 1.0:
+                    fresh = dispatchers[0]._batcher.lookahead(ahead._running.launch, now)  # type: ignore[union-attr]
+                    assert fresh is not None
+                    assert fresh.requests == offered.launch.requests
+                assert now - ahead._decided <= oldest + 1e-9
+                assert all(not r.payload.call.future.done() for r in offered.launch.requests), "none is removed"
+            return completion
+
+    dispatchers: list[Dispatcher] = []
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        dispatchers.append(dispatcher)
+        calls: list[asyncio.Future[Any]] = []
+        for what, wait, number in events:
+            await asyncio.sleep(wait)
+            if what == "arrive" or (what == "expire" and number % 2):
+                calls += [dispatcher.submit("m", [n]) for n in range(1 + number % 5)]
+            elif what == "expire":
+                with suppress(RejectedError):
+                    calls.append(dispatcher.submit("m", [0], 0.005 + number / 2000))
+            elif what == "cancel" and calls:
+                calls[number % len(calls)].cancel()
+            elif what == "swap":
+                dispatcher.set_policy("m", choose(_SPECS[number % len(_SPECS)], STEPS))
+        await dispatcher.drain()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(not isinstance(r, Exception) or isinstance(r, ExpiredError) for r in results)
+        await asyncio.sleep(1.0)  # a batch whose requests were all cancelled may still run
+        assert not dispatcher._batcher.busy
+        assert len(dispatcher._batcher) == 0
+
+    run_scenario(scenario, {"m": choose("greedy", STEPS)}, Checking(slow))
 
 
 def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_of_the_stage() -> None:
@@ -207,6 +368,4 @@ def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_o
 
     executor = Late()
     run_scenario(scenario, LAZY, executor)
-    assert executor.launched == [0, 1, 0, 1, 2], (
-        "the second batch has no standby launches until the request has expired"
-    )
+    assert executor.launched == [0, 0, 1], "the second batch has no standby launch until the request has expired"

@@ -23,9 +23,9 @@ class Recording(FakeExecutor):
         super().__init__()
         self.revisions: list[tuple[int, int]] = []  # revision and size
 
-    def run(self, batch: Batch, /) -> "asyncio.Future[Completion]":
+    async def _run(self, batch: Batch) -> Completion:
         self.revisions.append((batch.revision, len(batch.inputs)))
-        return super().run(batch)
+        return await super()._run(batch)
 
 
 def test_queued_calls_of_a_replaced_revision_are_served_by_it_at_once() -> None:
