@@ -249,6 +249,8 @@ def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> Revision
 
 
 def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revision:
+    if profile == before.profile:
+        return _described(Revision(model, before))
     chosen = choose(before.spec, profile, before.defaults)
     return _described(Revision(model, replace(chosen, promised=before.promised)))
 

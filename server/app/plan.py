@@ -145,9 +145,11 @@ def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> D
     for check in (_check_device, _check_weights):
         errors.check(partial(check, settings))
     errors.raise_any()
-    planned = _device_plan(settings, cached_profile, errors)
+    emulated = errors.check(partial(_emulated_profile, settings))
+    errors.check(partial(_check_stages, settings))
+    profiles = _profiles(settings, emulated, cached_profile, errors)
     errors.raise_any()
-    return planned
+    return DevicePlan(settings, emulated, profiles, {})
 
 
 def is_emulated(settings: Settings) -> bool:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from policies.catalog import choose
 from policies.smdp.choice import SHARE
@@ -188,12 +188,14 @@ class Repository:
     async def _retire(self, model: str, revision: int) -> None:
         """Remove a revision from the devices after its last call."""
         await self._inference.calls_ended(model, revision)
+        networks: list[Any] = []
         for dispatcher in self._inference.fleet.devices_of(model):
             dispatcher.end_revision(model)
-            self._backends[dispatcher].devices.remove(model, revision)
-        gc.unfreeze()  # the objects of models are frozen, see lifecycle.py
-        gc.collect()  # networks contain reference cycles
-        gc.freeze()
+            networks += self._backends[dispatcher].devices.remove(model, revision)
+        if any(network() is not None for network in networks):  # in cycles; a collection delays all calls
+            gc.unfreeze()  # see lifecycle.py
+            gc.collect()
+            gc.freeze()
         _log.info("%s: revision %d is removed", model, revision)
 
     async def _finish(self, work: Coroutine[None, None, None]) -> None:

@@ -1,10 +1,14 @@
 """A Device for several models, of which each has a Device of its own on the same hardware."""
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
+from weakref import ref
 
 from server.backends.executor import (
     Batch,
@@ -18,6 +22,8 @@ from server.backends.executor import (
 from server.errors import BatchTimeoutError, DeviceLostError
 from server.models.tensors.python_source import one_line_errors
 
+_DEPTH = 8  # of references in which networks are searched
+_OTHERS_PART = 2.0  # time for other batches after one of a revision that is being measured, of its service time
 _T = TypeVar("_T")
 
 
@@ -47,11 +53,17 @@ class ModelDevices:
         """Add another revision of a model, whose device is loaded. Can be called on any thread."""
         self._devices[model, revision] = device
 
-    def remove(self, model: str, revision: int) -> None:
-        """Remove a revision that has no batches any more, and end its thread or connection; on any thread."""
-        end = getattr(self._devices.pop((model, revision), None), "end", None)
+    def remove(self, model: str, revision: int) -> "Sequence[ref[Any]]":
+        """Remove a revision that has no batches any more, and end its thread or connection; on any thread.
+
+        Returns:
+            References to its networks: those that are still alive are in reference cycles.
+        """
+        device = self._devices.pop((model, revision), None)
+        end = getattr(device, "end", None)
         if end is not None:
             end()
+        return _networks(device)
 
     def all(self) -> Sequence[Device]:
         """The devices of all revisions."""
@@ -69,6 +81,24 @@ class ModelDevices:
         for device in devices.values():
             if isinstance(device, LoadedDevice):
                 device.restart()
+
+
+def _networks(root: object) -> "list[ref[Any]]":
+    """References to the torch modules that an object refers to, directly or by a few others."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found, seen, level = list["ref[Any]"](), set[int](), [root]
+    for _ in range(_DEPTH):
+        below = list[Any]()
+        for each in level:
+            if isinstance(each, torch.nn.Module):
+                found += map(ref, each.modules())
+            elif id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
+                below += gc.get_referents(each)
+            seen.add(id(each))
+        level = below
+    return found
 
 
 class DeviceOnThread:
@@ -135,5 +165,13 @@ class RevisionExecutor:
     timeout: float
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Run the batch with this revision; raises BatchTimeoutError after the timeout."""
-        return with_timeout(self.executor, replace(batch, revision=self.revision), self.timeout)
+        """Run the batch with this revision, and leave the device to the others afterwards for twice as long.
+
+        The future raises BatchTimeoutError after the timeout.
+        """
+        return asyncio.ensure_future(self._run(replace(batch, revision=self.revision)))
+
+    async def _run(self, batch: Batch) -> Completion:
+        completion = await with_timeout(self.executor, batch, self.timeout)
+        await asyncio.sleep(_OTHERS_PART * (completion.finished - completion.started))
+        return completion

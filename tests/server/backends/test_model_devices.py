@@ -1,12 +1,14 @@
 """Several models on one device: their revisions, and a thread of its own for one that is loaded while others serve."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
@@ -112,3 +114,29 @@ def test_removing_a_revision_ends_its_thread() -> None:
     thread.join(10)
     assert not thread.is_alive()
     devices.remove("m", 3)  # again, as after a load that failed
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+def test_networks_of_a_removed_revision_that_stay_alive_are_found(cyclic: bool) -> None:
+    class Holder:
+        __slots__ = ("net", "settings")
+
+        def __init__(self, net: torch.nn.Module) -> None:
+            self.net, self.settings = net, {"on": True}
+
+    class Device:
+        def __init__(self) -> None:
+            net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+            if cyclic:
+                net.again = [net]  # type: ignore[assignment]
+            self.models = {"m": Holder(net)}
+
+        def serve(self, batch: Batch, /) -> Sequence[Any]:
+            return batch.inputs
+
+    devices = ModelDevices({"m": Device()})
+    networks = devices.remove("m", 0)
+    assert len(networks) == 2
+    assert [network() is not None for network in networks] == [cyclic, cyclic]
+    gc.collect()
+    assert [network() for network in networks] == [None, None]
