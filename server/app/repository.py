@@ -96,7 +96,7 @@ class Repository:
             self._loading = model
             try:
                 revision = self._latest[model] + 1
-                staged = await asyncio.wrap_future(_in_daemon_thread(partial(self._stage, model, revision)))
+                staged = await _in_daemon_thread(partial(self._stage, model, revision))
                 self._latest[model] = revision
                 await self._follow_swaps(model, staged)
                 self._put_in_service(model, revision, staged)
@@ -139,12 +139,15 @@ class Repository:
     @staticmethod
     async def _follow_swaps(model: str, staged: list[tuple[Dispatcher, Revision]]) -> None:
         """Choose the policies again that were swapped while the revision was loaded."""
-        for index, (dispatcher, loaded) in enumerate(staged):
-            chosen = loaded.chosen
-            while (spec := dispatcher.chosen[model].spec) != chosen.spec:
-                again = await asyncio.to_thread(choose, spec, chosen.profile, chosen.defaults)
-                chosen = replace(again, promised=chosen.promised)
-            staged[index] = dispatcher, replace(loaded, chosen=chosen)
+        while stale := [
+            (index, dispatcher, loaded)
+            for index, (dispatcher, loaded) in enumerate(staged)
+            if dispatcher.chosen[model].spec != loaded.chosen.spec
+        ]:
+            for index, dispatcher, loaded in stale:
+                spec, chosen = dispatcher.chosen[model].spec, loaded.chosen
+                again = await _in_daemon_thread(partial(choose, spec, chosen.profile, chosen.defaults))
+                staged[index] = dispatcher, replace(loaded, chosen=replace(again, promised=chosen.promised))
 
     def _put_in_service(self, model: str, revision: int, staged: Sequence[tuple[Dispatcher, Revision]]) -> None:
         inference, former = self._inference, self._inference.models[model]
@@ -200,7 +203,7 @@ class Repository:
         return task
 
 
-def _in_daemon_thread(function: Callable[[], _T]) -> Future[_T]:
+async def _in_daemon_thread(function: Callable[[], _T]) -> _T:
     """Call a function in a thread of its own, for which the end of the process does not wait."""
     done: Future[_T] = Future()
     done.set_running_or_notify_cancel()
@@ -212,4 +215,4 @@ def _in_daemon_thread(function: Callable[[], _T]) -> Future[_T]:
             done.set_exception(error)
 
     Thread(target=call, name="load", daemon=True).start()
-    return done
+    return await asyncio.wrap_future(done)
