@@ -132,7 +132,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     if isinstance(device, LoadedDevice):
         device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
-    executor = RevisionExecutor(backend.executor, revision, backend.executor.name)
+    executor = RevisionExecutor(backend.executor, revision, backend.executor.name, plan.settings.hung_after_s)
 
     def profile_of(model: ServedModel) -> Profile:
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from server.backends.executor import Batch, Completion, Device, Executor, LoadedDevice, ThreadExecutor
+from server.backends.executor import Batch, Completion, Device, Executor, LoadedDevice, ThreadExecutor, with_timeout
 from server.errors import BatchTimeoutError, DeviceLostError
 from server.models.tensors.python_source import one_line_errors
 
@@ -117,12 +117,14 @@ class RevisionExecutor:
         executor: runs them.
         revision: the revision.
         name: the device's name.
+        timeout: batch timeout, s.
     """
 
     executor: Executor
     revision: int
     name: str
+    timeout: float
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Run the batch with this revision."""
-        return self.executor.run(replace(batch, revision=self.revision))
+        return with_timeout(self.executor, replace(batch, revision=self.revision), self.timeout)

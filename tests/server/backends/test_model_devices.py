@@ -44,13 +44,33 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
     async def scenario() -> None:
         assert (await executor.run(Batch("m", [0]))).outputs[0][0] == "first"
         assert (await executor.run(Batch("m", [0], revision=1))).outputs[0][0] == "second"
-        ahead = RevisionExecutor(executor, 1, "cpu")
+        ahead = RevisionExecutor(executor, 1, "cpu", 10.0)
         assert (await ahead.run(Batch("m", [0]))).outputs[0][0] == "second"
         devices.remove("m", 0)
         with pytest.raises(KeyError):
             await executor.run(Batch("m", [0]))
 
     asyncio.run(scenario())
+    executor.close()
+
+
+def test_a_batch_of_a_new_revision_that_hangs_is_given_up_and_those_behind_it_run_after_the_restart() -> None:
+    named = Named("m")
+    named.load()
+    executor = ThreadExecutor(ModelDevices({"m": named}), "cpu")
+
+    async def scenario() -> None:
+        with pytest.raises(BatchTimeoutError) as caught:
+            await RevisionExecutor(executor, 0, "cpu", 0.1).run(Batch("m", ["hang"]))
+        behind = executor.run(Batch("m", [0]))
+        cancelled = executor.run(Batch("m", ["hang"]))
+        cancelled.cancel()
+        await executor.restart("m", caught.value)
+        assert (await asyncio.wait_for(behind, 10)).outputs == [("m", True)]
+        assert (await asyncio.wait_for(executor.run(Batch("m", [0])), 10)).outputs == [("m", True)]
+
+    asyncio.run(scenario())
+    named.release.set()
     executor.close()
 
 
