@@ -28,7 +28,8 @@ from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright")
-_LOAD_TIMEOUT = 600.0  # s to load a user's model, and for each batch of one, while others are served
+_LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
+_TIMEOUT_FACTOR = 20.0  # limit of a batch of a revision that is being loaded, in service times of the former one
 
 
 class ProfileSource(Protocol):
@@ -132,7 +133,8 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     if isinstance(device, LoadedDevice):
         device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
-    executor = RevisionExecutor(backend.executor, revision, backend.executor.name, _LOAD_TIMEOUT)
+    limit = max(plan.settings.hung_after_s, _TIMEOUT_FACTOR * before.profile.service_times[-1])
+    executor = RevisionExecutor(backend.executor, revision, backend.executor.name, limit)
 
     def profile_of(model: ServedModel) -> Profile:
         return profile_source.measured_while_serving(plan.settings, model, executor, before.profile)

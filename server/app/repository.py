@@ -16,12 +16,20 @@ from policies.types import SpecError
 from server.api.inference import Inference
 from server.app.backend import Backend, ProfileSource, Revision, load_again
 from server.app.plan import check_upstreams
-from server.errors import DrainingError, ExecutionError, NotFoundError, one_line
+from server.errors import (
+    DeviceLostError,
+    DeviceUnavailableError,
+    DrainingError,
+    ExecutionError,
+    NotFoundError,
+    one_line,
+)
 from server.models.sources import read_again
 from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
 
 _log = logging.getLogger("batchwright")
+_COLLECT_AFTER = 1.0  # s
 _POLL_INTERVAL = 0.25  # s, at which a call that waits for a load notices the shutdown
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 _T = TypeVar("_T")
@@ -96,7 +104,7 @@ class Repository:
             self._loading = model
             try:
                 self._put_in_service(model, await self._stage(model))
-            except SpecError as error:
+            except (SpecError, DeviceLostError, DeviceUnavailableError) as error:
                 _log.error("%s is not loaded: %s", model, error)
                 raise SpecError(f"{model} is not loaded: {error}{self._remaining(model)}") from error
             except Exception as error:
@@ -106,6 +114,8 @@ class Repository:
                 ) from error
             finally:
                 self._loading = None
+                # a revision that failed is garbage, in cycles, once its exception is handled
+                asyncio.get_running_loop().call_later(_COLLECT_AFTER, gc.collect)
 
     def _remaining(self, model: str) -> str:
         return "" if model in self._inference.fleet.unloaded else "; the revision in service stays"

@@ -252,10 +252,15 @@ class ThreadExecutor:
         if restart is None or len(self._abandoned) >= _MAX_ABANDONED:
             raise error
         self._abandoned.append(self._thread)
-        self.end()
+        hung = self._work
         self._start()
+        restarted = self.call(partial(restart, model))
+        with suppress(queue.Empty):
+            while True:  # batches of a model that is being loaded may wait behind the one that is hung
+                self._work.put(hung.get_nowait())
+        hung.put(None)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self.call(partial(restart, model))), RESTART_TIMEOUT)
+            await asyncio.wait_for(asyncio.wrap_future(restarted), RESTART_TIMEOUT)
         except Exception as failed:
             raise error from failed
 

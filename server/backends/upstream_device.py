@@ -63,7 +63,8 @@ class UpstreamDevice:
         self._model.abort()
 
     def end(self) -> None:
-        """Close the connection."""
+        """Close the connection; a call that another thread is making fails."""
+        self._model.abort()
         self._model.close()
 
 

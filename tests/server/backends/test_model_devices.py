@@ -74,6 +74,26 @@ def test_a_batch_that_is_queued_behind_one_that_hangs_fails_and_never_runs() -> 
     assert other.batches == 0
 
 
+def test_a_batch_of_a_new_revision_that_hangs_is_given_up_and_those_behind_it_run_after_the_restart() -> None:
+    named = Named("m")
+    named.load()
+    executor = ThreadExecutor(ModelDevices({"m": named}), "cpu")
+
+    async def scenario() -> None:
+        with pytest.raises(BatchTimeoutError) as caught:
+            await RevisionExecutor(executor, 0, "cpu", 0.1).run(Batch("m", ["hang"]))
+        behind = executor.run(Batch("m", [0]))
+        cancelled = executor.run(Batch("m", ["hang"]))
+        cancelled.cancel()
+        await executor.restart("m", caught.value)
+        assert (await asyncio.wait_for(behind, 10)).outputs == [("m", True)]
+        assert (await asyncio.wait_for(executor.run(Batch("m", [0])), 10)).outputs == [("m", True)]
+
+    asyncio.run(scenario())
+    named.release.set()
+    executor.close()
+
+
 def test_a_device_on_a_thread_is_loaded_and_run_there_and_errors_reach_the_caller() -> None:
     named = Named("m")
     own = DeviceOnThread(named)
