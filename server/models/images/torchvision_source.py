@@ -7,16 +7,17 @@ import difflib
 import logging
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from policies.types import SpecError
 from server.models.images.codec import ImageCodec, synthetic_images
@@ -280,13 +281,30 @@ def _calibrate(model: PixelNet, images: Tensor) -> Tensor:
     return logits
 
 
+class _OneThreadTracer(fx.Tracer):
+    """Traces modules that its own thread calls. While it traces, torch.fx also gives it the calls of other threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module, or trace the call."""
+        if get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+
 def fold_batch_norm(net: nn.Module) -> nn.Module:
     """Fold batch normalisation into the convolutions; a network that torch.fx cannot trace is returned unchanged."""
     with warnings.catch_warnings():  # the import triggers a deprecation warning within torch
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.fx.experimental.optimization import fuse
     try:
-        return fuse(net, inplace=True)
+        traced = fx.GraphModule(net, _OneThreadTracer().trace(net))
+        return fuse(traced, inplace=True, no_trace=True)
     except Exception as error:  # noqa: BLE001  (tracing runs the model's code on proxies, which may raise anything)
         _log.info("batch normalisation is not folded: %s", error)
         return net

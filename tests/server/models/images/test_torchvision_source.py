@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,28 @@ def test_a_network_that_cannot_be_traced_is_unchanged(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         assert fold_batch_norm(net) is net
     assert "not folded" in caplog.text
+
+
+def test_other_threads_run_models_while_one_is_traced() -> None:
+    other, outputs = nn.Linear(2, 2), list[Tensor]()
+
+    class Loaded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            serving = threading.Thread(target=lambda: outputs.append(other(torch.ones(1, 2))))
+            serving.start()
+            serving.join()
+            y: Tensor = self.layer(x)
+            return y
+
+    net = Loaded()
+    traced = fold_batch_norm(net)
+    assert traced is not net
+    assert torch.equal(outputs[0], other(torch.ones(1, 2)))
+    assert torch.equal(traced(torch.ones(1, 2)), net(torch.ones(1, 2)))
 
 
 def saved(path: Path, name: str = "squeezenet1_1", classes: int = 1000) -> Path:
