@@ -11,6 +11,7 @@ from batchwright import Model, Tensor
 from policies.cpus import available_cpus
 
 HEIGHT = 48  # pixels, that of the pictures in training
+MAX_PIXELS = 2**24  # of a picture as it is sent; each takes several bytes while it is decoded
 STEP = 8  # pixels; the network gives one character, or none, for each step
 
 
@@ -58,11 +59,15 @@ class Recogniser(Model):
         """
         try:
             picture = Image.open(io.BytesIO(body), formats=["JPEG", "PNG"])
+            if picture.width * picture.height > MAX_PIXELS:
+                raise ValueError(f"the picture has {picture.width} x {picture.height} pixels, over {MAX_PIXELS}")
             width = -(-HEIGHT * picture.width // picture.height)
             if width > self.lengths[-1]:
                 raise ValueError(f"the line is {width} pixels wide at a height of {HEIGHT}, over {self.lengths[-1]}")
             pixels = np.asarray(picture.convert("RGB").resize((width, HEIGHT), Image.Resampling.BILINEAR))
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"the picture has more than {MAX_PIXELS} pixels") from error
+        except (OSError, SyntaxError) as error:
             raise ValueError("the body is no JPEG or PNG") from error
         image = np.zeros((3, HEIGHT, -(-width // STEP) * STEP), np.float32)
         image[:, :, :width] = pixels[:, :, ::-1].transpose(2, 0, 1) / np.float32(127.5) - 1

@@ -53,6 +53,15 @@ def test_a_line_that_is_too_wide_is_refused_before_it_is_scaled(tmp_path: Path) 
         Recogniser().decode((tmp_path / "wide.png").read_bytes(), "image/png")
 
 
+@pytest.mark.parametrize(("size", "message"), [((300, 60_000), "300 x 60000 pixels"), ((20_000, 10_000), "more than")])
+def test_a_picture_with_too_many_pixels_is_refused_before_it_is_decoded(
+    tmp_path: Path, size: tuple[int, int], message: str
+) -> None:
+    Image.new("1", size).save(tmp_path / "large.png")
+    with pytest.raises(ValueError, match=f"the picture has {message}"):
+        Recogniser().decode((tmp_path / "large.png").read_bytes(), "image/png")
+
+
 def test_characters_are_given_once_without_blanks() -> None:
     class Session:
         def run(self, _outputs: Any, _inputs: Any) -> tuple[Any]:
