@@ -102,6 +102,7 @@ class Repository:
     async def _load(self, model: str) -> None:
         async with self._changing:
             self._loading = model
+            _log.info("%s: loading revision %d", model, self._next_revision(model))
             try:
                 self._put_in_service(model, await self._stage(model))
             except (SpecError, DeviceLostError, DeviceUnavailableError) as error:
