@@ -15,7 +15,7 @@ from policies.rules.co_located import CoLocated, PreemptivePolicy
 from policies.rules.continuous_batching import CONTINUOUS_BATCHING
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
-from policies.rules.finish_suspended import FinishSuspended
+from policies.rules.finish_first import FinishSuspended
 from policies.rules.lazy_batching import LAZY
 from policies.rules.lookup import ActionRow, lookup
 from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE

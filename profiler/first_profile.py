@@ -50,6 +50,7 @@ def first_profile(
             if cached is None:
                 profile = _measure_all(subject, key, quick_plan(max_batch_size, autotunes), stages)
                 cache.store_profile(key, profile)
+                _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
     _log.info("%s: profile from %s", subject.model, key.path)
     return cached

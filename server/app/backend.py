@@ -15,7 +15,7 @@ from policies.profile import Profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import Batch, Device, Executor, LoadedDevice, ThreadExecutor
+from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.backends.warm_up import autotunes, warm_up_and_fit
@@ -29,7 +29,6 @@ from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright")
 _LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
-_TIMEOUT_FACTOR = 20.0  # limit of a batch of a revision that is being loaded, in service times of the former one
 
 
 class ProfileSource(Protocol):
@@ -133,7 +132,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     if isinstance(device, LoadedDevice):
         device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
-    limit = max(plan.settings.hung_after_s, _TIMEOUT_FACTOR * before.profile.service_times[-1])
+    limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = RevisionExecutor(backend.executor, revision, backend.executor.name, limit)
 
     def profile_of(model: ServedModel) -> Profile:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from server.errors import BatchTimeoutError, DeviceLostError
 
 Logits = NDArray[np.float32]
+TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
 RESTART_TIMEOUT = 120.0  # s to load a model again
 _MAX_ABANDONED = 64  # threads that are hung in a batch
 _T = TypeVar("_T")
@@ -290,11 +291,15 @@ class ThreadExecutor:
             batch, done = following
             result = self._result(batch)
             following = None
-            if batch.standby is not None and isinstance(result, Completion) and self._work.empty():  # else it is next
+            if batch.standby is not None and isinstance(result, Completion) and self._may_follow(done):
                 following = batch.standby.take(result.outputs)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 done.get_loop().call_soon_threadsafe(_resolve, done, result)
             del batch, done, result
+
+    def _may_follow(self, done: asyncio.Future[Completion]) -> bool:
+        """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned."""
+        return self._work.empty() and not done.done()
 
     def _result(self, batch: Batch) -> Completion | Exception:
         started = time.monotonic()

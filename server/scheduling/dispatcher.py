@@ -17,10 +17,11 @@ from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
-from policies.rules.finish_retired import FinishRetired
+from policies.rules.finish_first import FinishRetired
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.backends.executor import (
     RESTART_TIMEOUT,
+    TIMEOUT_FACTOR,
     Batch,
     Completion,
     Executor,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.dispatcher")
-_TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
 _GRACE = 5.0  # s by which the loop may be late; it then is not alive
 _CHECK_INTERVAL = 1.0  # s, of an idle device that may become unavailable
 
@@ -404,7 +404,7 @@ class Dispatcher:
         return with_timeout(self._executor, batch, self._timeout(batch))
 
     def _timeout(self, batch: Batch) -> float:
-        return max(self._limits.batch_timeout, _TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
+        return max(self._limits.batch_timeout, TIMEOUT_FACTOR * self._forecast.greatest_time(batch))
 
     def _begin(self, batch: Batch) -> None:
         """Expect the end of a batch, whose service begins now."""

@@ -43,7 +43,6 @@ class Lookahead:
         self._taken: BatchRun | None = None  # known to be in service, although the batch before is not complete
         self._overdue: asyncio.TimerHandle | None = None
         self._patience = 0.0  # s
-        self._decided = 0.0  # instant of the last decision, s
         self._due = False  # whether the decision is to be made again in this turn of the loop
 
     def begin(self, run: BatchRun, at: float) -> None:
@@ -89,7 +88,7 @@ class Lookahead:
             self._taken = offered
 
     def _decide(self) -> None:
-        self._due, self._decided = False, self._clock()
+        self._due = False
         if self._running is None or self._taken is not None:
             return
         following = self._following(self._running)

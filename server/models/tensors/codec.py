@@ -21,7 +21,7 @@ from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
 from server.models.model import Codec, Inputs, SizePredictor
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
-from server.models.tensors.data import from_binary, from_json
+from server.models.tensors.data import as_array, from_binary, from_json
 from server.models.tensors.size_predictor import LengthPredictor
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
@@ -94,7 +94,7 @@ class TensorCodec(Codec):
             sample = {first.name: _from_raw(self._signature.inputs[0], first.data[0])}
             self._check_length(sample)
             return Inputs(1, lambda: [sample])
-        arrays = {tensor.name: _as_array(tensor.data, tensor.shape) for tensor in tensors.values()}
+        arrays = {tensor.name: as_array(tensor.data, tensor.shape) for tensor in tensors.values()}
         count = first.shape[0]
         self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
 
@@ -253,15 +253,6 @@ def _specs(tensors: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, {tensor.datatype: tensor.shape}) for name, tensor in tensors.items())
 
 
-def _as_array(data: NDArray[Any] | list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The data of a tensor as an array; BYTES as an array of objects."""
-    if isinstance(data, np.ndarray):
-        return data
-    array = np.empty(len(data), object)
-    array[:] = data
-    return array.reshape(shape)
-
-
 def _from_lists(spec: TensorSpec, value: Any) -> NDArray[Any]:
     """One sample of an input from nested lists, whose shape is that of the lists.
 
@@ -277,7 +268,7 @@ def _from_lists(spec: TensorSpec, value: Any) -> NDArray[Any]:
         inner = inner[0] if inner else None
     if not spec.accepts(spec.datatype, (1, *shape)):
         raise BadInputError(f"input {spec.name} is {quote(value)}; send one sample of {spec} as nested lists")
-    (sample,) = _as_array(from_json([value], spec.datatype, (1, *shape)), (1, *shape))
+    (sample,) = as_array(from_json([value], spec.datatype, (1, *shape)), (1, *shape))
     return np.asarray(sample, DTYPES[spec.datatype])
 
 
@@ -299,7 +290,7 @@ def _from_raw(spec: TensorSpec, body: bytes) -> NDArray[Any]:
             f"a raw body of {len(body)} bytes is not one sample of {spec}; send JSON or a binary tensor"
         )
     found = (1, *(size if size > 0 else len(body) // known for size in shape))
-    (sample,) = _as_array(from_binary(body, 0, spec.datatype, found), found)
+    (sample,) = as_array(from_binary(body, 0, spec.datatype, found), found)
     return np.asarray(sample, dtype)
 
 

@@ -121,3 +121,12 @@ def to_json(array: NDArray[Any], datatype: str) -> Any:
         items = array.reshape(-1).tolist()
         return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in items]
     return np.ascontiguousarray(array, DTYPES[datatype]).reshape(-1)
+
+
+def as_array(data: NDArray[Any] | list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The data of a tensor as an array; BYTES as an array of objects."""
+    if isinstance(data, np.ndarray):
+        return data
+    array = np.empty(len(data), object)
+    array[:] = data
+    return array.reshape(shape)

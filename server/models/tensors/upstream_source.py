@@ -15,7 +15,7 @@ from policies.types import SpecError
 from server.errors import BadInputError, DeviceUnavailableError, ModelError, one_line
 from server.models.signature import DTYPES
 from server.models.tensors.codec import Sample
-from server.models.tensors.data import from_binary, from_json, to_binary
+from server.models.tensors.data import as_array, from_binary, from_json, to_binary
 from server.models.tensors.upstream_connection import Part, Response, UpstreamConnection
 from server.models.upstream_spec import Upstream
 
@@ -170,7 +170,7 @@ class UpstreamModel(Model):
                 else:
                     stop = start + size
                     data, start = from_binary(memoryview(body)[start:stop], 0, datatype, shape, math.inf), stop
-                found[name] = _as_array(data, shape)
+                found[name] = as_array(data, shape)
             if start != len(body):
                 raise ValueError(f"{len(body)} bytes, of which {start} are described")
         except Exception as error:
@@ -247,14 +247,6 @@ def _binary(array: NDArray[Any], datatype: str) -> Part:
     if datatype in ("BF16", "BYTES"):
         return to_binary(array, datatype)
     return np.ascontiguousarray(array, DTYPES[datatype]).reshape(-1).view(np.uint8).data
-
-
-def _as_array(data: NDArray[Any] | list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:
-    if isinstance(data, np.ndarray):
-        return data
-    array = np.empty(len(data), object)
-    array[:] = data
-    return array.reshape(shape)
 
 
 def _error_of(body: bytes) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from policies.profile import Profile
 from policies.rules.control_limit import greedy, serial
 from policies.rules.lazy_batching import LazyBatching
 from policies.types import Action, State
-from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
-from server.errors import ExecutionError, ExpiredError, RejectedError
+from server.backends.executor import Batch, Completion, Standby, ThreadExecutor, with_timeout
+from server.errors import BatchTimeoutError, ExecutionError, ExpiredError, RejectedError
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.lookahead import Lookahead
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import STEPS, FakeExecutor, chosen, run_scenario
 
@@ -202,6 +204,23 @@ def test_the_device_takes_neither_a_withdrawn_launch_nor_one_after_a_fault(fault
     executor.close()
 
 
+def test_a_batch_that_ends_after_its_timeout_takes_no_standby_launch() -> None:
+    async def main() -> None:
+        standby = Standby()
+        late = with_timeout(executor, Batch("m", [1.0], standby=standby), 0.01)
+        with pytest.raises(BatchTimeoutError):
+            await late
+        standby.offer(Batch("m", [2.0]), asyncio.get_running_loop().create_future())
+        device.free.set()
+        await asyncio.sleep(0.2)  # the batch ends meanwhile
+        assert standby.withdraw(), "it is for the batch that runs now, on another thread"
+        executor.close()
+
+    device = Adding()
+    executor = ThreadExecutor(device)
+    asyncio.run(main())
+
+
 def test_a_function_that_was_queued_runs_before_a_standby_launch() -> None:
     async def main() -> None:
         standby = Standby()
@@ -316,11 +335,17 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
                     fresh = dispatchers[0]._batcher.lookahead(ahead._running.launch, now)  # type: ignore[union-attr]
                     assert fresh is not None
                     assert fresh.requests == offered.launch.requests
-                assert now - ahead._decided <= oldest + 1e-9
+                assert now - decided[-1] <= oldest + 1e-9
                 assert all(not r.payload.call.future.done() for r in offered.launch.requests), "none is removed"
             return completion
 
     dispatchers: list[Dispatcher] = []
+    decided: list[float] = []  # instants
+    decide = Lookahead._decide
+
+    def noting(ahead: Lookahead) -> None:
+        decided.append(ahead._clock())
+        decide(ahead)
 
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         dispatchers.append(dispatcher)
@@ -343,7 +368,8 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
         assert not dispatcher._batcher.busy
         assert len(dispatcher._batcher) == 0
 
-    run_scenario(scenario, {"m": choose("greedy", STEPS)}, Checking(slow))
+    with patch.object(Lookahead, "_decide", noting):
+        run_scenario(scenario, {"m": choose("greedy", STEPS)}, Checking(slow))
 
 
 def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_of_the_stage() -> None:

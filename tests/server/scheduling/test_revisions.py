@@ -9,7 +9,7 @@ from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.rules.control_limit import static
 from policies.rules.drain import Drain
-from policies.rules.finish_retired import FinishRetired
+from policies.rules.finish_first import FinishRetired
 from policies.types import Kind, Launch, Request, State, Wait
 from server.backends.executor import Batch, Completion
 from server.scheduling.dispatcher import Dispatcher

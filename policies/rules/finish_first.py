@@ -1,9 +1,26 @@
-"""Finish the requests for a replaced revision of a model first, so that the revision can be removed."""
+"""Finish some requests before the policy decides: suspended ones, and those for a replaced revision of a model."""
 
 from dataclasses import dataclass, replace
 
 from policies.rules.drain import Drain
 from policies.types import Action, Policy, State
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSuspended:
+    """Runs suspended requests to the end, then applies the inner policy to the waiting ones.
+
+    Attributes:
+        inner: decides when no request is suspended.
+        drain: launches suspended requests.
+    """
+
+    inner: Policy
+    drain: Drain
+
+    def decide(self, state: State, /) -> Action:
+        """Launch suspended requests first."""
+        return (self.drain if state.suspended else self.inner).decide(state)
 
 
 @dataclass(frozen=True, slots=True)
