@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,7 +26,8 @@ from server.config import Settings, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 from server.transport.auth import Keys
-from server.transport.connection import Listener, TimeLimits
+from server.transport.connection import Listener
+from server.transport.connection_limits import TimeLimits
 from server.transport.tls import Tls, load_tls
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def _run(plan: ServerPlan, started: float) -> int:
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)
         _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
-        listener = _listener(settings)
+        listener = replace(_listener(settings), direct=server.app)
         reloads = _reloads(server.keys, listener.tls)
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
 

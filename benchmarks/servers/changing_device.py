@@ -11,7 +11,7 @@ from dataclasses import replace
 from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from server.api.inference import Inference
-from server.app.application import create_app
+from server.app.application import Application
 from server.app.lifecycle import bind, serve
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Logits, ThreadExecutor
@@ -75,7 +75,7 @@ def serve_changing(port: int, believed: Profile, played: tuple[Profile, Profile]
     fleet = Fleet([dispatcher])
     inference = Inference({"demo": emulated_model("demo", 32)}, fleet, metrics, pool, 1024, MemoryBudget(2**30))
     with bind("127.0.0.1", port) as bound:
-        serve(create_app(inference, "benchmark"), fleet, bound, 0.0, Listener(), {})
+        serve(Application(inference, "benchmark"), fleet, bound, 0.0, Listener(), {})
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from server.config import Settings, load_settings, read_settings
 from server.errors import BadInputError
 from server.scheduling.policy_swap import swap
 from server.telemetry.logs import configured_logging
-from server.transport.request import below_root, respond, respond_error
+from server.transport.request import AsgiContext, below_root
 
 _log = logging.getLogger("batchwright")
 _RECONFIGURABLE = ("policy", "slo_p95_ms", "w2")  # settings that can change while serving
@@ -74,11 +74,11 @@ class Replica:
             scope = below_root(scope)  # the application's route_prefix
         method, path = scope.get("method", "GET"), scope.get("path", "")  # a lifespan scope has neither
         if (method, path) == ("GET", "/metrics"):
-            await respond(send, merge_metrics(await self.metrics_by_replica()).encode(), _TEXT)
+            body = merge_metrics(await self.metrics_by_replica()).encode()
+            await AsgiContext(scope, receive, send).respond(200, body, [(b"content-type", _TEXT)])
         elif method != "GET" and path.startswith("/admin/"):
-            await respond_error(
-                send,
-                _UnchangeableError("a call can change only one replica; change the deployment's user_config instead"),
+            await AsgiContext(scope, receive, send).respond_error(
+                _UnchangeableError("a call can change only one replica; change the deployment's user_config instead")
             )
         else:
             await self._server.app(scope, receive, send)

@@ -20,7 +20,7 @@ from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request import BodyLimit, headers_of, read_body
+from server.transport.request import BodyLimit, headers_of, receive_body
 
 _MAX_CHANGE = 2**16  # bytes of a request body
 _Change = TypeVar("_Change", bound=BaseModel)
@@ -100,7 +100,7 @@ def _add_devices(app: FastAPI, inference: Inference) -> None:
 async def _read_change(request: Request, budget: MemoryBudget, kind: type[_Change], expected: str) -> _Change:
     with budget.reservation() as memory:
         limit = BodyLimit(_MAX_CHANGE, f"send {expected}")
-        body = await read_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
+        body = await receive_body(headers_of(request.scope), request.receive, limit, memory.grow_to)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -7,12 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import inf
 from time import monotonic
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
-
-from starlette.types import Receive, Scope, Send
 
 from policies.cpus import available_cpus
 from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
@@ -25,16 +21,16 @@ from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request import (
+    Body,
     BodyLimit,
     ClientDisconnectedError,
+    Headers,
     RequestContext,
     client_timeout,
-    read_body,
-    respond_error,
-    wait_for_disconnect,
 )
 
 _T = TypeVar("_T")
+Answer = Callable[[ServedModel, RequestContext], Awaitable[tuple[bytes, Headers]]]
 _log = logging.getLogger("batchwright.inference")
 MAX_BODY_BYTES = 64 * 2**20
 MAX_CALL_WORK = 250_000_000  # sum of `DecodeCost.work` of a call: a few seconds of decoding
@@ -86,28 +82,31 @@ class Inference:
     calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     _ended: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
-    async def serve(
-        self,
-        name: str | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        answer: Callable[[RequestContext], Awaitable[None]],
-    ) -> None:
-        """Serve one call for the model of that name: `answer` reads, serves and answers it.
+    async def serve(self, name: str | None, answer: Answer, context: RequestContext) -> None:
+        """Serve one call for the model of that name, and count its outcome.
 
-        The outcome is counted. An error that `answer` raises is sent as the response. The call's memory reservation
-        ends with it.
+        Admission control checks for room before the body is read, then before samples are decoded, so that an
+        overloaded server does no useless work, and finally when the samples are queued.
+
+        Args:
+            name: the model's name; None for the only model.
+            answer: reads and serves the call, and returns body and headers of its response. An error that it raises is
+                sent as the response.
+            context: the call; its memory reservation ends with the call.
         """
-        context: RequestContext = scope["state"].get("context") or RequestContext(scope, receive)
         with self.budget.reservation() as context.memory:
             try:
                 context.timeout = client_timeout(context.headers)
-                await answer(context)
-                self._count_answered(self.model(name).name, context)
+                model = self.model(name)
+                self.fleet.check_loaded(model.name)
+                self.fleet.check_room(model.name, 1, context.remaining_timeout())
+                body, headers = await self._answer(model, answer, context)
+                context.memory.resize(len(body))  # the inputs have been dropped
+                await context.respond(200, body, headers)
+                self._count_answered(model.name, context)
             except ServerError as error:
                 self._count_failed(name, error, context)
-                await respond_error(send, error)
+                await context.respond_error(error)
             except ClientDisconnectedError:
                 self._count(name, "cancelled", context)
             except asyncio.CancelledError:
@@ -117,32 +116,14 @@ class Inference:
                 _log.exception("request %s failed with an exception", context.request_id)
                 bug = ServerError(INTERNAL_ERROR)
                 self._count_failed(name, bug, context)
-                await respond_error(send, bug)
+                await context.respond_error(bug)
 
-    async def infer(
-        self, model: ServedModel, context: RequestContext, read_inputs: Callable[[], Awaitable[Inputs]]
-    ) -> list[Sample]:
-        """Serve one call.
-
-        Admission control checks for room before the body is read and before samples are decoded, so that an
-        overloaded server does no useless work, and finally when the samples are queued.
-
-        Args:
-            model: the model.
-            context: the call.
-            read_inputs: reads and parses the body, by `read` and `parse`.
-
-        Raises:
-            BadInputError: a sample is malformed, or decoding all samples takes too long.
-            ServerError: the call is rejected, expired or failed.
-            ClientDisconnectedError: the client closed the connection.
-        """
-        self.fleet.check_loaded(model.name)
-        self.fleet.check_room(model.name, 1, context.remaining_timeout())
+    async def _answer(self, model: ServedModel, answer: Answer, context: RequestContext) -> tuple[bytes, Headers]:
+        """Answer a call, which is counted as open."""
         key = model.name, model.revision
         self.calls[key] += 1
         try:
-            return await self._infer(model, context, read_inputs)
+            return await answer(model, context)
         finally:
             self.calls[key] -= 1
             if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
@@ -154,26 +135,34 @@ class Inference:
             await self._ended.setdefault((model, revision), asyncio.Event()).wait()
         del self.calls[model, revision]
 
-    async def _infer(
-        self, model: ServedModel, context: RequestContext, read_inputs: Callable[[], Awaitable[Inputs]]
-    ) -> list[Sample]:
-        inputs = await read_inputs()
+    async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> list[Sample]:
+        """Serve the samples of one call; pass `inputs` as a temporary, so that their memory is freed while they wait.
+
+        Raises:
+            BadInputError: a sample is malformed, or decoding all samples takes too long.
+            ServerError: the call is rejected, expired or failed.
+            ClientDisconnectedError: the client closed the connection.
+        """
         context.samples = inputs.count
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)
         else:
             outputs = model.output_bytes * inputs.count
-            context.memory.grow(inputs.memory + (outputs if outputs > _LARGE_OUTPUTS else 0))
-            samples = await self._read(inputs, context)
-        del inputs  # frees their memory while the samples wait
+            more = inputs.memory + (outputs if outputs > _LARGE_OUTPUTS else 0)
+            if more:
+                context.memory.grow(more)
+            simple = not (inputs.runs_user_code or inputs.slow)
+            samples = inputs.read() if simple else await self._read(inputs, context)
+        del inputs
         context.memory.end_pending()
         return await self._submit(model, samples, context)
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         if inputs.runs_user_code:
             running = asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read))
-            return await _await_client(running, context, context.remaining_timeout())
-        return await self.run_in_thread(inputs.read) if inputs.slow else inputs.read()
+            return await context.wait_for(running, context.remaining_timeout())
+        samples: list[Any] = await self.run_in_thread(inputs.read)
+        return samples
 
     async def run_user_code(self, memory: int, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run a function of a user's model in a thread of its own pool, since it may take any time.
@@ -218,7 +207,7 @@ class Inference:
         """Run a pure function in a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, function, *arguments)
 
-    async def read(self, model: ServedModel, context: RequestContext, limit: BodyLimit = ANY_BODY) -> bytes:
+    async def read(self, model: ServedModel, context: RequestContext, limit: BodyLimit = ANY_BODY) -> Body:
         """Read the body of a call, and decompress it by its Content-Encoding.
 
         Raises:
@@ -228,13 +217,13 @@ class Inference:
             ExpiredError: the client's timeout has passed.
             ClientDisconnectedError: the client closed the connection, or took too long.
         """
-        body = await read_body(context.headers, context.receive, limit, context.memory.grow_to)
+        body = await context.read_body(limit, context.memory.grow_to)
         context.received = monotonic()
         context.memory.resize(len(body))
         encoding = context.headers.get(b"content-encoding")
         if encoding is not None:
             self._begin_pending(model.name, 1, context)
-            body = await self._decompress(body, encoding.decode("latin-1"), context, limit)
+            body = await self._decompress(bytes(body), encoding.decode("latin-1"), context, limit)
         return body
 
     async def _decompress(self, body: bytes, encoding: str, context: RequestContext, limit: BodyLimit) -> bytes:
@@ -303,7 +292,7 @@ class Inference:
         concurrency = max(1, min(len(encoded), _MAX_CONCURRENT, room))
         tasks = [asyncio.ensure_future(decode_remaining()) for _ in range(concurrency)]
         try:
-            await _await_client(asyncio.gather(*tasks), context, timeout)
+            await context.wait_for(asyncio.gather(*tasks), timeout)
         finally:
             for task in tasks:
                 task.cancel()
@@ -339,9 +328,9 @@ class Inference:
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
         submitted = self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        answers = await _await_client(submitted, context)
-        context.waiting = max(answer.waiting for answer in answers)
-        context.service = max(answer.service for answer in answers)
+        answers = await context.wait_for(submitted)
+        context.waiting = max([answer.waiting for answer in answers])
+        context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
         if predictor is not None:
             for sample, answer in zip(samples, answers, strict=True):
@@ -375,13 +364,15 @@ class Inference:
     def describe(self, model: str, answers: Sequence[Sample]) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
-        profile = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile
+        source = "none"
+        if energies:
+            source = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile.energy_source
         return {
-            "batch_size": max(answer.batch_size for answer in answers),
-            "waiting_ms": round(1e3 * max(answer.waiting for answer in answers), 3),
-            "service_ms": round(1e3 * max(answer.service for answer in answers), 3),
+            "batch_size": max([answer.batch_size for answer in answers]),
+            "waiting_ms": round(1e3 * max([answer.waiting for answer in answers]), 3),
+            "service_ms": round(1e3 * max([answer.service for answer in answers]), 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
-            "energy_source": profile.energy_source if energies else "none",
+            "energy_source": source,
         }
 
 
@@ -401,86 +392,3 @@ def decode_costs(codec: Codec, encoded: Sequence[bytes]) -> list[DecodeCost]:
             "calls, and not progressive"
         )
     return costs
-
-
-async def _await_client(future: "asyncio.Future[_T]", context: RequestContext, time_limit: float = inf) -> _T:
-    """Wait for a call's future, which is cancelled when the client disconnects, or after `time_limit`, s.
-
-    Raises:
-        ClientDisconnectedError: the client closed the connection.
-        ExpiredError: the timeout has passed.
-    """
-    watch = _DisconnectWatch(context, future, time_limit)
-    try:
-        return await future
-    except asyncio.CancelledError:
-        if watch.reason is not None:
-            raise watch.reason from None
-        raise
-    finally:
-        watch.stop()
-
-
-class _DisconnectWatch:
-    """Cancels a call when its client closes the connection, or when its timeout passes.
-
-    The task that waits for the disconnect starts only after a delay: most calls are answered before. A task, or a
-    timer, for each of them would take a considerable part of the time of a call, so all calls share one timer.
-
-    Attributes:
-        reason: the exception of a cancelled call.
-    """
-
-    DELAY = 0.02  # s
-
-    def __init__(self, context: RequestContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
-        self._context = context
-        self._future = future
-        self._task: asyncio.Task[None] | None = None
-        loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
-        self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
-        self.reason: Exception | None = None
-        self._watched = _watched_by_loop.setdefault(loop, {})
-        if loop not in _armed:
-            _armed.add(loop)
-            loop.call_later(self.DELAY, _start_watching, loop, self._watched)
-        self._watched[self] = loop.time()
-
-    def stop(self) -> None:
-        self._watched.pop(self, None)
-        if self._timeout_timer is not None:
-            self._timeout_timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._wait_for_disconnect())
-
-    async def _wait_for_disconnect(self) -> None:
-        await wait_for_disconnect(self._context.receive)
-        self._cancel(ClientDisconnectedError())
-
-    def _expire(self) -> None:
-        self._cancel(self._context.expired_error())
-
-    def _cancel(self, reason: Exception) -> None:
-        if self._future.cancel():
-            self.reason = reason
-
-
-_armed: "WeakSet[asyncio.AbstractEventLoop]" = WeakSet()  # whose timer is set
-_watched_by_loop: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_DisconnectWatch, float]]" = WeakKeyDictionary()
-
-
-def _start_watching(loop: asyncio.AbstractEventLoop, watched: dict[_DisconnectWatch, float]) -> None:
-    """Start the tasks of the calls that have waited long enough; `watched` has the start of each, s, in order."""
-    due = loop.time() - _DisconnectWatch.DELAY
-    for watch, since in [*watched.items()]:
-        if since > due:
-            break
-        del watched[watch]
-        watch.start()
-    if watched:
-        loop.call_later(_DisconnectWatch.DELAY, _start_watching, loop, watched)
-    else:
-        _armed.discard(loop)

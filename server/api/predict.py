@@ -1,18 +1,17 @@
-"""POST /predict[/{m}]: one sample in, its rendered outputs out. On bare ASGI, for low overhead."""
+"""POST /predict[/{m}]: one sample in, its rendered outputs out. Without FastAPI, for low overhead."""
 
 import re
 from functools import partial
 
 import orjson
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
 
 from server.api.inference import ANY_BODY, Inference
 from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_asgi_route, documented, json_content
 from server.api.schemas import Generation, Outputs, Prediction, TensorCall, TextCall
 from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
-from server.transport.request import BodyLimit, RequestContext, is_form, respond
+from server.transport.request import JSON_CONTENT, BodyLimit, Handler, Headers, RequestContext, is_form
 
 
 class Predict:
@@ -24,25 +23,13 @@ class Predict:
         """`inference` serves the calls."""
         self._inference = inference
 
-    def matches(self, scope: Scope) -> bool:
-        """Whether the request is for this route."""
-        return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
+    def find(self, path: str) -> Handler | None:
+        """Return the handler of POST requests with this path, which answers errors; None for other paths."""
+        match = self._PATH.fullmatch(path)
+        return None if match is None else partial(self._inference.serve, match[1], self._answer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call; an error is answered, not raised."""
-        path = self._PATH.fullmatch(scope["path"])
-        name = path[1] if path else None
-
-        async def answer(context: RequestContext) -> None:
-            body = await self._answer(name, context)
-            context.memory.resize(len(body))  # the inputs have been dropped
-            await respond(send, body, b"application/json")
-
-        await self._inference.serve(name, scope, receive, send, answer)
-
-    async def _answer(self, name: str | None, context: RequestContext) -> bytes:
-        model = self._inference.model(name)
-        answers = await self._inference.infer(model, context, partial(self._inputs, model, context))
+    async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
+        answers = await self._inference.infer(model, context, await self._inputs(model, context))
         output = answers[0].output
         render = partial(model.codec.render, output, model.labels)
         if model.codec.renders_by_user_code:
@@ -52,12 +39,12 @@ class Predict:
         else:
             rendered = render()
         document = {"model": model.name, **rendered}
-        return orjson.dumps(document | self._inference.describe(model.name, answers))
+        return orjson.dumps(document | self._inference.describe(model.name, answers)), [JSON_CONTENT]
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec
         limit = ANY_BODY if codec.max_body is None else BodyLimit(*codec.max_body)
-        body = await self._inference.read(model, context, limit)
+        body = bytes(await self._inference.read(model, context, limit))
         content_type = context.headers.get(b"content-type", b"").decode("latin-1")
         if codec.json_body:
             return await self._inference.parse(partial(codec.from_body, body, content_type), body, context)

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from policies.types import SpecError
 from server.api.admin import add_admin
@@ -24,22 +24,32 @@ from server.api.predict import Predict, add_predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
 from server.errors import INTERNAL_ERROR, ServerError
-from server.transport.request import ClientDisconnectedError
+from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
 
 
-def create_app(inference: Inference, version: str, repository: ModelRepository | None = None) -> ASGIApp:
-    """Create the application: the two inference routes on bare ASGI, all others on FastAPI.
+class Application:
+    """The ASGI application: the two inference routes by their handlers, all others on FastAPI.
 
     FastAPI's layers would take longer than the rest of an inference call.
     """
-    infer, predict = Infer(inference), Predict(inference)
-    fastapi = create_fastapi(inference, version, repository)
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        route = predict if predict.matches(scope) else infer if infer.matches(scope) else fastapi
-        await route(scope, receive, send)
+    def __init__(self, inference: Inference, version: str, repository: ModelRepository | None = None) -> None:
+        """Create the routes; `version` is that of the server."""
+        self._infer, self._predict = Infer(inference), Predict(inference)
+        self._fastapi = create_fastapi(inference, version, repository)
 
-    return app
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        inference = scope["type"] == "http" and scope["method"] == "POST"
+        handler = self.find_inference(scope["path"]) if inference else None
+        if handler is None:
+            await self._fastapi(scope, receive, send)
+        else:
+            await handler(scope["state"].get("context") or AsgiContext(scope, receive, send))
+
+    def find_inference(self, path: str) -> Handler | None:
+        """Return the handler of POST requests with this path if it is that of an inference route."""
+        return self._infer.find(path) or self._predict.find(path)
 
 
 def create_fastapi(inference: Inference, version: str, repository: ModelRepository | None = None) -> FastAPI:

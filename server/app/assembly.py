@@ -10,11 +10,9 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
-
 from policies.smdp.choice import SHARE
 from server.api.inference import Inference
-from server.app.application import create_app
+from server.app.application import Application
 from server.app.backend import Backend, ProfileSource, make_backend
 from server.app.plan import ServerPlan
 from server.app.repository import Repository
@@ -46,7 +44,7 @@ class AssembledServer:
         keys: API keys; None if calls need none.
     """
 
-    app: ASGIApp
+    app: RequestMiddleware
     fleet: Fleet
     metrics: Metrics
     keys: Keys | None = None
@@ -68,11 +66,17 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         metrics.weights(model, described.weights == "random")
     metrics.watch_backlog(fleet.backlog)
     repository = Repository(inference, dispatchers, profile_source)
-    app, keys = create_app(inference, version("batchwright"), repository), keys_of(settings)
-    front = RequestMiddleware(
-        app, keys, tracing, settings.host, metrics.access_denied, shutting_down=partial(getattr, fleet, "shutting_down")
+    app, keys = Application(inference, version("batchwright"), repository), keys_of(settings)
+    requests = RequestMiddleware(
+        app,
+        keys,
+        tracing,
+        settings.host,
+        metrics.access_denied,
+        shutting_down=partial(getattr, fleet, "shutting_down"),
+        find_inference=app.find_inference,
     )
-    return AssembledServer(front, fleet, metrics, keys)
+    return AssembledServer(requests, fleet, metrics, keys)
 
 
 def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 from policies.types import SpecError
 from server.backends.glibc_heap import heap
 from server.scheduling.fleet import Fleet
-from server.transport.connection import Listener, protocol_factory
+from server.transport.accepting import protocol_factory
+from server.transport.connection import Listener
 
 _log = logging.getLogger("batchwright")
 EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server

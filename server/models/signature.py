@@ -109,11 +109,17 @@ class Tensor:
         name: name of the model's input.
         datatype: one of the Open Inference Protocol's datatypes, or `RAW`.
         shape: all dimensions; the first is the number of samples.
-        data: row-major elements: a list for BYTES and RAW, otherwise an array of `shape`, which for binary tensors is
-            a read-only view of the body.
+        data: row-major elements: a list for BYTES; the whole body for RAW; otherwise an array of `shape`, which for
+            binary tensors is a read-only view of the body.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: NDArray[Any] | list[bytes]
+    data: NDArray[Any] | list[bytes] | bytes | memoryview
+
+    @property
+    def elements(self) -> NDArray[Any] | list[bytes]:
+        """The data of a tensor that is not RAW."""
+        assert not isinstance(self.data, bytes | memoryview)
+        return self.data

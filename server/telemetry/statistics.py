@@ -103,10 +103,14 @@ class Statistics:
     def call_completed(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
         """Add a successful call; times in s."""
         tally = self._of(model)
-        tally.success.add(total)
-        tally.queue.add(waiting)
-        tally.decode.add(decode)
-        tally.infer.add(service)
+        for part, seconds in (
+            (tally.success, total),
+            (tally.queue, waiting),
+            (tally.decode, decode),
+            (tally.infer, service),
+        ):
+            part.count += 1
+            part.seconds += seconds
 
     def call_failed(self, model: str, total: float) -> None:
         """Add a failed call and its response time, s."""
@@ -133,4 +137,7 @@ class Statistics:
         )
 
     def _of(self, model: str) -> _Model:
-        return self._models.setdefault(model, _Model())
+        tally = self._models.get(model)
+        if tally is None:
+            tally = self._models[model] = _Model()
+        return tally

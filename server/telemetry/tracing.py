@@ -20,7 +20,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.types import Scope
 
 from server.telemetry.batch_record import BatchRecord
 
@@ -42,12 +41,11 @@ class Tracing:
         self._provider = provider
         self._tracer = provider.get_tracer("batchwright", version)
 
-    def request(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str) -> "RequestSpan":
+    def request(self, method: str, path: str, headers: Mapping[bytes, bytes], request_id: str) -> "RequestSpan":
         """Start the span of a request, a child of the span in its traceparent; it is current until it ends."""
         carrier = {
             n: headers[n.encode()].decode("latin-1") for n in ("traceparent", "tracestate") if n.encode() in headers
         }
-        method, path = scope["method"], scope["path"]
         route = next((name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)), "")
         span = self._tracer.start_span(
             f"{method} {route}".rstrip(),

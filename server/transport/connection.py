@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-import os
-import resource
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
 from typing import Any, Literal, NoReturn
@@ -19,11 +16,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import render_error
+from server.transport.body_buffers import BodyBuffers
+from server.transport.connection_limits import ConnectionLimit, TimeLimits, max_connections
+from server.transport.direct_call import CallHead, DirectApp, DirectCall
 from server.transport.tls import Tls
 
 _log = logging.getLogger("batchwright.connection")
 _ReadState = Literal["idle", "headers", "body"]  # the part of a request that the parser reads; idle: between requests
+_RECEIVE_BUFFER = 2**18  # bytes that are read at once
+_FIRST_READ = 2**13  # bytes read at the start of a request, so that most of a body can be received in place
 _BODY_BUFFER = 2**18  # bytes of a body that are buffered before the app receives them
+_DIRECT_BODY = 2**26  # bytes; a call that announces a larger body is served through ASGI, which rejects it
+_NOT_DIRECT = frozenset((b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"))
 _MAX_HEADER_BYTES = 2**16  # bytes of request line and headers, and of trailers and chunk sizes
 _MAX_HEADER_COUNT = 200
 _PIPELINED_REQUEST_BYTES = 2**13  # memory of a pipelined request beside its body
@@ -33,101 +37,13 @@ _INTERIM = b"HTTP/1.1 1"  # start of interim responses (100 Continue)
 _WRITE_BUFFER = 2**14  # bytes of a response in the transport's buffer before writing pauses
 _MAX_PIPELINED_REQUESTS = 16  # per connection; each takes some 7 KB and 50 us
 _MAX_DISCARDED = 2**27  # bytes of a rejected body that are read and dropped, so that the client reads the response
-_MAX_CONNECTIONS = 4096  # an idle one takes 7 to 11 KB
-_RESERVED_FILES = 128  # file descriptors that the process needs beside its connections
-_HEALTH_CONNECTIONS = 32  # connections over the limit that only health checks may use
 _HEALTH_PREFIX = b"/v2/health/"
+_PIPELINED_REMEDY = "pipelined requests take too much memory; wait for each response"
 _RETRY_AFTER = b"retry-after: 1\r\n"
 _LINGER = 1.0  # s; closing a socket with unread bytes resets the connection, and the client loses the response
 _PEER_CHECK_INTERVAL = 0.05  # s before the first check for a disconnected client; doubled each time
 _MAX_PEER_CHECK_INTERVAL = 1.0  # s
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # states in Linux's tcp_info
-
-
-@dataclass(frozen=True)
-class TimeLimits:
-    """Time limits of a connection, s.
-
-    Attributes:
-        headers: from connecting, or from the first byte of a later request, to the end of its headers.
-        body: from the end of the headers to the end of the body.
-        reading: for the client to read any part of the response, from when the write buffer is full.
-        answer: for the client to read the whole response, from when the write buffer is first full.
-        keep_alive: from the end of a response to the next request.
-    """
-
-    headers: float = 20.0
-    body: float = 60.0
-    reading: float = 30.0
-    answer: float = 300.0
-    keep_alive: float = 90.0  # longer than in client pools, so that no client posts into a closed connection
-
-
-class ConnectionLimit:
-    """Limit on the open connections of a server, TLS handshakes included.
-
-    Over the limit the connection that has been idle longest is closed: first a closing one, then one that has not
-    completed the headers of a request, then one that is kept alive. If all are in use, a few more are accepted for
-    health checks alone, so that an orchestrator does not restart a busy server.
-
-    Attributes:
-        pipelined_bytes: memory of the pipelined requests of all connections, bytes.
-    """
-
-    def __init__(self) -> None:
-        """Start without connections."""
-        self._open: set[Connection] = set()
-        # each in the order in which connections became idle; a dict for removal in constant time
-        self._closing: dict[Connection, None] = {}
-        self._unused: dict[Connection, None] = {}
-        self._idle: dict[Connection, None] = {}
-        self._warned = False
-        self.pipelined_bytes = 0
-
-    def opened(self, connection: "Connection") -> bool:
-        """Count a new connection and close an idle one if needed; return whether it is for health checks alone."""
-        limit, reserved = max_connections(), False
-        if len(self._open) >= limit:
-            self._warn(limit)
-            victim = next((one for group in (self._closing, self._unused, self._idle) for one in group), None)
-            if victim is not None:
-                self.closed(victim)
-                victim.abort()
-            else:
-                reserved = True
-        self._open.add(connection)
-        self._unused[connection] = None
-        if len(self._open) > limit + _HEALTH_CONNECTIONS:
-            self.closed(connection)
-            connection.abort()
-        return reserved
-
-    def used(self, connection: "Connection") -> None:
-        """Record that a request began on the connection."""
-        self._unused.pop(connection, None)
-        self._idle.pop(connection, None)
-
-    def idle(self, connection: "Connection") -> None:
-        """Record that the connection is kept alive and has no request."""
-        if connection in self._open:
-            self._idle[connection] = None
-
-    def closing(self, connection: "Connection") -> None:
-        """Record that the connection closes once the client has read the last response."""
-        if connection in self._open:
-            self.used(connection)
-            self._closing[connection] = None
-
-    def closed(self, connection: "Connection") -> None:
-        """Record that the connection is closed or being aborted."""
-        self._open.discard(connection)
-        self._closing.pop(connection, None)
-        self.used(connection)
-
-    def _warn(self, limit: int) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning("the limit of %d connections is reached; idle ones are closed for new ones", limit)
 
 
 @dataclass(frozen=True)
@@ -137,12 +53,18 @@ class Listener:
     Attributes:
         limits: time limits of each connection.
         tls: the server's certificate; None for plain HTTP.
+        direct: serves inference calls without ASGI; None: all requests go through ASGI.
         connections: the limit on the number of connections.
+        buffers: for bodies of direct calls.
+        received: for all other bytes; each read of a socket is handled before the next.
     """
 
     limits: TimeLimits = field(default_factory=TimeLimits)
     tls: Tls | None = None
+    direct: DirectApp | None = None
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
+    buffers: BodyBuffers = field(default_factory=BodyBuffers)
+    received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVE_BUFFER)))
 
 
 class _PipelineFlowControl(FlowControl):
@@ -205,6 +127,9 @@ class Connection(HttpToolsProtocol):
     that has closed the whole connection sends the same FIN. An interim response (100 Continue, which clients must
     accept, RFC 9110 section 15.2) distinguishes the two, since a closed socket answers it with RST.
 
+    An inference call whose head arrives in one piece is served without ASGI, as a `DirectCall`. What is pipelined after
+    it waits unparsed, and reading is paused meanwhile.
+
     One timer serves all read deadlines. A new deadline does not move it: the timer is set again when it fires before
     the deadline, so that requests create no timers.
     """
@@ -219,8 +144,14 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """Create the protocol of one connection; uvicorn passes all arguments but `listener`, by these names."""
         super().__init__(config, server_state, app_state, _loop)
+        self._listener = listener
         self._connections = listener.connections
         self._limits = listener.limits
+        self._head: CallHead | None = None  # of the last direct call
+        self._finds_call = False  # whether the parser is given the head of what may be a direct call
+        self._found: CallHead | None = None
+        self._direct: DirectCall | None = None  # whose body is being received
+        self._pipelined = b""  # received after a direct call that has no response yet
         self.connected = False  # until the end of the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
@@ -236,7 +167,8 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0  # when `_stall_timer` was set
         self._body_chunks: list[bytes] = []
         self._buffered_bytes = self._body_bytes = self._request_bytes = self._received_bytes = 0
-        self._running_cycle: RequestResponseCycle | None = None
+        self._running_cycle: RequestResponseCycle | DirectCall | None = None
+        self._writer: _ResponseWriter | None = None  # of the running cycle
         self._parse_error: tuple[int, str] | None = None
         self._ignores_input = False
         self._pending_error: bytes | None = None  # sent after the responses to earlier requests
@@ -268,6 +200,9 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
         if self._running_cycle is not None and not self._running_cycle.response_complete:
             _mark_disconnected(self._running_cycle)
+        self._direct = None
+        if isinstance(self.cycle, DirectCall):
+            self.cycle = None  # type: ignore[assignment]  # uvicorn has none before the first request
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -279,10 +214,114 @@ class Connection(HttpToolsProtocol):
 
     # Reading
 
+    def receive_buffer(self) -> memoryview:
+        """Return the memory that the next bytes are to be received in."""
+        if self._direct is not None:
+            body = self._direct.body_buffer()
+            return self._listener.received if body is None else body
+        return self._listener.received[: _FIRST_READ if self._read_state == "idle" else _RECEIVE_BUFFER]
+
+    def buffer_received(self, count: int) -> None:
+        """Handle the bytes received in `receive_buffer`."""
+        if self._direct is None:
+            self.data_received(bytes(self._listener.received[:count]))
+        elif not self._ignores_input:
+            self._receive_direct_body(count)
+
+    def _receive_direct_body(self, count: int) -> None:
+        """Account for bytes of a direct call's body; what follows the end of one that is dropped is another request."""
+        assert self._direct is not None
+        call, own = self._direct, min(count, self._direct.remaining)
+        following = bytes(self._listener.received[own:count])
+        call.body_received(own)
+        if not call.remaining:
+            self._end_direct_body(call)
+            if following:
+                self.data_received(following)
+
     def data_received(self, data: bytes) -> None:
         """Parse the bytes received, within the limits."""
         if self._ignores_input:
             return
+        unanswered, app = self._unanswered(), self._listener.direct
+        if self._pipelined or isinstance(unanswered, DirectCall):
+            self._keep_pipelined(data)
+        elif app is not None and unanswered is None and self._read_state == "idle" and data.startswith(b"POST /"):
+            self._receive_call(data, app)
+        else:
+            self._parse(data)
+
+    def _receive_call(self, data: bytes, app: DirectApp) -> None:
+        """Start a direct call, or pass what is none to the parser."""
+        head = self._head
+        if head is None or not data.startswith(head.raw):
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4 or self._health_only:
+                self._parse(data)
+                return
+            head = self._parse_head(data[:end])
+            if head is None:
+                if len(data) > end:
+                    self._parse(data[end:])
+                return
+            self._head = head
+            self._start_parser()  # this one expects a body
+        self._start_direct(head, app, data)
+
+    def _parse_head(self, data: bytes) -> CallHead | None:
+        """Parse a whole head; return it if it is that of a direct call, else the request has begun as usual."""
+        self._finds_call = True
+        self._parse(data)
+        self._finds_call = False
+        return None if self._found is None else replace(self._found, raw=data)
+
+    def _start_direct(self, head: CallHead, app: DirectApp, data: bytes) -> None:
+        start, end = len(head.raw), len(head.raw) + head.length
+        self._read_state = self._timed_state = "body"
+        self._request_bytes = self._body_bytes = 0
+        self._connections.used(self)
+        call = self._direct = DirectCall(self, app, self._listener.buffers, head)
+        self.cycle = call  # type: ignore[assignment]  # what this class and uvicorn's use of a cycle
+        self._begin_response(call, None)
+        call.start(data[start:end])
+        if call.remaining:
+            self._set_deadline(self._limits.body)
+        else:
+            self._end_direct_body(call)
+        if len(data) > end:
+            self._keep_pipelined(data[end:])
+            if call.response_complete:
+                self.loop.call_soon(self._receive_pipelined)
+
+    def _end_direct_body(self, call: DirectCall) -> None:
+        self._direct, self._read_state, self._deadline = None, "idle", inf
+        if call.response_complete:
+            self._set_deadline(self._limits.keep_alive)
+
+    def _keep_pipelined(self, data: bytes) -> None:
+        """Keep what follows a direct call until that is answered; reading is paused."""
+        if self._connections.pipelined_bytes + len(data) > _MAX_PIPELINED_BYTES:
+            self._pipelined = b""
+            self._reject(503, _PIPELINED_REMEDY)
+            return
+        self._count_pipelined(len(data))
+        self._pipelined += data
+        self._flow.pause_reading()
+        self._flow.pipelining = True
+        self._check_peer_after(_PEER_CHECK_INTERVAL)  # a disconnect is not reported while reading is paused
+
+    def _receive_pipelined(self) -> None:
+        data, self._pipelined = self._pipelined, b""
+        self._resume_after_pipelined()
+        if not self.transport.is_closing():
+            self.data_received(data)
+
+    def _unanswered(self) -> "RequestResponseCycle | DirectCall | None":
+        """The running request, if its response is not complete."""
+        running = self._running_cycle
+        return None if running is None or running.response_complete else running
+
+    def _parse(self, data: bytes) -> None:
         self._received_bytes = len(data)
         if self._read_state != "idle":
             self._request_bytes += self._received_bytes
@@ -311,8 +350,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep the connection open while a request sent in full has no response yet."""
-        unanswered = self._running_cycle is not None and not self._running_cycle.response_complete
-        if self.scheme == "https" or self._read_state == "body" or not unanswered:
+        if self.scheme == "https" or self._read_state == "body" or self._unanswered() is None:
             return None  # closes the connection
         self._ignores_input, self._deadline = True, inf
         self._check_peer_after(_PEER_CHECK_INTERVAL)
@@ -325,20 +363,15 @@ class Connection(HttpToolsProtocol):
     def _check_peer(self, waited: float) -> None:
         """Abort the connection if the client has closed it, which is not reported while reading is paused."""
         self._peer_check = None
-        state = _tcp_state(self.transport)
-        if (
-            state is None
-            or self.transport.is_closing()
-            or self._running_cycle is None
-            or self._running_cycle.response_complete
-        ):
+        state, running = _tcp_state(self.transport), self._unanswered()
+        if state is None or self.transport.is_closing() or running is None:
             return
         if state == _TCP_CLOSE:
             self.transport.abort()
             return
         if state == _TCP_CLOSE_WAIT and not self._half_closed:
             self._half_closed = True
-            if not self._running_cycle.response_started and self._running_cycle.scope["http_version"] == "1.1":
+            if not running.response_started and _http_version(running) == "1.1":
                 self.transport.write(STATUS_LINE[100] + b"\r\n")
             waited = _PEER_CHECK_INTERVAL / 2
         self._check_peer_after(min(2 * waited, _MAX_PEER_CHECK_INTERVAL))
@@ -346,6 +379,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Reset the counters at the first byte of a request."""
         self._read_state, self._timed_state, self._request_bytes, self._body_bytes = "headers", "idle", 0, 0
+        self._found = None
         super().on_message_begin()
         self.scope["state"]["began"] = monotonic()
 
@@ -364,9 +398,10 @@ class Connection(HttpToolsProtocol):
         """Start the app, or reject the request."""
         self._check_headers()
         self._body_chunks, self._buffered_bytes = [], 0
+        if self._finds_call and self._find_call():
+            return
         self._connections.used(self)
         super().on_headers_complete()
-        self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # what a cycle needs of it
         self._read_state = "body"
         if self.pipeline:
             self._flow.pipelining = True
@@ -374,6 +409,32 @@ class Connection(HttpToolsProtocol):
         if self.expect_100_continue or self._health_only:
             # After an early rejection the client may or may not send the body, so the next request cannot be found.
             self.cycle.keep_alive = False
+
+    def _find_call(self) -> bool:
+        """Whether the head is that of a direct call."""
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if (
+            not length.isdigit()
+            or int(length) > _DIRECT_BODY
+            or not _NOT_DIRECT.isdisjoint(headers)
+            or self.parser.get_http_version() != "1.1"
+            or not self.url.isascii()
+            or any(mark in self.url for mark in b"%?#")
+        ):
+            return False
+        assert self._listener.direct is not None
+        path = self.url.decode()
+        handler = self._listener.direct.find_inference(path)
+        if handler is None:
+            return False
+        self._found = CallHead(b"", path, headers, int(length), handler, self.parser.should_keep_alive())
+        return True
+
+    def _start_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        with suppress(AttributeError):  # httptools < 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _check_headers(self) -> None:
         if len(self.headers) > _MAX_HEADER_COUNT:
@@ -388,7 +449,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade() and self.parser.get_method() not in (b"GET", b"HEAD"):
             # The parser would treat the body as bytes of the other protocol.
             self._raise_parse_error(400, "protocol upgrades are not supported; send the request without Upgrade")
-        if self._running_cycle is not None and not self._running_cycle.response_complete:
+        if self._unanswered() is not None:
             self._charge_pipelined(_PIPELINED_REQUEST_BYTES)
 
     def _headers_too_large(self) -> bool:
@@ -412,11 +473,13 @@ class Connection(HttpToolsProtocol):
 
     def _charge_pipelined(self, count: int) -> None:
         """Count bytes of a pipelined request; reject it if all pipelined requests together exceed the limit."""
-        limit = self._connections
-        if limit.pipelined_bytes + count > _MAX_PIPELINED_BYTES:
+        if self._connections.pipelined_bytes + count > _MAX_PIPELINED_BYTES:
             self._body_chunks = []
-            self._raise_parse_error(503, "pipelined requests take too much memory; wait for each response")
-        limit.pipelined_bytes += count
+            self._raise_parse_error(503, _PIPELINED_REMEDY)
+        self._count_pipelined(count)
+
+    def _count_pipelined(self, count: int) -> None:
+        self._connections.pipelined_bytes += count
         self._pipelined_bytes += count
 
     def _release_pipelined(self) -> None:
@@ -436,8 +499,13 @@ class Connection(HttpToolsProtocol):
     # Responses
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running_cycle = cycle
+        writer = _ResponseWriter(self.transport)
+        cycle.transport = writer  # type: ignore[assignment]  # what a cycle needs of it
+        self._begin_response(cycle, writer)
         super()._start_asgi_task(cycle, app)
+
+    def _begin_response(self, cycle: "RequestResponseCycle | DirectCall", writer: _ResponseWriter | None) -> None:
+        self._running_cycle, self._writer = cycle, writer
         if self._response_timer is not None:  # of the previous response
             self._stop_response_timer()
             self._start_write_timers()
@@ -445,15 +513,17 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next pipelined request, close the connection, or wait for a request."""
         self.server_state.total_requests += 1
-        if self._running_cycle is not None:
-            self._running_cycle.transport.flush()  # type: ignore[attr-defined]
+        if self._writer is not None:
+            self._writer.flush()
         if self._response_timer is not None and not self.flow.write_paused:
             self._stop_response_timer()
         if self.transport.is_closing():
             self._connections.closing(self)
             self._start_write_timers()
             return
-        if self.pipeline:
+        if self._pipelined:
+            self.loop.call_soon(self._receive_pipelined)
+        elif self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._pending_error is not None:
             self._send_and_close(self._pending_error)
@@ -463,10 +533,13 @@ class Connection(HttpToolsProtocol):
             self._connections.idle(self)
             if self._read_state == "idle":
                 self._set_deadline(self._limits.keep_alive)
-        if not self.pipeline:
-            self._release_pipelined()
-            self._flow.pipelining = False
-            self.flow.resume_reading()
+        if not (self.pipeline or self._pipelined) and self.flow.read_paused:
+            self._resume_after_pipelined()
+
+    def _resume_after_pipelined(self) -> None:
+        self._release_pipelined()
+        self._flow.pipelining = False
+        self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         """Start the write timers when the client does not read its response."""
@@ -478,7 +551,7 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             if self._stall_timer is not None:
                 self._stall_timer.cancel()
-            if self._running_cycle is None or self._running_cycle.response_complete:
+            if self._unanswered() is None:
                 self._stop_response_timer()
         super().resume_writing()
 
@@ -527,7 +600,7 @@ class Connection(HttpToolsProtocol):
                 _mark_disconnected(self.cycle)
                 self._send_and_close(response)
                 return
-        if self._running_cycle is None or self._running_cycle.response_complete:
+        if self._unanswered() is None:
             self._send_and_close(response)
         else:
             self._pending_error = response
@@ -583,52 +656,14 @@ class Connection(HttpToolsProtocol):
             self._reject(408, f"the body was not complete within {self._limits.body:g} s")
 
 
-class TlsAcceptor(asyncio.Protocol):
-    """Starts the TLS handshake of a connection that has just been accepted.
-
-    The event loop's own TLS server reports a connection only after its handshake. The limits on the number of
-    connections and on time would then not apply to it.
-    """
-
-    def __init__(self, listener: Listener, **given: Any) -> None:
-        """Take the arguments of `Connection`; `listener` has a TLS context."""
-        self._listener = listener
-        self._connection = Connection(listener, **given)
-        self._loop = self._connection.loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Move the socket from the plain transport, which has read nothing yet, to a TLS transport."""
-        accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        accepted.setblocking(False)
-        transport.abort()  # type: ignore[attr-defined]  # a Transport; closes only its own descriptor
-        handshake = self._connection.handshake = self._loop.create_task(self._handshake(accepted))
-        handshake.add_done_callback(lambda _: self._on_handshake_end(accepted))
-        self._connection.accepted()
-
-    async def _handshake(self, accepted: socket.socket) -> None:
-        assert self._listener.tls is not None
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: self._connection,
-                accepted,
-                ssl=self._listener.tls.context,
-                ssl_handshake_timeout=self._listener.limits.headers,
-            )
-        except OSError as error:  # ssl.SSLError is an OSError
-            _log.debug("a TLS handshake failed: %s", error)
-
-    def _on_handshake_end(self, accepted: socket.socket) -> None:
-        if not self._connection.connected:
-            self._listener.connections.closed(self._connection)
-            accepted.close()
+def _http_version(cycle: RequestResponseCycle | DirectCall) -> str:
+    return cycle.http_version if isinstance(cycle, DirectCall) else cycle.scope["http_version"]
 
 
-def protocol_factory(listener: Listener) -> Callable[..., asyncio.Protocol]:
-    """Return the factory that uvicorn calls for each accepted connection."""
-    return partial(Connection if listener.tls is None else TlsAcceptor, listener)
-
-
-def _mark_disconnected(cycle: RequestResponseCycle) -> None:
+def _mark_disconnected(cycle: RequestResponseCycle | DirectCall) -> None:
+    if isinstance(cycle, DirectCall):
+        cycle.disconnect()
+        return
     cycle.disconnected = True
     cycle.message_event.set()
 
@@ -636,14 +671,6 @@ def _mark_disconnected(cycle: RequestResponseCycle) -> None:
 def _reason(error: httptools.HttpParserError) -> str:
     """Describe a parser error; one from uvicorn's callbacks is an invalid request target."""
     return "invalid request target" if isinstance(error, httptools.HttpParserCallbackError) else str(error).lower()
-
-
-def max_connections() -> int:
-    """Return the largest number of open connections, which the limit on open files may reduce."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return _MAX_CONNECTIONS
-    return min(_MAX_CONNECTIONS, max(files // 2, files - _RESERVED_FILES))
 
 
 def _tcp_state(transport: asyncio.Transport) -> int | None:

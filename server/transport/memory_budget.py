@@ -123,4 +123,5 @@ class Reservation:
 
     def resize(self, count: int) -> None:
         """Reserve exactly `count` bytes in total; raises as `grow`."""
-        self.grow(count - self._reserved)
+        if count != self._reserved:
+            self.grow(count - self._reserved)

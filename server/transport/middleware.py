@@ -1,22 +1,20 @@
-"""ASGI middleware for every request: its id, authentication, browser protections, tracing and the access log."""
+"""Middleware for every request: its id, authentication, browser protections, tracing and the access log."""
 
-import asyncio
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from ipaddress import ip_address
 from itertools import count
 from random import getrandbits
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import INTERNAL_ERROR, ForbiddenError, ServerError, UnauthorizedError
 from server.transport.auth import Keys
-from server.transport.request import Headers, RequestContext, below_root, respond_error
+from server.transport.request import AsgiContext, Handler, Headers, RequestContext, below_root
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -31,7 +29,6 @@ _LIVE = ("/live", "/live/policy", "/live/form")
 _PUBLIC = frozenset({"/", *_LIVE, "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)})
 _PUBLIC_PREFIX = "/v2/health/"
 _ADMIN_PREFIXES = ("/admin/", "/v2/repository/models/")
-_CHUNK = 2**14  # bytes of a body that are sent at once
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CLOSE = (b"connection", b"close")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
@@ -46,6 +43,10 @@ class RequestMiddleware:
     Admin routes are protected against cross-site requests: an Origin header has to be the server's own. Without API
     keys they are also protected against DNS rebinding, which makes the page of a foreign domain same-origin for a
     browser: the Host header has to be a loopback name, an IP address or the bound host.
+
+    Attributes:
+        find_inference: finds the handler of POST requests with this path that can be served without ASGI; None for
+            others.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class RequestMiddleware:
         host: str | None = None,
         on_rejected: Callable[[int], object] = lambda _: None,
         shutting_down: Callable[[], bool] = lambda: False,
+        find_inference: Callable[[str], Handler | None] = lambda _: None,
     ) -> None:
         """Wrap an app.
 
@@ -67,7 +69,9 @@ class RequestMiddleware:
             on_rejected: called with the status of each request that is rejected here.
             shutting_down: whether the server stops: every response then closes its connection, so that clients
                 reconnect to another server.
+            find_inference: see the attribute; the app serves these requests as well.
         """
+        self.find_inference = find_inference
         self._app = app
         self._keys = keys
         self._tracing = tracing
@@ -83,38 +87,36 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         scope = below_root(scope)
-        context = scope["state"]["context"] = RequestContext(scope, receive)
+        context = scope["state"]["context"] = AsgiContext(scope, receive, send, self.response_headers)
+        await self.serve(context, self._app, scope, receive, context.send)
+
+    async def serve(self, context: RequestContext, handler: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Serve one request by a handler, or answer it with an error."""
         context.request_id = self._request_id(context.headers.get(b"x-request-id"))
-        if self._tracing is not None and not _is_public(scope["path"]):
-            context.span = self._tracing.request(scope, context.headers, context.request_id)
-        response = partial(self._send, context, send)
+        if self._tracing is not None and not _is_public(context.path):
+            context.span = self._tracing.request(context.method, context.path, context.headers, context.request_id)
         try:
-            context.key = self._authorise(scope["path"], context.headers, monotonic())
-            await self._app(scope, receive, response)
+            context.key = self._authorise(context.path, context.headers)
+            await handler(*arguments)
         except ServerError as error:
             self._on_rejected(error.status)
-            await respond_error(response, error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
+            await context.respond_error(error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
         except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
             name = context.request_id
             _log.exception("request %s failed with an exception", name, extra={"request_id": name})
             if not context.status:
-                await respond_error(response, ServerError(INTERNAL_ERROR))
+                await context.respond_error(ServerError(INTERNAL_ERROR))
         finally:
             if context.span is not None:
                 context.span.end(context.status)
-            _log_request(scope, context)
+            _log_request(context)
 
-    def _send(self, context: RequestContext, send: Send, message: Message) -> Awaitable[None]:
-        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
-        if message["type"] == "http.response.start":
-            context.status = message["status"]
-            headers = [*message.get("headers", ()), _NOSNIFF, (b"x-request-id", context.request_id.encode())]
-            if self._shutting_down():
-                headers.append(_CLOSE)
-            message["headers"] = [*headers, *_trace_headers(context)]
-        elif len(message.get("body", b"")) > _CHUNK:
-            return _send_in_chunks(send, message)
-        return send(message)
+    def response_headers(self, context: RequestContext) -> Headers:
+        """Return the headers that every response has."""
+        headers = [_NOSNIFF, (b"x-request-id", context.request_id.encode())]
+        if self._shutting_down():
+            headers.append(_CLOSE)
+        return headers + _trace_headers(context)
 
     def _request_id(self, sent: bytes | None) -> str:
         """Return the client's X-Request-Id if it is valid, else a new id."""
@@ -122,14 +124,14 @@ class RequestMiddleware:
             return sent.decode()
         return f"{self._id_prefix}-{next(self._ids):x}"
 
-    def _authorise(self, path: str, headers: Mapping[bytes, bytes], now: float) -> str | None:
+    def _authorise(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
         """Authorise a request; return the name of its key, None on routes that need none."""
         admin = path.startswith(_ADMIN_PREFIXES) or path == "/admin"
         if admin:
             self._check_browser_request(headers.get(b"origin"), headers.get(b"host", b""))
         if self._keys is None or _is_public(path):
             return None
-        return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", now)
+        return self._keys.admit(headers.get(b"authorization"), "admin" if admin else "predict", monotonic())
 
     def _check_browser_request(self, origin: bytes | None, host: bytes) -> None:
         """Reject cross-site requests, and DNS rebinding without keys; clients that send neither header pass.
@@ -168,18 +170,6 @@ def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith(_PUBLIC_PREFIX)
 
 
-async def _send_in_chunks(send: Send, message: Message) -> None:
-    """Send a body in chunks, each once the client has read most of the one before.
-
-    The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
-    """
-    body, more = message["body"], message.get("more_body", False)
-    for end in range(_CHUNK, len(body) + _CHUNK, _CHUNK):
-        chunk = body[end - _CHUNK : end]
-        await send({**message, "body": chunk, "more_body": more or end < len(body)})
-        await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
-
-
 def _trace_context(context: RequestContext) -> tuple[bytes, bytes] | None:
     """Trace id and flags of the request's traceparent header; None without a valid one."""
     sent = context.headers.get(b"traceparent")
@@ -199,7 +189,7 @@ def _trace_headers(context: RequestContext) -> Headers:
     return [(b"traceparent", b"00-%b-%016x-%b" % (sent[0], getrandbits(64) or 1, sent[1]))]
 
 
-def _log_request(scope: Scope, context: RequestContext) -> None:
+def _log_request(context: RequestContext) -> None:
     """Log the request at debug level, and a response with status 500 at error level."""
     name = context.request_id
     if context.status == 500:
@@ -208,8 +198,8 @@ def _log_request(scope: Scope, context: RequestContext) -> None:
         return
     sent = _trace_context(context)
     fields: dict[str, Any] = {
-        "method": scope["method"],
-        "path": scope["path"],
+        "method": context.method,
+        "path": context.path,
         "status": context.status or 499,  # the client disconnected
         "ms": round(1e3 * (monotonic() - context.began), 3),
         "request_id": name,

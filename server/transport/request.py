@@ -1,11 +1,14 @@
-"""One request on bare ASGI, without FastAPI: its context, its body, its timeout and its response."""
+"""One request, without FastAPI: its context, its body, its timeout and its response."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import BadInputError, ExpiredError, ServerError, TooLargeError, render_error
 from server.transport.memory_budget import Reservation
@@ -13,7 +16,12 @@ from server.transport.memory_budget import Reservation
 if TYPE_CHECKING:
     from server.telemetry.tracing import RequestSpan
 
+_T = TypeVar("_T")
 Headers = list[tuple[bytes, bytes]]
+Body = bytes | memoryview
+JSON_CONTENT = (b"content-type", b"application/json")
+Handler = Callable[["RequestContext"], Awaitable[None]]
+CHUNK = 2**14  # bytes of a response that are sent at once
 _READ_AHEAD = 2**19  # bytes of a body that the connection may buffer: `_BODY_BUFFER` and one read of the socket
 
 
@@ -28,13 +36,14 @@ class BodyLimit(NamedTuple):
     remedy: str
 
 
-class RequestContext:
-    """What belongs to one request from its first byte to its response.
+class RequestContext(ABC):
+    """What belongs to one request from its first byte to its response, and the way to its client.
 
     Attributes:
+        method: of the request.
+        path: decoded path below the ASGI `root_path`.
         request_id: its id in logs and responses.
-        headers: request headers by lower-case name.
-        receive: ASGI receive.
+        headers: request headers by lower-case name; of repeated headers the last one.
         began: arrival of the first byte, s of time.monotonic.
         key: name of its API key; None without one.
         span: its tracing span; None where it is not traced.
@@ -50,18 +59,19 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("began", "device", "headers", "key", "memory", "queued", "receive", "received", "request_id", "samples"),
-        *("service", "span", "status", "timeout", "waiting"),
+        *("began", "device", "headers", "key", "memory", "method", "path", "queued", "received", "request_id"),
+        *("samples", "service", "span", "status", "timeout", "waiting"),
     )
 
     memory: Reservation
 
-    def __init__(self, scope: Scope, receive: Receive, request_id: str = "") -> None:
-        """The request began at its first byte if the connection recorded that, else now."""
-        self.request_id = request_id
-        self.headers = headers_of(scope)
-        self.receive = receive
-        self.began: float = scope["state"].get("began") or monotonic()
+    def __init__(self, method: str, path: str, headers: Mapping[bytes, bytes], began: float) -> None:
+        """The request began at `began`, s of time.monotonic."""
+        self.method = method
+        self.path = path
+        self.request_id = ""
+        self.headers = headers
+        self.began = began
         self.key: str | None = None
         self.span: RequestSpan | None = None
         self.status = 0
@@ -70,6 +80,42 @@ class RequestContext:
         self.received = self.queued = inf
         self.waiting = self.service = 0.0
         self.device = ""
+
+    @abstractmethod
+    async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> Body:
+        """Read the whole request body.
+
+        Args:
+            limit: limit on the body.
+            reserve: called with the total number of bytes to reserve memory for: before reading, then with those read.
+                An exception that it raises is passed on.
+
+        Raises:
+            TooLargeError: the body is over the limit; raised before reading if Content-Length exceeds it.
+            ClientDisconnectedError: the client disconnected before the end of the body.
+        """
+
+    @abstractmethod
+    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
+        """Wait for a future, which is cancelled when the client disconnects, or after `time_limit`, s.
+
+        Call it only after the whole body was read.
+
+        Raises:
+            ClientDisconnectedError: the client closed the connection.
+            ExpiredError: the timeout has passed.
+        """
+
+    @abstractmethod
+    async def respond(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole response with these headers, Content-Length, and those that every response has."""
+
+    async def respond_error(self, error: ServerError, headers: Headers | None = None) -> None:
+        """Send an error as {"error": ...} with its status, and with Retry-After if it has one."""
+        headers = [JSON_CONTENT, *(headers or [])]
+        if error.retry_after is not None:
+            headers.append((b"retry-after", str(error.retry_after).encode()))
+        await self.respond(error.status, render_error(str(error)), headers)
 
     def remaining_timeout(self) -> float:
         """Return the rest of the timeout, s; inf without one.
@@ -87,6 +133,144 @@ class RequestContext:
     def expired_error(self) -> ExpiredError:
         """Return the error for a timeout that passes before the call is queued."""
         return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
+
+
+class AsgiContext(RequestContext):
+    """A request that reaches the server through ASGI."""
+
+    __slots__ = ("_receive", "_response_headers", "_send")
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        response_headers: Callable[[RequestContext], Headers] = lambda _: [],
+    ) -> None:
+        """The request began at its first byte if the connection recorded that, else now.
+
+        `response_headers` returns the headers that every response has.
+        """
+        began = scope.get("state", {}).get("began") or monotonic()
+        super().__init__(scope["method"], scope["path"], headers_of(scope), began)
+        self._receive = receive
+        self._send = send
+        self._response_headers = response_headers
+
+    async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> bytes:
+        """Receive the body in messages."""
+        return await receive_body(self.headers, self._receive, limit, reserve)
+
+    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
+        """Wait for a future, and after a short time for a disconnect, too."""
+        watch = DisconnectWatch(self, future, time_limit)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if watch.reason is not None:
+                raise watch.reason from None
+            raise
+        finally:
+            watch.stop()
+
+    async def wait_for_disconnect(self) -> None:
+        """Wait until the client has closed the connection; call it only after the whole body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def respond(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send the response by `send`."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+        await self.send({"type": "http.response.body", "body": body})
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._response_headers(self)]
+        elif len(message.get("body", b"")) > CHUNK:
+            return self._send_in_chunks(message)
+        return self._send(message)
+
+    async def _send_in_chunks(self, message: Message) -> None:
+        """Send a body in chunks, each once the client has read most of the one before.
+
+        The transport would otherwise copy, or encrypt, the whole body for each client that does not read.
+        """
+        body, more = message["body"], message.get("more_body", False)
+        for end in range(CHUNK, len(body) + CHUNK, CHUNK):
+            chunk = body[end - CHUNK : end]
+            await self._send({**message, "body": chunk, "more_body": more or end < len(body)})
+            await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
+
+
+class DisconnectWatch:
+    """Cancels a call when its client closes the connection, or when its timeout passes.
+
+    The task that waits for the disconnect starts only after a delay: most calls are answered before. A task, or a
+    timer, for each of them would take a considerable part of the time of a call, so all calls share one timer.
+
+    Attributes:
+        reason: the exception of a cancelled call.
+    """
+
+    DELAY = 0.02  # s
+
+    def __init__(self, context: AsgiContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
+        """Watch until `stop`; `time_limit` is that of the future, s."""
+        self._context = context
+        self._future = future
+        self._task: asyncio.Task[None] | None = None
+        loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
+        self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
+        self.reason: Exception | None = None
+        self._watched = _watched_by_loop.setdefault(loop, {})
+        if loop not in _armed:
+            _armed.add(loop)
+            loop.call_later(self.DELAY, _start_watching, loop, self._watched)
+        self._watched[self] = loop.time()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._watched.pop(self, None)
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def start(self) -> None:
+        """Start the task that waits for the disconnect."""
+        self._task = asyncio.ensure_future(self._wait_for_disconnect())
+
+    async def _wait_for_disconnect(self) -> None:
+        await self._context.wait_for_disconnect()
+        self._cancel(ClientDisconnectedError())
+
+    def _expire(self) -> None:
+        self._cancel(self._context.expired_error())
+
+    def _cancel(self, reason: Exception) -> None:
+        if self._future.cancel():
+            self.reason = reason
+
+
+_armed: "WeakSet[asyncio.AbstractEventLoop]" = WeakSet()  # whose timer is set
+_watched_by_loop: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[DisconnectWatch, float]]" = WeakKeyDictionary()
+
+
+def _start_watching(loop: asyncio.AbstractEventLoop, watched: dict[DisconnectWatch, float]) -> None:
+    """Start the tasks of the calls that have waited long enough; `watched` has the start of each, s, in order."""
+    due = loop.time() - DisconnectWatch.DELAY
+    for watch, since in [*watched.items()]:
+        if since > due:
+            break
+        del watched[watch]
+        watch.start()
+    if watched:
+        loop.call_later(DisconnectWatch.DELAY, _start_watching, loop, watched)
+    else:
+        _armed.discard(loop)
 
 
 def below_root(scope: Scope) -> Scope:
@@ -112,26 +296,30 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
-async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, limit: BodyLimit, reserve: Callable[[int], None]
-) -> bytes:
-    """Read the whole request body.
-
-    Args:
-        headers: the request's headers.
-        receive: ASGI receive of the request.
-        limit: limit on the body.
-        reserve: called with the total number of bytes to reserve memory for: before reading with those that the
-            connection may buffer, then with those read. An exception that it raises is passed on.
+def body_length(headers: Mapping[bytes, bytes], limit: BodyLimit) -> int | None:
+    """Return the length of a request's body by Content-Length; None without a valid one.
 
     Raises:
-        TooLargeError: the body is over the limit; raised before reading if Content-Length exceeds it.
-        ClientDisconnectedError: the client disconnected before the end of the body.
+        TooLargeError: it is over the limit.
     """
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit.max_bytes:
-        raise TooLargeError(f"the body has {int(length)} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
-    reserve(min(int(length), _READ_AHEAD) if length.isdigit() else _READ_AHEAD)
+    sent = headers.get(b"content-length", b"")
+    if not sent.isdigit():
+        return None
+    length = int(sent)
+    if length > limit.max_bytes:
+        raise TooLargeError(f"the body has {length} bytes, the limit is {limit.max_bytes}; {limit.remedy}")
+    return length
+
+
+async def receive_body(
+    headers: Mapping[bytes, bytes], receive: Receive, limit: BodyLimit, reserve: Callable[[int], None]
+) -> bytes:
+    """Receive a body by ASGI; arguments and errors as of `RequestContext.read_body`.
+
+    `reserve` is called before reading with the bytes that the connection may buffer.
+    """
+    length = body_length(headers, limit)
+    reserve(_READ_AHEAD if length is None else min(length, _READ_AHEAD))
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -145,31 +333,6 @@ async def read_body(
             raise TooLargeError(f"the body is over {limit.max_bytes} bytes; {limit.remedy}")
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has closed the connection; call it only after the whole body was read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def respond(send: Send, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
-    """Send a whole response with status 200."""
-    await _send(send, 200, body, [(b"content-type", content_type), *(headers or [])])
-
-
-async def respond_error(send: Send, error: ServerError, headers: Headers | None = None) -> None:
-    """Send an error as {"error": ...} with its status, and with Retry-After if it has one."""
-    headers = [(b"content-type", b"application/json"), *(headers or [])]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", str(error.retry_after).encode()))
-    await _send(send, error.status, render_error(str(error)), headers)
-
-
-async def _send(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
 
 
 def client_timeout(headers: Mapping[bytes, bytes]) -> float:

@@ -19,6 +19,7 @@ from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
 from server.models.signature import RAW, Signature, Tensor, TensorSpec
 from server.models.tensors.data import from_binary, from_json, to_binary, to_json
+from server.transport.request import Body
 
 T = TypeVar("T")
 
@@ -59,9 +60,10 @@ class InferCall:
     tensors: Mapping[str, Tensor]
     outputs: tuple[RequestedOutput, ...]
 
-    def drop_inputs(self) -> None:
-        """Drop the input tensors, whose samples are about to be queued."""
-        self.tensors = {}
+    def take_tensors(self) -> Mapping[str, Tensor]:
+        """Return the input tensors, and drop them here, since their samples are about to be queued."""
+        tensors, self.tensors = self.tensors, {}
+        return tensors
 
 
 def parse_header_length(text: str | None) -> int | None:
@@ -99,7 +101,7 @@ class CallHeader:
     outputs: tuple[RequestedOutput, ...]
 
 
-def parse_infer(body: bytes, header_length: int | None, signature: Signature, max_samples: int) -> InferCall:
+def parse_infer(body: Body, header_length: int | None, signature: Signature, max_samples: int) -> InferCall:
     """Read an inference call.
 
     Args:
@@ -138,7 +140,7 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHea
     )
 
 
-def read_call(header: CallHeader, body: bytes, start: int) -> InferCall:
+def read_call(header: CallHeader, body: Body, start: int) -> InferCall:
     """Read the tensors of a call; those that are binary are in the body from `start` on, in the order of the header.
 
     Raises:
@@ -158,7 +160,7 @@ def read_call(header: CallHeader, body: bytes, start: int) -> InferCall:
     return InferCall(header.id, header.parameters, header.timeout, tensors, header.outputs)
 
 
-def raw_call(body: bytes, signature: Signature) -> InferCall:
+def raw_call(body: Body, signature: Signature) -> InferCall:
     """Return the call of a raw body, which is one sample of the only input.
 
     Raises:
@@ -171,10 +173,10 @@ def raw_call(body: bytes, signature: Signature) -> InferCall:
         raise BadInputError("the raw body is empty; send one sample, or JSON without Inference-Header-Content-Length")
     requested = tuple(RequestedOutput(output.name, True, 0) for output in signature.outputs)
     name = required[0].name
-    return InferCall("", {}, None, {name: Tensor(name, RAW, (1,), [body])}, requested)
+    return InferCall("", {}, None, {name: Tensor(name, RAW, (1,), body)}, requested)
 
 
-def document_of(body: bytes, header_length: int | None) -> bytes:
+def document_of(body: Body, header_length: int | None) -> bytes:
     """The JSON part of a body; empty for a raw body.
 
     Raises:
@@ -183,7 +185,7 @@ def document_of(body: bytes, header_length: int | None) -> bytes:
     start = len(body) if header_length is None else header_length
     if not 0 <= start <= len(body):
         raise BadInputError(f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes")
-    return body[:start]
+    return bytes(body[:start])
 
 
 def _read_id(document: dict[str, Any]) -> str:

@@ -2,12 +2,10 @@
 
 import re
 from functools import partial
-from math import inf
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from server.api import schemas
 from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
@@ -44,10 +42,11 @@ from server.api.openapi import (
     json_content,
 )
 from server.errors import NotFoundError, TooLargeError
-from server.models.model import Inputs, ServedModel
+from server.models.model import ServedModel
 from server.transport.content_encoding import compress
-from server.transport.request import Headers, RequestContext, respond
+from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext
 
+_BINARY_CONTENT = (b"content-type", b"application/octet-stream")
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
 _MANY_SAMPLES = 16  # stacking and rendering the outputs of more takes over a millisecond
 _KNOWN_DOCUMENTS = 256  # entries in the cache of parsed headers
@@ -65,7 +64,7 @@ def model_description(model: ServedModel) -> ModelDescription:
 
 
 class Infer:
-    """POST /v2/models/{m}[/versions/{v}]/infer on bare ASGI, for low overhead."""
+    """POST /v2/models/{m}[/versions/{v}]/infer, without FastAPI, for low overhead."""
 
     _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
@@ -74,52 +73,39 @@ class Infer:
         self._inference = inference
         self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat
 
-    def matches(self, scope: Scope) -> bool:
-        """Whether the request is for this route."""
-        return scope["type"] == "http" and scope["method"] == "POST" and bool(self._PATH.fullmatch(scope["path"]))
+    def find(self, path: str) -> Handler | None:
+        """Return the handler of POST requests with this path, which answers errors; None for other paths."""
+        match = self._PATH.fullmatch(path)
+        if match is None:
+            return None
+        version = match[2]
+        answer = self._answer if version in (None, VERSION) else partial(_reject_version, version)
+        return partial(self._inference.serve, match[1], answer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call; an error is answered, not raised."""
-        path = self._PATH.fullmatch(scope["path"])
-        name, version = path.groups() if path else ("", None)
-
-        async def answer(context: RequestContext) -> None:
-            _check_version(version)
-            body, content_type, headers = await self._answer(self._inference.model(name), context)
-            context.memory.resize(len(body))  # the inputs have been dropped
-            await respond(send, body, content_type, headers)
-
-        await self._inference.serve(name, scope, receive, send, answer)
-
-    async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, bytes, Headers]:
-        """The response to a call: body, content type and further headers."""
-        calls: list[InferCall] = []
-
-        async def read_inputs() -> Inputs:
-            call = await self._read(model, context)
-            context.timeout = min(context.timeout, call.timeout or inf)
-            inputs = model.codec.from_tensors(call.tensors, call.parameters)
-            call.drop_inputs()
-            calls.append(call)
-            return inputs
-
-        answers = await self._inference.infer(model, context, read_inputs)
-        (call,) = calls
+    async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
+        call = await self._read(model, context)
+        if call.timeout is not None:
+            context.timeout = min(context.timeout, call.timeout)
+        inputs = model.codec.from_tensors
+        answers = await self._inference.infer(model, context, inputs(call.take_tensors(), call.parameters))
         parameters = self._inference.describe(model.name, answers)
 
         def render() -> tuple[bytes, int | None]:
             outputs = model.codec.stack([answer.output for answer in answers])
             return render_infer(call, model.name, outputs, model.signature, model.labels, parameters)
 
-        many = any(model.codec.renders_slowly(answer.output) for answer in answers) or len(answers) > _MANY_SAMPLES
+        slow = model.codec.renders_slowly
+        many = len(answers) > _MANY_SAMPLES or any(slow(answer.output) for answer in answers)
         body, length = await self._inference.run_in_thread(render) if many else render()
-        headers: Headers = [] if length is None else [(b"inference-header-content-length", str(length).encode())]
+        headers: Headers = [JSON_CONTENT]
+        if length is not None:
+            headers = [_BINARY_CONTENT, (b"inference-header-content-length", str(length).encode())]
         accepted = context.headers.get(b"accept-encoding")
         if accepted is not None and len(body) > _MIN_COMPRESSED:
             body, encoding = await self._inference.run_in_thread(compress, body, accepted.decode("latin-1"))
             if encoding is not None:
                 headers.append((b"content-encoding", encoding.encode()))
-        return body, b"application/json" if length is None else b"application/octet-stream", headers
+        return body, headers
 
     async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
         given = context.headers.get(b"inference-header-content-length")
@@ -145,9 +131,17 @@ class Infer:
         return read_call(header, body, len(document))
 
 
+async def _reject_version(version: str, *_: object) -> tuple[bytes, Headers]:
+    raise _version_error(version)
+
+
+def _version_error(version: str) -> NotFoundError:
+    return NotFoundError(f"no version {version[:20]!r} of the model; there is {VERSION}")
+
+
 def _check_version(version: str | None) -> None:
     if version not in (None, VERSION):
-        raise NotFoundError(f"no version {version[:20]!r} of the model; there is {VERSION}")
+        raise _version_error(version)
 
 
 class DescriptionRoutes:

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile
 from server.errors import BadInputError, one_line
 from server.models.form import Form, FormField
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
-from server.models.signature import RAW, Signature, Tensor, TensorSpec
+from server.models.signature import Signature, Tensor, TensorSpec
 
 Pixels = NDArray[np.uint8]
 
@@ -82,19 +82,21 @@ class ImageCodec(Codec):
         data = tensor.data
         if isinstance(data, np.ndarray):
             return Inputs(len(data), lambda: list(data))
-        if tensor.datatype == RAW and len(data[0]) == math.prod(self.shape) and not data[0].startswith((_JPEG, _PNG)):
-            return Inputs(1, lambda: [self.read_pixels(data[0])])
-        return self._encoded(data)
+        if isinstance(data, list):
+            return self._encoded(data)
+        if len(data) == math.prod(self.shape) and not bytes(data[: len(_PNG)]).startswith((_JPEG, _PNG)):
+            return Inputs(1, lambda: [self.read_pixels(data)])
+        return self._encoded([bytes(data)])
 
     def _encoded(self, images: Sequence[bytes]) -> Inputs:
         return Inputs(len(images), list, memory=len(images) * math.prod(self.shape), encoded=images)
 
     def emulate(self, sample: Any) -> NDArray[np.float32]:
-        """Return logits: noise, rotated and scaled by a checksum of every 61st byte, which nearly always differs.
+        """Return logits: noise, rotated and scaled by a checksum of every 509th byte, which nearly always differs.
 
         Only some bytes are read because an emulated device shares the interpreter with the event loop.
         """
-        checksum = zlib.crc32(sample.reshape(-1)[::61].tobytes())
+        checksum = zlib.crc32(sample.reshape(-1)[::509].tobytes())
         offset, scale = checksum % EMULATED_CLASSES, 1.0 + checksum // EMULATED_CLASSES % 997 / 997
         return _noise()[offset : offset + EMULATED_CLASSES] * np.float32(scale)
 
@@ -102,7 +104,7 @@ class ImageCodec(Codec):
         """Make images as smooth as natural ones."""
         return list(synthetic_images(self, count, rng))
 
-    def read_pixels(self, data: bytes) -> Pixels:
+    def read_pixels(self, data: bytes | memoryview) -> Pixels:
         """Raw RGB bytes, row by row, as uint8 [height, width, 3]; a view without a copy.
 
         Raises:

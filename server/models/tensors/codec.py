@@ -90,11 +90,11 @@ class TensorCodec(Codec):
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
         (first, *_rest) = tensors.values()
         if first.datatype == RAW:
-            assert isinstance(first.data, list)
-            sample = {first.name: _from_raw(self._signature.inputs[0], first.data[0])}
+            assert isinstance(first.data, bytes | memoryview)
+            sample = {first.name: _from_raw(self._signature.inputs[0], first.data)}
             self._check_length(sample)
             return Inputs(1, lambda: [sample])
-        arrays = {tensor.name: as_array(tensor.data, tensor.shape) for tensor in tensors.values()}
+        arrays = {tensor.name: as_array(tensor.elements, tensor.shape) for tensor in tensors.values()}
         count = first.shape[0]
         self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
 
@@ -272,7 +272,7 @@ def _from_lists(spec: TensorSpec, value: Any) -> NDArray[Any]:
     return np.asarray(sample, DTYPES[spec.datatype])
 
 
-def _from_raw(spec: TensorSpec, body: bytes) -> NDArray[Any]:
+def _from_raw(spec: TensorSpec, body: bytes | memoryview) -> NDArray[Any]:
     """One sample of an input from its bytes; one dimension may vary.
 
     Raises:
@@ -281,7 +281,7 @@ def _from_raw(spec: TensorSpec, body: bytes) -> NDArray[Any]:
     dtype, shape = DTYPES[spec.datatype], spec.sample_shape
     if spec.datatype == "BYTES" and math.prod(shape) in (1, -1):
         array = np.empty((1,) * len(shape), object)
-        array[...] = body
+        array[...] = bytes(body)
         return array
     itemsize = 2 if spec.datatype == "BF16" else dtype.itemsize
     known = itemsize * math.prod(size for size in shape if size > 0)

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -21,12 +20,12 @@ from starlette.types import Message
 
 from policies.rules.control_limit import greedy, static
 from policies.types import Kind, Policy
-from server.api.inference import Inference
+from server.api.inference import Answer, Inference
 from server.api.open_inference.routes import Infer
 from server.api.predict import Predict
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
 from server.models.images.codec import ImageCodec, emulated_model
-from server.models.model import DecodeCost, Inputs
+from server.models.model import DecodeCost, Inputs, ServedModel
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits
 from server.scheduling.calls import Sample
@@ -34,7 +33,8 @@ from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
-from server.transport.request import ClientDisconnectedError, RequestContext
+from server.transport.request import AsgiContext, Body, ClientDisconnectedError, Headers, RequestContext
+from tests.support.asgi import call_scope, serve_asgi
 from tests.support.fakes import chosen, run_scenario
 
 MODEL = emulated_model("m", 8)
@@ -104,8 +104,7 @@ class Client(NamedTuple):
 
 
 def context_of(inference: Inference, client: Client, headers: Mapping[bytes, bytes] | None = None) -> RequestContext:
-    scope = {"headers": [*(headers or {}).items()], "state": {"began": monotonic() - client.age}}
-    context = RequestContext(scope, client.receive)
+    context = AsgiContext(call_scope(headers, client.age), client.receive, discard)
     context.memory = inference.budget.reservation()
     context.timeout = client.timeout
     return context
@@ -133,17 +132,14 @@ async def decode(inference: Inference, images: list[bytes], client: Client) -> l
         return await inference._decode(MODEL, MODEL.codec.from_tensors({"image": tensor}, {}), context)
 
 
-async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Client) -> bytes:
+async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Client) -> Body:
     context = context_of(inference, client, headers)
     with context.memory:
         return await inference.read(MODEL, context)
 
 
 async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> list[Sample]:
-    async def inputs() -> Inputs:
-        return Inputs(len(samples), lambda: samples)
-
-    return await inference.infer(MODEL, context, inputs)
+    return await inference.infer(MODEL, context, Inputs(len(samples), lambda: samples))
 
 
 def png(side: int = 300) -> bytes:
@@ -380,17 +376,17 @@ def test_a_call_after_its_time_out_is_expired_and_the_error_has_the_time_out() -
 
 
 def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> None:
-    async def send(message: Message) -> None:
-        raise AssertionError(message)
-
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
+        scope = call_scope(age=3.0)  # its body took 3 s
 
-        async def answer(context: RequestContext) -> None:
+        async def answer(model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
             await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
+            return b"", []
+
+        async def send(message: Message) -> None:
             assert "batchwright_response_seconds_sum" not in inference.metrics.render().decode()
 
-        await inference.serve("m", scope, stay_connected, send, answer)
+        await inference.serve("m", answer, AsgiContext(scope, stay_connected, send))
         text = inference.metrics.render().decode()
         assert f'batchwright_response_seconds_count{{device="{inference.fleet.first.device}",model="m"}} 2.0' in text
         total = next(line for line in text.splitlines() if line.startswith("batchwright_response_seconds_sum"))
@@ -403,20 +399,21 @@ def test_the_exported_response_time_is_from_the_first_byte_to_the_response() -> 
 def test_a_request_is_late_by_the_time_since_its_whole_body_was_read() -> None:
     async def scenario(inference: Inference, _: HeldPool) -> None:
         inference.metrics.objective("m", 2.0, 0.95)
-        scope = {"type": "http", "headers": [], "state": {"began": monotonic() - 3.0}}  # its body took 3 s
+        scope = call_scope(age=3.0)  # its body took 3 s
 
-        def answer(since: float) -> Callable[[RequestContext], Any]:
-            async def infer_late(context: RequestContext) -> None:
+        def answer(since: float) -> Answer:
+            async def infer_late(model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
                 await inference.read(MODEL, context)
                 context.received -= since
                 await infer(inference, [MODEL.codec.read_pixels(bytes(SAMPLE))] * 2, context)
+                return b"", []
 
             return infer_late
 
         late = 'batchwright_deadline_missed_total{model="m"} 2.0'
-        await inference.serve("m", scope, sends(b""), discard, answer(0.0))
+        await inference.serve("m", answer(0.0), AsgiContext(scope, sends(b""), discard))
         assert late not in inference.metrics.render().decode()
-        await inference.serve("m", scope, sends(b""), discard, answer(3.0))
+        await inference.serve("m", answer(3.0), AsgiContext(scope, sends(b""), discard))
         assert late in inference.metrics.render().decode()
 
     with_inference(scenario)
@@ -446,7 +443,7 @@ def test_the_smaller_of_the_time_outs_of_protocol_and_header_counts(
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {}}
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await Infer(inference)(scope, sends(document + np.zeros(SAMPLE, np.uint8).tobytes()), send)
+        await serve_asgi(Infer(inference).find, scope, sends(document + np.zeros(SAMPLE, np.uint8).tobytes()), send)
         assert status[0] == 504
         assert smaller - 0.1 < loop.time() - began <= smaller
 
@@ -488,7 +485,7 @@ def test_a_call_counts_as_pending_only_until_it_is_queued(route: Callable[[Infer
     scope = infer_scope(b"") if route is Infer else {**infer_scope(b""), "path": "/predict/m"}
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        call = asyncio.ensure_future(route(inference)(scope, sends(GOOD), discard))
+        call = asyncio.ensure_future(serve_asgi(route(inference).find, scope, sends(GOOD), discard))
         await settle()
         assert inference.budget.pending["m"] == 1, "it is being decoded"
         await pool.run()
@@ -536,7 +533,9 @@ def test_after_its_inputs_are_dropped_a_call_reserves_the_size_of_its_response()
             return [np.zeros(10, np.float32) for _ in outputs]
 
         executor.fault, client = small, SlowReader()
-        call = asyncio.ensure_future(Infer(inference)(infer_scope(document), sends(document + pixels), client))
+        call = asyncio.ensure_future(
+            serve_asgi(Infer(inference).find, infer_scope(document), sends(document + pixels), client)
+        )
         await settle()
         assert inference.budget.reserved == len(document + pixels) + 4 * len(document), "the body and the parsed values"
         await client.started.wait()
@@ -559,7 +558,10 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
     scope = {**infer_scope(b""), "headers": []}
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
-        calls = [asyncio.ensure_future(Infer(inference)(scope, sends(flat.encode()), discard)) for _ in range(3)]
+        calls = [
+            asyncio.ensure_future(serve_asgi(Infer(inference).find, scope, sends(flat.encode()), discard))
+            for _ in range(3)
+        ]
         await settle()
         assert len(pool.jobs) == 1, "the check of its size"
         assert inference.budget.reserved == 3 * len(flat)
@@ -595,7 +597,7 @@ def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[A
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         scope = {**infer_scope(b""), "headers": headers}
-        call = asyncio.ensure_future(Infer(inference)(scope, sends(body), send))
+        call = asyncio.ensure_future(serve_asgi(Infer(inference).find, scope, sends(body), send))
         await settle()
         while pool.jobs:
             await pool.run()
@@ -607,22 +609,22 @@ def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[A
     with_inference(scenario)
 
 
-def broken() -> None:
+def broken() -> NoReturn:
     raise ZeroDivisionError
 
 
 def test_a_bug_is_counted_as_a_failed_request() -> None:
     sent: list[Message] = []
 
-    async def answer(context: RequestContext) -> None:
+    async def answer(model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
         context.samples = 3
-        broken()
+        return broken()
 
     async def send(message: Message) -> None:
         sent.append(message)
 
     async def scenario(inference: Inference, _: HeldPool) -> None:
-        await inference.serve("m", {"type": "http", "headers": [], "state": {}}, stay_connected, send, answer)
+        await inference.serve("m", answer, AsgiContext(call_scope(), stay_connected, send))
         assert sent[0]["status"] == 500
         text = inference.metrics.render().decode()
         assert 'batchwright_requests_total{model="m",outcome="failed"} 3.0' in text

@@ -28,6 +28,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget
 from tests.server.api.test_inference import sends, settle
+from tests.support.asgi import serve_asgi
 from tests.support.fakes import FakeExecutor, run_scenario
 
 # a decode step takes 1 ms at every batch size; the service time without a length is that of 50 tokens
@@ -292,7 +293,7 @@ class Client:
         body = json.dumps(document).encode()
         scope = {"type": "http", "method": "POST", "path": path, "headers": [], "state": {}}
         app = Predict(self.inference) if path.startswith("/predict") else Infer(self.inference)
-        await app(scope, sends(body), send)
+        await serve_asgi(app.find, scope, sends(body), send)
         return sent[0]["status"], json.loads(sent[1]["body"])
 
 

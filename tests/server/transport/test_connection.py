@@ -16,7 +16,9 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from server.transport.connection import Listener, TimeLimits, protocol_factory
+from server.transport.accepting import protocol_factory
+from server.transport.connection import Listener
+from server.transport.connection_limits import TimeLimits
 from server.transport.tls import Tls
 from tests.server.transport.test_tls import certificate
 
@@ -267,7 +269,7 @@ async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
 def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("server.transport.connection_limits._MAX_CONNECTIONS", 2)
 
     async def request(connect: Connect, path: bytes) -> bytes:
         reader, writer = await connect()
@@ -303,7 +305,7 @@ def test_over_the_limit_connections_in_use_stay_and_only_health_checks_are_accep
 def test_over_the_limit_an_unused_connection_is_closed_first_then_the_longest_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("server.transport.connection_limits._MAX_CONNECTIONS", 3)
 
     async def run_client() -> None:
         async with listening(TimeLimits()) as connect:
@@ -331,7 +333,7 @@ def test_over_the_limit_an_unused_connection_is_closed_first_then_the_longest_id
 def test_unfinished_tls_handshakes_count_as_connections_and_time_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("server.transport.connection._MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("server.transport.connection_limits._MAX_CONNECTIONS", 2)
     cert, key = certificate(tmp_path, "own")
     context = ssl.create_default_context(cafile=str(cert))
 
@@ -393,7 +395,7 @@ def test_a_client_that_reads_slowly_is_disconnected_after_the_limit_for_the_whol
 
 
 def test_the_memory_of_all_pipelined_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.transport.connection._MAX_PIPELINED_BYTES", 100_000)
+    monkeypatch.setattr("server.transport.connection._MAX_PIPELINED_BYTES", 20_000)
     body = bytes(50_000)
 
     async def run_clients() -> Any:

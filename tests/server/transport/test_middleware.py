@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ServerError
 from server.transport.auth import Keys, parse_keys
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import respond
+from server.transport.request import AsgiContext
 
 KEYS = f"""
 user  predict  {sha256(b"u").hexdigest()}
@@ -30,8 +30,16 @@ class Answered(NamedTuple):
     scope: Scope
 
 
+async def respond(scope: Scope, send: Send, body: bytes) -> None:
+    await AsgiContext(scope, no_receive, send).respond(200, body, [(b"content-type", b"application/json")])
+
+
+async def no_receive() -> Message:
+    raise AssertionError("the body was read")
+
+
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    await respond(send, b'"hello"', b"application/json")
+    await respond(scope, send, b'"hello"')
 
 
 async def broken(scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,7 +219,7 @@ def test_a_large_body_is_sent_in_chunks_and_complete(size: int) -> None:
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, body[:size], b"text/plain")
+        await respond(scope, send, body[:size])
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -289,7 +297,7 @@ def test_the_app_receives_the_path_that_was_authorised() -> None:
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
         scopes.append(scope)
-        await respond(send, b"1", b"application/json")
+        await respond(scope, send, b"1")
 
     middleware = RequestMiddleware(recording)
     for path, root in (("/svc/predict", "/svc"), ("/svcpredict", "/svc"), ("/svc", "/svc"), ("/predict", "/svc")):

@@ -8,8 +8,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-import server.transport.connection
-from server.transport.connection import Connection, Listener, TimeLimits
+from server.transport import connection_limits
+from server.transport.connection import Connection, Listener
+from server.transport.connection_limits import TimeLimits
 from tests.server.transport.test_connection import echo
 from tests.support.virtual_clock import virtual_loop
 
@@ -69,4 +70,4 @@ def test_a_slow_reader_is_kept_while_it_reads_and_within_the_whole_limit(leaving
 def test_the_connection_limit_leaves_files_for_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, connections in ((64, 32), (1024, 896), (10**6, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
-        assert server.transport.connection.max_connections() == connections
+        assert connection_limits.max_connections() == connections

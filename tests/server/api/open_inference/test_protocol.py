@@ -143,7 +143,7 @@ def test_the_timeout_is_microseconds_and_zero_is_none(timeout: int | None, secon
 
 def test_a_raw_body_is_one_sample_answered_in_binary() -> None:
     call = parse(b"\xff\xd8 anything", 0)
-    assert call.tensors["image"] == Tensor("image", RAW, (1,), [b"\xff\xd8 anything"])
+    assert call.tensors["image"] == Tensor("image", RAW, (1,), b"\xff\xd8 anything")
     assert [output.binary for output in call.outputs] == [True, True]
 
 
