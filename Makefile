@@ -57,6 +57,10 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
+bench-peers: $(STAMP)  ## measure HTTP servers in turns (about 6 minutes; needs wrk; PEER_PYTHON=an interpreter with granian)
+	$(BIN)/python -m benchmarks.http_servers $(if $(PEER_PYTHON),--granian-python $(PEER_PYTHON))
+	$(BIN)/python -m benchmarks.page
+
 bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and Ray Serve (about 30 minutes; needs them and root)
 	$(BIN)/python -m benchmarks.scrape
 	$(BIN)/python -m benchmarks.container
@@ -93,4 +97,4 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
 
-.PHONY: help install serve test check format bench bench-live bench-deploy stress paper paper-batching audit gpu
+.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper paper-batching audit gpu

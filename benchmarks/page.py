@@ -182,6 +182,12 @@ SECTIONS = (
         _ceiling,
     ),
     Section(
+        "HTTP servers",
+        "http_servers",
+        "The same batcher, which runs its batches in no time, behind uvicorn, granian, and a minimal protocol under "
+        "uvicorn that receives the body in place (no limits, ids, logs or metrics).",
+    ),
+    Section(
         "A decision",
         "decision",
         "Time to decide and to take the batch out of a queue with 1,000 waiting requests.",

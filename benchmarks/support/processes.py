@@ -1,4 +1,4 @@
-"""Memory, open files and threads of a server's processes."""
+"""Memory, open files, threads and CPU time of a server's processes."""
 
 import threading
 from contextlib import suppress
@@ -40,6 +40,16 @@ def resource_usage(pid: int) -> ResourceUsage:
                 files += process.num_fds()
                 threads += process.num_threads()
     return ResourceUsage(round(rss / 2**20, 1), files, threads)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its descendants so far, s; those that ended do not count."""
+    seconds = 0.0
+    for process in process_tree(pid):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 class PeakMemory:
