@@ -57,7 +57,8 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
-bench-peers: $(STAMP)  ## measure HTTP servers in turns (about 6 minutes; needs wrk; PEER_PYTHON=an interpreter with granian)
+bench-peers: $(STAMP)  ## measure beside a FastAPI server, mosec and granian (about 25 minutes; needs wrk, PEER_PYTHON with both)
+	$(BIN)/python -m benchmarks.peers $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.http_servers $(if $(PEER_PYTHON),--granian-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.page
 

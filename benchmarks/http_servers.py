@@ -7,17 +7,16 @@ compare: they are of one run on one machine.
 """
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.support import harness
+from benchmarks.support.calls import HttpCall
 from benchmarks.support.processes import cpu_seconds
-from benchmarks.support.wrk import is_installed, run_wrk, write_script
+from benchmarks.support.wrk import is_installed, run_wrk
 
 BODIES = {"1 KB": 1024, "150,528 bytes": 224 * 224 * 3}
 CONNECTIONS = (32, 128)
@@ -52,17 +51,16 @@ def measure(servers: dict[str, list[str]], rounds: int, duration: float) -> dict
     """Run wrk on all servers in turns; the runs by server."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        scripts = {body: write_script(folder, f"{size}.bin", bytes(size)) for body, size in BODIES.items()}
         started = {name: stack.enter_context(harness.running(*line)) for name, line in servers.items()}
         for turn in range(rounds):
             for body, connections in product(BODIES, CONNECTIONS):
                 for name in list(servers)[:: 1 if turn % 2 == 0 else -1]:
                     print(f"round {turn + 1} of {rounds}: {body}, {connections} connections, {name}", flush=True)
                     server = started[name]
-                    run_wrk(server.url, scripts[body], connections, 1.0)
+                    call = HttpCall(server.url, bytes(BODIES[body]), {})
+                    run_wrk(call, connections, 1.0)
                     cpu = cpu_seconds(server.process.pid)
-                    run = run_wrk(server.url, scripts[body], connections, duration)
+                    run = run_wrk(call, connections, duration)
                     cpu = cpu_seconds(server.process.pid) - cpu
                     cell = {"body": body, "connections": connections, "requests_per_s": run.requests_per_s}
                     runs[name].append(cell | {"not_200": run.not_200, "cpu_s_per_1000": 1e3 * cpu / run.requests})

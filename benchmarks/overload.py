@@ -7,26 +7,22 @@ reads the same bytes without decoding them. Cells that are in the record are not
 
 import base64
 import json
-import os
-import signal
-import subprocess
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import uvloop
 
 from benchmarks.support import harness
-from benchmarks.support.processes import PeakMemory, resource_usage
-from loadgen.client import Response, RunLog, offer, open_session
+from benchmarks.support.calls import HttpCall, offer_calls
+from benchmarks.support.processes import PeakMemory, resource_usage, running_peer
+from loadgen.client import RunLog
 from policies.profile import load_profile
 from policies.queue import arrivals
 
@@ -43,29 +39,11 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class Poster:
-    """Sends the same body with every call; a loadgen.client.Sender."""
-
-    session: aiohttp.ClientSession
-    url: str
-    body: bytes
-    headers: dict[str, str]
-
-    async def send(self) -> Response:
-        """Make one call."""
-        async with self.session.post(self.url, data=self.body, headers=self.headers) as response:
-            await response.read()
-            return Response(response.status)
-
-
-@dataclass(frozen=True)
 class Target:
     """A server under load: its process id, and the call that it gets."""
 
     pid: int
-    url: str
-    body: bytes
-    headers: dict[str, str]
+    call: HttpCall
 
 
 @contextmanager
@@ -73,58 +51,39 @@ def ours(policy: str) -> Iterator[Target]:
     """Our server under a policy."""
     with harness.serving("googlenet", "--device", f"emulated:{PROFILE}", "--policy", policy) as server:
         headers = {"Content-Type": "image/jpeg", "X-Timeout-Ms": str(round(1e3 * TIMEOUT))}
-        yield Target(server.process.pid, f"{server.url}/predict", harness.small_jpeg(), headers)
+        yield Target(server.process.pid, HttpCall(f"{server.url}/predict", harness.small_jpeg(), headers))
 
 
 @contextmanager
 def peer(name: str, python: str) -> Iterator[Target]:
-    """A peer's server, run by the interpreter `python` in a session of its own, killed as a whole at the end."""
-    port = harness.free_port()
+    """A peer's server, run by the interpreter `python`."""
+    port, jpeg = harness.free_port(), harness.small_jpeg()
     wait = str(round(1e3 * TIMEOUT)) if name == "mosec" else str(TIMEOUT)
-    script = Path(__file__).parent / "peers" / f"{name}_server.py"
-    times = json.dumps(load_profile(PROFILE).service_times)
-    process = subprocess.Popen(
-        [python, str(script), "--port", str(port), "--timeout", wait],
-        env=os.environ | {"SERVICE_TIMES": times},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    jpeg = harness.small_jpeg()
     encoded = json.dumps({"image": base64.b64encode(jpeg).decode()}).encode()
     path, body, kind = {
         "mosec": ("/inference", jpeg, "image/jpeg"),
         "litserve": ("/predict", encoded, "application/json"),
     }[name]
-    target = Target(process.pid, f"http://127.0.0.1:{port}{path}", body, {"Content-Type": kind})
-    call = urllib.request.Request(target.url, target.body, target.headers)
-    try:
-        harness.wait_until(lambda: process.poll() is not None or harness.answers(call, timeout=5.0), 60.0)
-        if process.poll() is not None:
-            raise RuntimeError(f"{name} ended with exit code {process.returncode} before it was ready")
-        yield target
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    script = str(Path(__file__).parent / "peer_servers" / f"{name}_server.py")
+    times = {"SERVICE_TIMES": json.dumps(load_profile(PROFILE).service_times)}
+    call = HttpCall(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": kind})
+    with running_peer([python, script, "--port", str(port), "--timeout", wait], call, times) as pid:
+        yield Target(pid, call)
 
 
-async def _offer(target: Target, rate: float, duration: float) -> RunLog:
-    log = RunLog()
+async def _offer(call: HttpCall, rate: float, duration: float) -> RunLog:
     instants = arrivals.poisson(rate, duration, np.random.default_rng(1))
-    async with open_session(_CLIENT_TIMEOUT) as session:
-        await offer(Poster(session, target.url, target.body, target.headers), instants, log)
-    return log
+    return (await offer_calls(call, instants, _CLIENT_TIMEOUT))[0]
 
 
 def measure(server: AbstractContextManager[Target], load: float, duration: float) -> dict[str, Any]:
     """One cell: a short warm-up, then `duration` s of load."""
     capacity = load_profile(PROFILE).capacity
     with server as target:
-        uvloop.run(_offer(target, 0.5 * capacity, 2.0))
+        uvloop.run(_offer(target.call, 0.5 * capacity, 2.0))
         before = resource_usage(target.pid)
         with PeakMemory(target.pid) as memory:
-            log = uvloop.run(_offer(target, load * capacity, duration))
+            log = uvloop.run(_offer(target.call, load * capacity, duration))
         after = resource_usage(target.pid)
     statuses = Counter(str(record.status) for record in log.records)
     responses = np.array([r.finished - r.scheduled for r in log.records if r.status == 200]) * 1e3

@@ -61,7 +61,7 @@ class Triton:
 
     def start(self, delays: Sequence[int] = _DELAYS) -> None:
         """Start it with `plain` and a model for each delay, ms, and wait until all are ready."""
-        script = Path(__file__).parent / "peers" / "triton_server.py"
+        script = Path(__file__).parent / "peer_servers" / "triton_server.py"
         names = ["plain", *(f"delay_{ms}" for ms in delays)]
         self._starts += 1
         line = [self._python, str(script), "--ports", *map(str, self._ports), "--delays-ms", *map(str, delays)]

@@ -245,6 +245,14 @@ def measure_profile(model: str, path: Path, *flags: str) -> None:
     run_json("profile-model", model, *flags, "--quick", "--energy-time", "0", "--output", str(path))
 
 
+def instant_profile(folder: Path) -> Path:
+    """Write the profile of a device that takes 1 us for each batch of at most 32; return its path."""
+    path = folder / "instant.json"
+    sizes = {"batch_size": [1, 32], "service_time_s": [1e-6, 1e-6]}
+    path.write_text(json.dumps({"schema": "batchwright.profile/1", "name": "instant", **sizes}))
+    return path
+
+
 @contextmanager
 def temporary_cache() -> Iterator[Path]:
     """A folder that is the commands' cache too, so that no profile of an earlier run is used."""

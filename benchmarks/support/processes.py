@@ -1,12 +1,20 @@
-"""Memory, open files, threads and CPU time of a server's processes."""
+"""Memory, open files, threads and CPU time of a server's processes, and servers of peers as processes."""
 
+import os
+import signal
+import subprocess
 import threading
-from contextlib import suppress
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import psutil
+
+from benchmarks.support.calls import HttpCall
+from benchmarks.support.harness import answers, wait_until
 
 
 @dataclass(frozen=True)
@@ -79,3 +87,38 @@ class PeakMemory:
     def _sample(self) -> None:
         while not self._stop.wait(self._interval):
             self.peak = max(self.peak, resource_usage(self._pid).rss_mb)
+
+
+@contextmanager
+def running_peer(command: Sequence[str], call: HttpCall, environment: Mapping[str, str]) -> Iterator[int]:
+    """Run a peer's server in a session of its own until the block ends; then kill all its processes.
+
+    Args:
+        command: its command line.
+        call: the server is ready when it answers this call.
+        environment: variables added to this process's own.
+
+    Yields:
+        The process's id.
+
+    Raises:
+        RuntimeError: the server ended before it was ready.
+        TimeoutError: it is not ready after 60 s.
+    """
+    process = subprocess.Popen(
+        command,
+        env=os.environ | dict(environment),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    request = urllib.request.Request(call.url, call.body, dict(call.headers))
+    try:
+        wait_until(lambda: process.poll() is not None or answers(request, timeout=5.0), 60.0)
+        if process.poll() is not None:
+            raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode} before it was ready")
+        yield process.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -3,9 +3,11 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.support.calls import HttpCall
 
 _SCRIPT = """
 local file = io.open("{body}", "rb")
@@ -35,20 +37,16 @@ def is_installed() -> bool:
     return shutil.which("wrk") is not None
 
 
-def write_script(folder: Path, name: str, body: bytes, headers: Mapping[str, str] | None = None) -> Path:
-    """Write the script that makes wrk send this body; return its path."""
-    (folder / name).write_bytes(body)
-    lines = "\n".join(f'wrk.headers["{key}"] = "{value}"' for key, value in (headers or {}).items())
-    script = folder / f"{name}.lua"
-    script.write_text(_SCRIPT.format(body=folder / name, headers=lines))
-    return script
-
-
-def run_wrk(url: str, script: Path, connections: int, duration: float) -> WrkRun:
-    """Send calls on all connections for `duration` s, from one thread."""
-    flags = ("-t1", f"-c{connections}", f"-d{round(duration)}s", "-s", str(script))
-    line = [shutil.which("wrk") or "wrk", *flags, url]
-    return parse(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+def run_wrk(call: HttpCall, connections: int, duration: float) -> WrkRun:
+    """Make the call on all connections for `duration` s, from one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        body, script = Path(folder) / "body", Path(folder) / "script.lua"
+        body.write_bytes(call.body)
+        headers = "\n".join(f'wrk.headers["{key}"] = "{value}"' for key, value in call.headers.items())
+        script.write_text(_SCRIPT.format(body=body, headers=headers))
+        flags = ("-t1", f"-c{connections}", f"-d{round(duration)}s", "-s", str(script))
+        line = [shutil.which("wrk") or "wrk", *flags, call.url]
+        return parse(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
 
 
 def parse(text: str) -> WrkRun:

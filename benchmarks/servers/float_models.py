@@ -1,4 +1,4 @@
-"""A model of four floats, for the cost of a call without an image."""
+"""Models of a few floats, for the cost of a call without an image."""
 
 from typing import Any
 
@@ -14,3 +14,10 @@ class FourFloats(Model):
     def run(self, x: Any) -> dict[str, Any]:
         """Double the batch."""
         return {"y": 2 * x}
+
+
+class KilobyteOfFloats(FourFloats):
+    """The same with 1,024 bytes in and out."""
+
+    inputs = {"x": Tensor("FP32", [256])}
+    outputs = {"y": Tensor("FP32", [256])}
