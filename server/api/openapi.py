@@ -123,3 +123,20 @@ def generate(app: FastAPI, models: Sequence[str]) -> _Json:
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     return document
+
+
+def add_predict(app: FastAPI) -> None:
+    """Add the routes to the OpenAPI document, and so that FastAPI answers other methods with 405."""
+    form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
+    files = dict.fromkeys(("image/jpeg", "image/png", "application/octet-stream"), BINARY)
+    body = {**files, "multipart/form-data": form, **json_content(schemas.TextCall, schemas.TensorCall)}
+    for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
+        summary = "Serve one sample: the response has the most probable classes, the generated text, or the outputs"
+        route = documented(
+            summary,
+            schemas.Prediction | schemas.Generation | schemas.Outputs,
+            INFERENCE_ERRORS,
+            parameters=parameters,
+            body=body,
+        )
+        app.post(path, **route)(bare_asgi_route)

@@ -4,11 +4,8 @@ import re
 from functools import partial
 
 import orjson
-from fastapi import FastAPI
 
 from server.api.inference import ANY_BODY, Inference
-from server.api.openapi import BINARY, INFERENCE_ERRORS, MODEL, TIMEOUT, bare_asgi_route, documented, json_content
-from server.api.schemas import Generation, Outputs, Prediction, TensorCall, TextCall
 from server.models.model import Inputs, ServedModel
 from server.transport.multipart import field_of
 from server.transport.request import JSON_CONTENT, BodyLimit, Handler, Headers, RequestContext, is_form
@@ -51,16 +48,3 @@ class Predict:
         if codec.form_field is not None and is_form(content_type):
             body = await self._inference.run_in_thread(field_of, body, content_type, codec.form_field)
         return codec.from_body(body, content_type)
-
-
-def add_predict(app: FastAPI) -> None:
-    """Add the routes to the OpenAPI document, and so that FastAPI answers other methods with 405."""
-    form = {"schema": {"type": "object", "required": ["image"], "properties": {"image": BINARY["schema"]}}}
-    files = dict.fromkeys(("image/jpeg", "image/png", "application/octet-stream"), BINARY)
-    body = {**files, "multipart/form-data": form, **json_content(TextCall, TensorCall)}
-    for path, parameters in (("/predict", [TIMEOUT]), ("/predict/{model}", [MODEL, TIMEOUT])):
-        summary = "Serve one sample: the response has the most probable classes, the generated text, or the outputs"
-        route = documented(
-            summary, Prediction | Generation | Outputs, INFERENCE_ERRORS, parameters=parameters, body=body
-        )
-        app.post(path, **route)(bare_asgi_route)

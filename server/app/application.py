@@ -17,10 +17,11 @@ from server.api.admin import add_admin
 from server.api.dashboard.live import DashboardData
 from server.api.dashboard.page import PAGE_HEADERS, page_routes, render_page
 from server.api.inference import Inference
+from server.api.open_inference.infer import Infer
 from server.api.open_inference.repository import ModelRepository, add_repository
-from server.api.open_inference.routes import DescriptionRoutes, Infer, add_open_inference
-from server.api.openapi import PUBLIC_ERRORS, documented, generate
-from server.api.predict import Predict, add_predict
+from server.api.open_inference.routes import DescriptionRoutes, add_open_inference
+from server.api.openapi import PUBLIC_ERRORS, add_predict, documented, generate
+from server.api.predict import Predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
 from server.errors import INTERNAL_ERROR, ServerError

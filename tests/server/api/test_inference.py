@@ -21,7 +21,7 @@ from starlette.types import Message
 from policies.rules.control_limit import greedy, static
 from policies.types import Kind, Policy
 from server.api.inference import Answer, Inference
-from server.api.open_inference.routes import Infer
+from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
 from server.errors import BadInputError, ExpiredError, QueueFullError, TooLargeError
 from server.models.images.codec import ImageCodec, emulated_model

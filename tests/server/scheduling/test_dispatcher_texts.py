@@ -15,7 +15,7 @@ from policies.catalog import Chosen, choose
 from policies.profile import Profile
 from policies.rules.multi_bin import Bins
 from server.api.inference import Inference
-from server.api.open_inference.routes import Infer
+from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
 from server.backends.executor import Batch, Completion
 from server.errors import ServerError, TooLateError, UnavailableError

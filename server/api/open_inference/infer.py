@@ -1,0 +1,105 @@
+"""Inference calls of the Open Inference Protocol v2."""
+
+import re
+from functools import partial
+
+from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
+from server.api.open_inference.documents import VERSION
+from server.api.open_inference.protocol import (
+    CallHeader,
+    InferCall,
+    document_of,
+    parse_header,
+    parse_header_length,
+    parse_infer,
+    raw_call,
+    read_call,
+    render_infer,
+)
+from server.errors import NotFoundError, TooLargeError
+from server.models.model import ServedModel
+from server.transport.content_encoding import compress
+from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext
+
+_BINARY_CONTENT = (b"content-type", b"application/octet-stream")
+_MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
+_MANY_SAMPLES = 16  # stacking and rendering the outputs of more takes over a millisecond
+_KNOWN_DOCUMENTS = 256  # entries in the cache of parsed headers
+_SHORT_DOCUMENT = 1024  # bytes of such a document
+
+
+class Infer:
+    """POST /v2/models/{m}[/versions/{v}]/infer, without FastAPI, for low overhead."""
+
+    _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+
+    def __init__(self, inference: Inference) -> None:
+        """`inference` serves the calls."""
+        self._inference = inference
+        self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat
+
+    def find(self, path: str) -> Handler | None:
+        """Return the handler of POST requests with this path, which answers errors; None for other paths."""
+        match = self._PATH.fullmatch(path)
+        if match is None:
+            return None
+        version = match[2]
+        answer = self._answer if version in (None, VERSION) else partial(_reject_version, version)
+        return partial(self._inference.serve, match[1], answer)
+
+    async def _answer(self, model: ServedModel, context: RequestContext) -> tuple[bytes, Headers]:
+        call = await self._read(model, context)
+        if call.timeout is not None:
+            context.timeout = min(context.timeout, call.timeout)
+        inputs = model.codec.from_tensors
+        answers = await self._inference.infer(model, context, inputs(call.take_tensors(), call.parameters))
+        parameters = self._inference.describe(model.name, answers)
+
+        def render() -> tuple[bytes, int | None]:
+            outputs = model.codec.stack([answer.output for answer in answers])
+            return render_infer(call, model.name, outputs, model.signature, model.labels, parameters)
+
+        slow = model.codec.renders_slowly
+        many = len(answers) > _MANY_SAMPLES or any(slow(answer.output) for answer in answers)
+        body, length = await self._inference.run_in_thread(render) if many else render()
+        headers: Headers = [JSON_CONTENT]
+        if length is not None:
+            headers = [_BINARY_CONTENT, (b"inference-header-content-length", str(length).encode())]
+        accepted = context.headers.get(b"accept-encoding")
+        if accepted is not None and len(body) > _MIN_COMPRESSED:
+            body, encoding = await self._inference.run_in_thread(compress, body, accepted.decode("latin-1"))
+            if encoding is not None:
+                headers.append((b"content-encoding", encoding.encode()))
+        return body, headers
+
+    async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
+        given = context.headers.get(b"inference-header-content-length")
+        length = parse_header_length(None if given is None else given.decode("latin-1"))
+        if length is not None and length > JSON_BODY.max_bytes:
+            raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
+        body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
+        if length == 0:
+            return raw_call(body, model.signature)
+        document = document_of(body, length)
+        if len(document) > _SHORT_DOCUMENT:
+            parse = partial(parse_infer, body, length, model.signature, self._inference.capacity)
+            return await self._inference.parse(parse, document, context)
+        key = (model.name, model.revision, document)
+        header = self._headers.get(key)
+        if header is None:
+            parse_document = partial(parse_header, document, model.signature, self._inference.capacity)
+            header = await self._inference.parse(parse_document, document, context)
+            if not header.data:
+                if len(self._headers) >= _KNOWN_DOCUMENTS:
+                    self._headers.clear()
+                self._headers[key] = header
+        return read_call(header, body, len(document))
+
+
+async def _reject_version(version: str, *_: object) -> tuple[bytes, Headers]:
+    raise version_error(version)
+
+
+def version_error(version: str) -> NotFoundError:
+    """Return the error of a request for a version that no model has."""
+    return NotFoundError(f"no version {version[:20]!r} of the model; there is {VERSION}")
