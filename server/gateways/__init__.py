@@ -16,6 +16,5 @@ What happens when a process dies:
 - The serving process: the socket ends, and the calls of the gateway fail with 503. `FleetClient.connect` connects it to
   the next serving process, with another memory.
 
-A gateway needs `slots`, `state_page`, `channel`, `fleet_client` and `shared_buckets`, which import neither policies nor
-devices.
+A gateway needs all modules but `fleet_server`. They import neither devices nor solvers, nor what these need.
 """

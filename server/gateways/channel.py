@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import cast
 
 _HEADER = struct.Struct("<QIB")
+_CLOSE_TIMEOUT = 5.0  # s
 SUBMIT, CANCEL, ANSWER, FAIL, UNREAD, CONTROL = range(6)
 OnMessage = Callable[[int, int, memoryview], None]
 
@@ -69,11 +70,15 @@ class Channel(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     async def close(self) -> None:
-        """Send all messages, end the channel, and return when that is done."""
+        """Send all messages, end the channel, and return when that is done, or after 5 s."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
-        await self._ended.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), _CLOSE_TIMEOUT)
+        except TimeoutError:
+            self.abort()
+            await self._ended.wait()
 
     def abort(self) -> None:
         """End the channel at once; what was not sent is lost."""

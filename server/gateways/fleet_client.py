@@ -153,7 +153,7 @@ class FleetClient:
         if (error := self.state.models[model].unloaded) is not None:
             raise make_error(error)
 
-    def check_room(self, model: str, n: int, timeout: float = inf, _pending: int = 0) -> None:
+    def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
         """Check that `n` more samples would be admitted by the published state.
 
         The time of other samples that are pending, and the learned margin of response times, are left out; the serving

@@ -5,6 +5,7 @@ import logging
 import mmap
 import pickle
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -143,7 +144,7 @@ class Gateway:
         self._channel: Channel
         self._connected = True
         self._calls: dict[int, tuple[asyncio.Future[list[Sample]], list[_Array]]] = {}
-        self._read: dict[int, set[weakref.ref[_Array]]] = {}  # arrays of ended calls that are still read, by call
+        self._read: Counter[int] = Counter()  # arrays of a failed or cancelled call that are still read
 
     async def open(self, sock: socket) -> None:
         """Open the channel."""
@@ -214,21 +215,19 @@ class Gateway:
 
         Arrays that are made of one of them refer to it, so that it lives as long as they do.
         """
-        loop = self._channel.loop
+        self._read[call_id] = len(stored)
+        for array in stored:
+            weakref.finalize(array, self._on_end_of_array, call_id).atexit = False
+        if not stored:
+            self._end_reading(call_id)
 
-        def on_unread(array: "weakref.ref[_Array]") -> None:  # in any thread
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(self._on_unread, call_id, array)
+    def _on_end_of_array(self, call_id: int) -> None:  # in any thread
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._channel.loop.call_soon_threadsafe(self._end_reading, call_id)
 
-        if stored:
-            self._read[call_id] = {weakref.ref(array, on_unread) for array in stored}
-        else:
-            self._channel.send(UNREAD, call_id)
-
-    def _on_unread(self, call_id: int, array: "weakref.ref[_Array]") -> None:
-        read = self._read[call_id]
-        read.discard(array)
-        if not read:
+    def _end_reading(self, call_id: int) -> None:
+        self._read[call_id] -= 1
+        if self._read[call_id] <= 0:
             del self._read[call_id]
             self._channel.send(UNREAD, call_id)
 

@@ -58,7 +58,7 @@ def unpack(packed: PackedSamples, memory: "mmap.mmap | None" = None) -> tuple[li
     arrays: list[_Array] = []
     stored: list[_Array] = []
     for dtype, shape, content in packed.arrays:
-        if type(content) is int:
+        if isinstance(content, int):
             array: _Array = np.ndarray(shape, dtype, memory, content)
             stored.append(array)
         else:
@@ -85,7 +85,7 @@ def _pickle(samples: Sequence[Any], store: Store) -> PackedSamples:
     def add(buffer: pickle.PickleBuffer) -> bool:
         content = np.frombuffer(buffer.raw(), np.uint8)
         place = store(content)
-        if type(place) is int:
+        if isinstance(place, int):
             arrays.append(("|u1", content.shape, place))
             return False
         return True

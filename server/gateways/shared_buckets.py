@@ -75,7 +75,7 @@ class SharedTokenBucket:
             digest, missing, updated = _ROW.unpack_from(memory, offset)
             now = max(now, updated)
             missing = max(0.0, missing - self._rate * (now - updated))
-            wait = max(0.0, (missing + 1.0 - self._capacity) / self._rate)
+            wait: float = max(0.0, (missing + 1.0 - self._capacity) / self._rate)
             _ROW.pack_into(memory, offset, digest, missing if wait else missing + 1.0, now)
             return wait
         finally:
