@@ -49,15 +49,17 @@ class Channel(asyncio.Protocol):
         self._partial = bytearray()  # the beginning of a message
         self._ended = asyncio.Event()
 
-    @classmethod
-    async def open(cls, sock: socket.socket, on_message: OnMessage, on_lost: Callable[[], None]) -> "Channel":
-        """Open the channel on one end of a pair of stream sockets, which it then owns."""
-        loop = asyncio.get_running_loop()
-        _, channel = await loop.create_unix_connection(lambda: cls(on_message, on_lost), sock=sock)
-        return channel
+    async def open(self, sock: socket.socket) -> None:
+        """Begin on one end of a pair of stream sockets, which the channel then owns; messages may arrive at once."""
+        await self.loop.create_unix_connection(lambda: self, sock=sock)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._transport is not None
 
     def send(self, kind: int, call: int, content: bytes = b"") -> None:
-        """Send a message; no effect when the channel has ended."""
+        """Send a message; no effect unless the channel is open."""
         if self._transport is None:
             return
         if not self._outgoing:

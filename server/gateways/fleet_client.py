@@ -26,6 +26,7 @@ from server.scheduling.admission import Admission, reject_if_full
 MAX_INLINE = 4 * 2**20  # bytes of a call that are not in slots
 _SMALL = 2048  # bytes; copying a smaller array into the message takes less time than a slot
 _ALIGNMENT = 64  # bytes, of arrays that are copied into one slot
+_MAX_AGE = 5.0  # s of a published state, from which on the serving process is considered hung
 _MAX_BACKLOG = 2**20  # bytes that the serving process does not read, from which on calls are rejected
 
 
@@ -53,9 +54,11 @@ class FleetClient:
 
     Attributes:
         on_control: called with each control message of the serving process.
+        on_lost: called when the serving process is gone, after its calls have failed.
     """
 
     on_control: Callable[[Any], None] = staticmethod(lambda _: None)
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, state: StatePage, clock: Callable[[], float] = monotonic) -> None:
         """`state` is the page of the serving process, and `clock` the same clock as there, s."""
@@ -72,8 +75,10 @@ class FleetClient:
 
         After the loss of a serving process this connects to the next one.
         """
-        self._channel = await Channel.open(sock, self._on_message, self._on_lost)
-        self._slots = slots
+        channel = Channel(self._on_message, self._on_lost)
+        await channel.open(sock)
+        if channel.is_open:
+            self._channel, self._slots = channel, slots
 
     @property
     def connected(self) -> bool:
@@ -96,35 +101,42 @@ class FleetClient:
 
     @property
     def state(self) -> FleetState:
-        """The latest state that the serving process has published.
+        """The latest state of the fleet.
 
         Raises:
-            UnavailableError: there is no serving process, or it has not published any yet.
+            UnavailableError: there is no serving process, or it has published no state for some seconds.
         """
-        state = self._page.read()
-        if self._channel is None or state is None:
+        state = self._latest()
+        if state is None:
             raise _unavailable()
         return state
+
+    def _latest(self) -> FleetState | None:
+        state = None if self._channel is None else self._page.read()
+        return None if state is None or self._clock() - state.published > _MAX_AGE else state
 
     @property
     def shutting_down(self) -> bool:
         """Whether the shutdown has begun."""
-        state = self._page.read()
+        state = self._latest()
         return state is not None and state.shutting_down
 
     @property
     def ready(self) -> bool:
         """Whether new calls should be sent to this server."""
-        return self.connected and (state := self._page.read()) is not None and state.ready
+        state = self._latest()
+        return state is not None and state.ready
 
     @property
     def alive(self) -> bool:
-        """Whether the devices serve."""
-        return self.connected and (state := self._page.read()) is not None and state.alive
+        """Whether the devices serve, as far as the serving process can tell."""
+        state = self._latest()
+        return state is not None and state.alive
 
     def is_ready(self, model: str) -> bool:
         """Whether new calls of the model should be sent to this server."""
-        return self.connected and (state := self._page.read()) is not None and state.models[model].ready
+        state = self._latest()
+        return state is not None and state.models[model].ready
 
     @property
     def waiting(self) -> int:
@@ -240,6 +252,7 @@ class FleetClient:
         for call in calls.values():
             if not call.future.done():
                 call.future.set_exception(_unavailable())
+        self.on_lost()
 
 
 class _PlacedArrays:

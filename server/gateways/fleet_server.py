@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from server.errors import INTERNAL_ERROR, ServerError
 from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, UNREAD, Channel
-from server.gateways.error_fields import error_fields
+from server.gateways.error_fields import ErrorFields, error_fields
 from server.gateways.packed_samples import PackedSamples, inline, pack, unpack
 from server.gateways.state_page import FleetState, ModelState, StatePage
 from server.scheduling.calls import Sample
@@ -79,8 +79,8 @@ class FleetServer:
             name: its name in the log.
         """
         gateway = Gateway(self, memory, name)
-        await gateway.open(sock)
         self.gateways.add(gateway)
+        await gateway.open(sock)
         return gateway
 
     async def close(self) -> None:
@@ -88,6 +88,7 @@ class FleetServer:
         await asyncio.gather(*(gateway.close() for gateway in [*self.gateways]))
         if self._timer is not None:
             self._timer.cancel()
+        self._publish_at = -inf
 
     def publish(self) -> None:
         """Publish the state now and then regularly, and soon after each change of the queue, until `close`."""
@@ -109,27 +110,27 @@ class FleetServer:
         self._timer = asyncio.get_running_loop().call_later(delay, self.publish)
 
     def _state(self) -> FleetState:
-        fleet, models = self.fleet, {model: self._model_state(model) for model in self.fleet.models}
-        backlog = fleet.backlog()
+        fleet = self.fleet
         return FleetState(
-            self.clock(),
-            fleet.shutting_down,
-            fleet.ready,
-            fleet.alive,
-            fleet.waiting,
-            self._capacity,
-            backlog,
-            models,
+            published=self.clock(),
+            shutting_down=fleet.shutting_down,
+            ready=fleet.ready,
+            alive=fleet.alive,
+            waiting=fleet.waiting,
+            capacity=self._capacity,
+            backlog=fleet.backlog(),
+            models={model: self._model_state(model) for model in fleet.models},
         )
 
     def _model_state(self, model: str) -> ModelState:
         fleet = self.fleet
+        responses = [device.backlog({model: 1}) for device in fleet.devices_of(model) if device.ready]
         return ModelState(
-            self._revision_of(model),
-            _fields_of_error(fleet.check_loaded, model),
-            _fields_of_error(fleet.check_room, model, 1),
-            fleet.is_ready(model),
-            min((device.backlog({model: 1}) for device in fleet.devices_of(model) if device.ready), default=0.0),
+            revision=self._revision_of(model),
+            unloaded=_error_of(fleet.check_loaded, model),
+            rejected=_error_of(fleet.check_room, model, 1),
+            ready=fleet.is_ready(model),
+            least_response=min(responses, default=0.0),
         )
 
 
@@ -141,14 +142,13 @@ class Gateway:
         self.name = name
         self._server = server
         self._memory = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
-        self._channel: Channel
-        self._connected = True
+        self._channel = Channel(self._on_message, self._on_lost)
         self._calls: dict[int, tuple[asyncio.Future[list[Sample]], list[_Array]]] = {}
         self._read: Counter[int] = Counter()  # arrays of a failed or cancelled call that are still read
 
     async def open(self, sock: socket) -> None:
         """Open the channel."""
-        self._channel = await Channel.open(sock, self._on_message, self._on_lost)
+        await self._channel.open(sock)
 
     async def close(self) -> None:
         """Send all answers, and disconnect."""
@@ -242,8 +242,8 @@ class Gateway:
         self._server.on_lost(self)
 
 
-def _fields_of_error(check: Callable[..., object], *arguments: Any) -> Any:
-    """The fields of the error that a check raises; None if it raises none."""
+def _error_of(check: Callable[..., object], *arguments: Any) -> ErrorFields | None:
+    """The error that a check raises, if it does."""
     try:
         check(*arguments)
     except ServerError as error:

@@ -50,6 +50,12 @@ def pair(buffer: int | None = None) -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
+async def open_channel(sock: socket.socket, received: Received) -> Channel:
+    channel = Channel(received.on_message, received.on_lost)
+    await channel.open(sock)
+    return channel
+
+
 class Wire(asyncio.Transport):
     """Takes what a channel writes."""
 
@@ -87,8 +93,7 @@ def test_large_and_small_messages_pass_a_tiny_socket_buffer_in_order() -> None:
     async def scenario() -> None:
         one, other = pair(4096)
         sent, received = Received(), Received()
-        sender = await Channel.open(one, sent.on_message, sent.on_lost)
-        receiver = await Channel.open(other, received.on_message, received.on_lost)
+        sender, receiver = await open_channel(one, sent), await open_channel(other, received)
         messages = [(SUBMIT, n, bytes([n % 251]) * (300_000 if n % 10 == 0 else n)) for n in range(50)]
         for message in messages:
             sender.send(*message)
@@ -128,8 +133,7 @@ def test_close_sends_what_is_left_and_a_message_after_the_end_is_ignored() -> No
     async def scenario() -> None:
         one, other = pair()
         sent, received = Received(), Received()
-        sender = await Channel.open(one, sent.on_message, sent.on_lost)
-        receiver = await Channel.open(other, received.on_message, received.on_lost)
+        sender, receiver = await open_channel(one, sent), await open_channel(other, received)
         sender.send(CONTROL, 1, b"y" * 2**20)
         await sender.close()
         sender.send(CONTROL, 2, b"")
@@ -145,7 +149,7 @@ def test_half_a_message_before_the_end_is_dropped() -> None:
     async def scenario() -> None:
         one, other = pair()
         received = Received()
-        await Channel.open(other, received.on_message, received.on_lost)
+        await open_channel(other, received)
         one.send(b"\x01\x00")
         one.close()
         await received.wait_lost()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 from numpy.typing import NDArray
 
 from policies.profile import Profile
@@ -48,7 +49,7 @@ from server.scheduling.fleet import Fleet
 from server.scheduling.interface import FleetInterface
 from server.telemetry.metrics import Metrics
 from tests.support.fakes import FakeExecutor, chosen
-from tests.support.virtual_clock import virtual_loop
+from tests.support.virtual_clock import pause, virtual_loop
 
 ROOT = Path(__file__).parents[3]
 SLOT = 150_528
@@ -94,11 +95,14 @@ class Processes:
 
     async def all_free(self) -> None:
         """Wait until all slots are free."""
+        await self.wait_until(lambda: all(slots.free == slots.count for slots in self.slots))
+
+    async def wait_until(self, reached: Callable[[], bool]) -> None:
         for _ in range(1000):
-            if all(slots.free == slots.count for slots in self.slots):
+            if reached():
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError(f"free slots: {[slots.free for slots in self.slots]}")
+        raise AssertionError(f"not reached within 10 s; free slots: {[slots.free for slots in self.slots]}")
 
 
 Scenario = Callable[[Processes], Coroutine[Any, Any, None]]
@@ -161,22 +165,23 @@ class Stuck:
         return [np.float32(0.0) for _ in batch.inputs]
 
 
-def run_device(scenario: Scenario, device: Any, profile: Profile = QUICK) -> None:
+def run_device(scenario: Scenario, device: Any, run: Callable[..., None] = asyncio.run) -> None:
     """Run a scenario with a device in its thread, in real time."""
 
     async def main() -> None:
         executor = ThreadExecutor(device, "device")
         loop = asyncio.get_running_loop()
-        dispatcher = Dispatcher(executor, chosen(greedy(8), profile), Metrics(), loop.time)
+        dispatcher = Dispatcher(executor, chosen(greedy(8), QUICK), Metrics(), loop.time)
         try:
             await _run(scenario, Processes(Fleet([dispatcher]), loop.time, 1024))
         finally:
             executor.close()
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_each_call_gets_its_own_answers_from_two_gateways_with_cancellations() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_each_call_gets_its_own_answers_from_two_gateways_with_cancellations(run: Callable[..., None]) -> None:
     async def scenario(processes: Processes) -> None:
         clients = [await processes.start_gateway() for _ in range(2)]
         rng, codec = np.random.default_rng(1), ImageCodec()
@@ -213,7 +218,7 @@ def test_each_call_gets_its_own_answers_from_two_gateways_with_cancellations() -
         await processes.all_free()
         assert processes.fleet.open_calls == 0
 
-    run_device(scenario, EmulatedDevice({"m": QUICK}, CountingMeter()))
+    run_device(scenario, EmulatedDevice({"m": QUICK}, CountingMeter()), run)
 
 
 def test_an_image_in_a_held_slot_is_not_copied_and_the_device_cannot_write_to_it() -> None:
@@ -355,10 +360,7 @@ def test_a_slot_is_not_free_while_a_batch_in_service_reads_it(end: str) -> None:
             assert processes.slots[0].free == 0
         device.go.set()
         await processes.all_free()
-        for _ in range(100):
-            if device.sums:
-                break
-            await asyncio.sleep(0.01)
+        await processes.wait_until(lambda: bool(device.sums))
         assert device.sums == [int(image(3).sum())]
 
     run_device(scenario, device)
@@ -508,6 +510,85 @@ def test_when_the_serving_process_dies_calls_fail_and_the_next_one_takes_over() 
         await client.submit("m", [image(2)])
 
     run_scenario(scenario, static(1))
+
+
+def test_a_serving_process_that_publishes_nothing_is_unavailable() -> None:
+    async def scenario(processes: Processes) -> None:
+        client = await processes.start_gateway()
+        assert (client.alive, client.ready) == (True, True)
+        pause(6.0)
+        assert (client.alive, client.ready) == (False, False)
+        with pytest.raises(UnavailableError):
+            client.check_room("m", 1)
+        await asyncio.sleep(0.3)
+        client.check_room("m", 1)
+        assert (client.alive, client.ready) == (True, True)
+
+    run_scenario(scenario)
+
+
+def test_a_gateway_that_is_gone_before_it_is_connected_is_lost() -> None:
+    async def scenario(processes: Processes) -> None:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.close()
+        await processes.server.connect(other, create_memory(SLOT, 1), "gateway")
+        await asyncio.sleep(0.01)
+        assert [gateway.name for gateway in processes.lost] == ["gateway"]
+        assert not processes.server.gateways
+
+    run_scenario(scenario)
+
+
+GATEWAY = """
+import asyncio, socket, sys
+import numpy as np
+from server.gateways.fleet_client import FleetClient
+from server.gateways.slots import Slots
+from server.gateways.state_page import StatePage
+
+async def main(sock, memory, page):
+    client = FleetClient(StatePage(page))
+    await client.connect(socket.socket(fileno=sock), Slots(memory, 150_528))
+    calls = [client.submit("m", [np.full((224, 224, 3), n, np.uint8)]) for n in range(8)]
+    await asyncio.sleep(0.01)
+    print("submitted", flush=True)
+    await asyncio.gather(*calls)
+
+asyncio.run(main(*map(int, sys.argv[1:])))
+"""
+
+
+def test_a_gateway_process_that_is_killed_costs_only_its_own_calls() -> None:
+    device = Stuck()
+
+    async def scenario(processes: Processes) -> None:
+        other = await processes.start_gateway()
+        one, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        memory = create_memory(SLOT, 8)
+        passed = [one.fileno(), memory, processes.page]
+        command = [sys.executable, "-c", GATEWAY, *map(str, passed)]
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, pass_fds=passed, stdout=subprocess.PIPE)
+        one.close()
+        await processes.server.connect(sock, memory, "killed")
+        os.close(memory)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"submitted\n"
+        kept = [other.submit("m", [image(n)]) for n in range(4)]
+        assert await asyncio.to_thread(device.started.wait, 10.0)
+        process.kill()
+        await process.wait()
+        await processes.wait_until(lambda: bool(processes.lost))
+        assert [gateway.name for gateway in processes.lost] == ["killed"]
+        await asyncio.sleep(0.01)
+        assert processes.fleet.open_calls == 4
+        device.go.set()
+        await asyncio.gather(*kept)
+        of_dead = [each for each in device.sums if each % (224 * 224 * 3) == 0]
+        assert 1 <= len(of_dead) <= 8, "the batch in service ran on, and read what was sent"
+        assert sum(int(image(n).sum()) in device.sums for n in range(4)) == 4
+        await processes.all_free()
+
+    run_device(scenario, device)
 
 
 def test_when_a_gateway_dies_its_calls_are_cancelled_and_those_of_the_others_are_served() -> None:
