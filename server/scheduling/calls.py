@@ -28,6 +28,7 @@ class Sample:
         waiting: waiting time from arrival to launch, s.
         service: service time of its batch, s; with stages, from its launch to the end of its last stage.
         energy: its share of the energy of its batches so far by the profile, J; None where unknown.
+        energy_source: source of the profile's energies; empty until it was served.
         device: name of the device that served it.
     """
 
@@ -41,6 +42,7 @@ class Sample:
     waiting: float = 0.0
     service: float = 0.0
     energy: float | None = None
+    energy_source: str = ""
     device: str = ""
 
 

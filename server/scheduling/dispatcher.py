@@ -578,7 +578,7 @@ class Dispatcher:
         for request in batch.finished:
             sample: Sample = request.payload
             sample.output, sample.data, sample.input = sample.data, None, None
-            sample.batch_size, sample.device = batch.size, batch.device
+            sample.batch_size, sample.device, sample.energy_source = batch.size, batch.device, batch.energy_source
             sample.waiting = request.started - request.arrival
             sample.service = batch.service if batch.whole else batch.ended - request.started
             sample.call.complete()

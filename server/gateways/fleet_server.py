@@ -1,0 +1,251 @@
+"""The serving process's side of the gateways: it submits their calls to the fleet, and publishes the fleet's state."""
+
+import asyncio
+import logging
+import mmap
+import pickle
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from socket import socket
+from time import monotonic
+from typing import Any
+
+from numpy.typing import NDArray
+
+from server.errors import INTERNAL_ERROR, ServerError
+from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, UNREAD, Channel
+from server.gateways.error_fields import ErrorFields, error_fields
+from server.gateways.packed_samples import PackedSamples, inline, pack, unpack
+from server.gateways.state_page import FleetState, ModelState, StatePage
+from server.scheduling.calls import Sample
+from server.scheduling.fleet import Fleet
+
+_log = logging.getLogger("batchwright.gateways")
+_MAX_BACKLOG = 64 * 2**20  # bytes of answers that a gateway does not read, from which on it is disconnected
+_PUBLISH_AFTER = 0.005  # s from an arrival or an answer to the publication of the state
+_PUBLISH_EVERY = 0.25  # s, between publications when there are none
+
+_Array = NDArray[Any]
+
+
+class FleetServer:
+    """The gateways of a fleet.
+
+    Attributes:
+        gateways: those that are connected.
+        on_control: called with a gateway and each of its control messages.
+        on_lost: called with a gateway that was disconnected, since it died or does not read its answers.
+    """
+
+    on_control: Callable[["Gateway", Any], None] = staticmethod(lambda _gateway, _message: None)
+    on_lost: Callable[["Gateway"], None] = staticmethod(lambda _: None)
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        page: StatePage,
+        capacity: int,
+        revision_of: Callable[[str], int] = lambda _: 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Serve calls by `fleet`.
+
+        Args:
+            fleet: the devices.
+            page: where the state is published.
+            capacity: maximum number of waiting requests.
+            revision_of: returns the revision of a model for new calls.
+            clock: the gateways' clock, s.
+        """
+        self.fleet = fleet
+        self.clock = clock
+        self.gateways: set[Gateway] = set()
+        self._page = page
+        self._capacity = capacity
+        self._revision_of = revision_of
+        self._timer: asyncio.TimerHandle | None = None
+        self._publish_at = -inf
+
+    async def connect(self, sock: socket, memory: int, name: str) -> "Gateway":
+        """Connect a gateway.
+
+        Args:
+            sock: the other end of the gateway's socket.
+            memory: file descriptor of the memory with the gateway's slots; it may be closed afterwards.
+            name: its name in the log.
+        """
+        gateway = Gateway(self, memory, name)
+        self.gateways.add(gateway)
+        await gateway.open(sock)
+        return gateway
+
+    async def close(self) -> None:
+        """Send all answers, disconnect the gateways, and publish nothing more."""
+        await asyncio.gather(*(gateway.close() for gateway in [*self.gateways]))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._publish_at = -inf
+
+    def publish(self) -> None:
+        """Publish the state now and then regularly, and soon after each change of the queue, until `close`."""
+        try:
+            self._page.write(self._state())
+        except Exception:  # noqa: BLE001  (the gateways go on with the state before)
+            _log.exception("the state for the gateways cannot be published")
+        self._publish_after(_PUBLISH_EVERY)
+
+    def changed(self) -> None:
+        """Publish the state soon, since the queue has changed."""
+        if self._publish_at > self.clock() + _PUBLISH_AFTER:
+            self._publish_after(_PUBLISH_AFTER)
+
+    def _publish_after(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._publish_at = self.clock() + delay
+        self._timer = asyncio.get_running_loop().call_later(delay, self.publish)
+
+    def _state(self) -> FleetState:
+        fleet = self.fleet
+        return FleetState(
+            published=self.clock(),
+            shutting_down=fleet.shutting_down,
+            ready=fleet.ready,
+            alive=fleet.alive,
+            waiting=fleet.waiting,
+            capacity=self._capacity,
+            backlog=fleet.backlog(),
+            models={model: self._model_state(model) for model in fleet.models},
+        )
+
+    def _model_state(self, model: str) -> ModelState:
+        fleet = self.fleet
+        responses = [device.backlog({model: 1}) for device in fleet.devices_of(model) if device.ready]
+        return ModelState(
+            revision=self._revision_of(model),
+            unloaded=_error_of(fleet.check_loaded, model),
+            rejected=_error_of(fleet.check_room, model, 1),
+            ready=fleet.is_ready(model),
+            least_response=min(responses, default=0.0),
+        )
+
+
+class Gateway:
+    """A gateway, and its open calls."""
+
+    def __init__(self, server: FleetServer, memory: int, name: str) -> None:
+        """Map the memory with this file descriptor, read-only; `name` is for the log."""
+        self.name = name
+        self._server = server
+        self._memory = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
+        self._channel = Channel(self._on_message, self._on_lost)
+        self._calls: dict[int, tuple[asyncio.Future[list[Sample]], list[_Array]]] = {}
+        self._read: Counter[int] = Counter()  # arrays of a failed or cancelled call that are still read
+
+    async def open(self, sock: socket) -> None:
+        """Open the channel."""
+        await self._channel.open(sock)
+
+    async def close(self) -> None:
+        """Send all answers, and disconnect."""
+        await self._channel.close()
+
+    def send_control(self, message: object) -> None:
+        """Send a small object to the gateway."""
+        self._channel.send(CONTROL, 0, pickle.dumps(message, 5))
+
+    def _on_message(self, kind: int, call_id: int, content: memoryview) -> None:
+        if kind == SUBMIT:
+            self._submit(call_id, content)
+        elif kind == CANCEL:
+            if call_id in self._calls:
+                self._calls[call_id][0].cancel()
+        else:
+            self._server.on_control(self, pickle.loads(content))  # noqa: S301  (of our own process)
+
+    def _submit(self, call_id: int, content: memoryview) -> None:
+        server = self._server
+        stored: list[_Array] = []
+        try:
+            model, revision, expires, sizes, shapes, packed = pickle.loads(content)  # noqa: S301  (of our own process)
+            inputs, stored = unpack(PackedSamples(*packed), self._memory)
+            future = server.fleet.submit(model, inputs, expires - server.clock(), sizes, shapes, revision)
+        except ServerError as error:
+            self._fail(call_id, error, stored)
+        except Exception:  # noqa: BLE001  (a bug costs one call, and not all calls of the gateway)
+            _log.exception("a call of %s failed", self.name)
+            self._fail(call_id, ServerError(INTERNAL_ERROR), stored)
+        else:
+            self._calls[call_id] = future, stored
+            future.add_done_callback(partial(self._on_done, call_id))
+            server.changed()
+
+    def _on_done(self, call_id: int, future: "asyncio.Future[list[Sample]]") -> None:
+        _, stored = self._calls.pop(call_id)
+        self._server.changed()
+        if future.cancelled():
+            self._end_when_unread(call_id, stored)
+        elif (error := future.exception()) is not None:
+            self._fail(call_id, error if isinstance(error, ServerError) else ServerError(INTERNAL_ERROR), stored)
+        else:
+            self._answer(call_id, future.result())
+
+    def _answer(self, call_id: int, samples: Sequence[Sample]) -> None:
+        if self._channel.backlog > _MAX_BACKLOG:
+            _log.error("%s does not read its answers; it is disconnected", self.name)
+            self._channel.abort()
+            return
+        packed = pack([each.output for each in samples], inline)
+        facts = [
+            (each.batch_size, each.waiting, each.service, each.energy, each.energy_source, each.device)
+            for each in samples
+        ]
+        self._channel.send(ANSWER, call_id, pickle.dumps((tuple(packed), facts), 5))
+
+    def _fail(self, call_id: int, error: ServerError, stored: Sequence[_Array]) -> None:
+        self._channel.send(FAIL, call_id, pickle.dumps(error_fields(error), 5))
+        self._end_when_unread(call_id, stored)
+
+    def _end_when_unread(self, call_id: int, stored: Sequence[_Array]) -> None:
+        """Tell the gateway when nothing refers to these arrays any more, such as a batch in service.
+
+        Arrays that are made of one of them refer to it, so that it lives as long as they do.
+        """
+        self._read[call_id] = len(stored)
+        for array in stored:
+            weakref.finalize(array, self._on_end_of_array, call_id).atexit = False
+        if not stored:
+            self._end_reading(call_id)
+
+    def _on_end_of_array(self, call_id: int) -> None:  # in any thread
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._channel.loop.call_soon_threadsafe(self._end_reading, call_id)
+
+    def _end_reading(self, call_id: int) -> None:
+        self._read[call_id] -= 1
+        if self._read[call_id] <= 0:
+            del self._read[call_id]
+            self._channel.send(UNREAD, call_id)
+
+    def _on_lost(self) -> None:
+        """Cancel all calls; the memory is unmapped when nothing refers to it any more."""
+        calls = [*self._calls.values()]
+        if calls:
+            _log.warning("%s is gone; its %d open calls are cancelled", self.name, len(calls))
+        for future, _ in calls:
+            future.cancel()
+        self._server.gateways.discard(self)
+        self._server.on_lost(self)
+
+
+def _error_of(check: Callable[..., object], *arguments: Any) -> ErrorFields | None:
+    """The error that a check raises, if it does."""
+    try:
+        check(*arguments)
+    except ServerError as error:
+        return error_fields(error)
+    return None
