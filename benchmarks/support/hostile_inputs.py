@@ -294,7 +294,7 @@ def _check_call(call: InferCall) -> None:
     if isinstance(tensor.data, list):
         assert len(tensor.data) == np.prod(tensor.shape)
         assert {*map(type, tensor.data)} == {bytes}
-    else:
+    elif tensor.datatype != RAW:
         assert tensor.shape == np.shape(tensor.elements) == (tensor.shape[0], *SPEC.sample_shapes[tensor.datatype])
     answers = {name: np.zeros((tensor.shape[0], CLASSES), np.float32) for name in OUTPUTS}
     body, length = render_infer(call, "m", answers, SIGNATURE, None, {"batch_size": 1})

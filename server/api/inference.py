@@ -8,15 +8,15 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
 
 from policies.cpus import available_cpus
 from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
-from server.scheduling.calls import Sample
-from server.scheduling.fleet import Fleet
-from server.telemetry.metrics import Metrics
+from server.scheduling.interface import FleetInterface, Result
 from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
@@ -29,7 +29,12 @@ from server.transport.request import (
     client_timeout,
 )
 
+if TYPE_CHECKING:
+    from server.scheduling.fleet import Fleet
+    from server.telemetry.metrics import Metrics
+
 _T = TypeVar("_T")
+FleetT = TypeVar("FleetT", bound=FleetInterface, default="Fleet")
 Answer = Callable[[ServedModel, RequestContext], Awaitable[tuple[bytes, Headers]]]
 _log = logging.getLogger("batchwright.inference")
 MAX_BODY_BYTES = 64 * 2**20
@@ -49,12 +54,12 @@ JSON_BODY = BodyLimit(MAX_JSON_BYTES, JSON_REMEDY)
 
 
 @dataclass(frozen=True)
-class Inference:
+class Inference(Generic[FleetT]):
     """Serves inference calls.
 
     Attributes:
         models: by name, all that the configuration lists.
-        fleet: the devices with their dispatchers.
+        fleet: the devices with their dispatchers, or in a gateway the client of those of the serving process.
         metrics: counts the outcome of each request.
         pool: threads for work that would block the event loop.
         capacity: maximum number of waiting samples, and so of the samples of one call.
@@ -69,8 +74,8 @@ class Inference:
     """
 
     models: dict[str, ServedModel]
-    fleet: Fleet
-    metrics: Metrics
+    fleet: FleetT
+    metrics: "Metrics"
     pool: Pool
     capacity: int
     budget: MemoryBudget
@@ -135,7 +140,7 @@ class Inference:
             await self._ended.setdefault((model, revision), asyncio.Event()).wait()
         del self.calls[model, revision]
 
-    async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> list[Sample]:
+    async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> Sequence[Result]:
         """Serve the samples of one call; pass `inputs` as a temporary, so that their memory is freed while they wait.
 
         Raises:
@@ -320,7 +325,7 @@ class Inference:
         running.add_done_callback(release)
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
-    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Sample]:
+    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> Sequence[Result]:
         """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call."""
         context.queued, context.samples = monotonic(), len(samples)
         predictor = model.size_predictor
@@ -328,7 +333,7 @@ class Inference:
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
         submitted = self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        answers = await context.wait_for(submitted)
+        answers: Sequence[Result] = await context.wait_for(submitted)
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
@@ -361,18 +366,15 @@ class Inference:
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
-    def describe(self, model: str, answers: Sequence[Sample]) -> dict[str, Any]:
+    def describe(self, answers: Sequence[Result]) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
-        source = "none"
-        if energies:
-            source = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile.energy_source
         return {
             "batch_size": max([answer.batch_size for answer in answers]),
             "waiting_ms": round(1e3 * max([answer.waiting for answer in answers]), 3),
             "service_ms": round(1e3 * max([answer.service for answer in answers]), 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
-            "energy_source": source,
+            "energy_source": answers[-1].energy_source if energies else "none",
         }
 
 

@@ -36,7 +36,7 @@ class Predict:
         else:
             rendered = render()
         document = {"model": model.name, **rendered}
-        return orjson.dumps(document | self._inference.describe(model.name, answers)), [JSON_CONTENT]
+        return orjson.dumps(document | self._inference.describe(answers)), [JSON_CONTENT]
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec

@@ -53,7 +53,7 @@ class Infer:
             context.timeout = min(context.timeout, call.timeout)
         inputs = model.codec.from_tensors
         answers = await self._inference.infer(model, context, inputs(call.take_tensors(), call.parameters))
-        parameters = self._inference.describe(model.name, answers)
+        parameters = self._inference.describe(answers)
 
         def render() -> tuple[bytes, int | None]:
             outputs = model.codec.stack([answer.output for answer in answers])

@@ -8,7 +8,7 @@ import struct
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -28,9 +28,9 @@ from server.models.images.codec import ImageCodec, emulated_model
 from server.models.model import DecodeCost, Inputs, ServedModel
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits
-from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
+from server.scheduling.interface import Result
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 from server.transport.request import AsgiContext, Body, ClientDisconnectedError, Headers, RequestContext
@@ -138,7 +138,7 @@ async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Cli
         return await inference.read(MODEL, context)
 
 
-async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> list[Sample]:
+async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> Sequence[Result]:
     return await inference.infer(MODEL, context, Inputs(len(samples), lambda: samples))
 
 
