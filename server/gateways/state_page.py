@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from server.gateways.error_fields import ErrorFields
 
-_HEADER = struct.Struct("<QII")  # sequence number, length, checksum
+_HEADER = struct.Struct("<II")  # length of the state, and checksum of it and the sequence number
+_HEADER_AT = 8  # after the sequence number
+_STATE_AT = _HEADER_AT + _HEADER.size
 _BYTES_PER_MODEL = 4096
 _ATTEMPTS = 100
 
@@ -86,12 +88,12 @@ class StatePage:
             ValueError: it is larger than the page.
         """
         content = pickle.dumps(state, 5)
-        if _HEADER.size + len(content) > len(self._map):
+        if _STATE_AT + len(content) > len(self._map):
             raise ValueError(f"the state takes {len(content)} bytes, over the page's {len(self._map)}")
         sequence = self._sequence[0] | 1  # odd already if the writer before died while it wrote
         self._sequence[0] = sequence
-        _HEADER.pack_into(self._map, 0, sequence, len(content), zlib.crc32(content))
-        self._map[_HEADER.size : _HEADER.size + len(content)] = content
+        _HEADER.pack_into(self._map, _HEADER_AT, len(content), _checksum(content, sequence + 1))
+        self._map[_STATE_AT : _STATE_AT + len(content)] = content
         self._sequence[0] = sequence + 1
 
     def read(self) -> FleetState | None:
@@ -100,9 +102,13 @@ class StatePage:
         for _ in range(_ATTEMPTS):
             if sequence == self._read:
                 break
-            _, length, checksum = _HEADER.unpack_from(self._map)
-            content = self._map[_HEADER.size : _HEADER.size + length]
+            length, checksum = _HEADER.unpack_from(self._map, _HEADER_AT)
+            content = self._map[_STATE_AT : _STATE_AT + length]
             before, sequence = sequence, self._sequence[0]
-            if sequence == before and sequence % 2 == 0 and zlib.crc32(content) == checksum:
+            if sequence == before and sequence % 2 == 0 and _checksum(content, sequence) == checksum:
                 self._state, self._read = pickle.loads(content), sequence  # noqa: S301  (of our own process)
         return self._state
+
+
+def _checksum(content: bytes, sequence: int) -> int:
+    return zlib.crc32(content, sequence & 0xFFFFFFFF)

@@ -165,13 +165,13 @@ class Stuck:
         return [np.float32(0.0) for _ in batch.inputs]
 
 
-def run_device(scenario: Scenario, device: Any, run: Callable[..., None] = asyncio.run) -> None:
+def run_device(scenario: Scenario, device: Any, run: Callable[..., None] = asyncio.run, largest: int = 8) -> None:
     """Run a scenario with a device in its thread, in real time."""
 
     async def main() -> None:
         executor = ThreadExecutor(device, "device")
         loop = asyncio.get_running_loop()
-        dispatcher = Dispatcher(executor, chosen(greedy(8), QUICK), Metrics(), loop.time)
+        dispatcher = Dispatcher(executor, chosen(greedy(largest), QUICK), Metrics(), loop.time)
         try:
             await _run(scenario, Processes(Fleet([dispatcher]), loop.time, 1024))
         finally:
@@ -366,6 +366,40 @@ def test_a_slot_is_not_free_while_a_batch_in_service_reads_it(end: str) -> None:
     run_device(scenario, device)
 
 
+def test_no_slot_of_a_call_is_free_while_one_of_its_samples_is_read() -> None:
+    device = Stuck()
+
+    async def scenario(processes: Processes) -> None:
+        client = await processes.start_gateway(count=2)
+        call = client.submit("m", [image(0), image(1)])
+        assert await asyncio.to_thread(device.started.wait, 10.0)
+        call.cancel()
+        await asyncio.sleep(0.05)
+        assert processes.slots[0].free == 0
+        device.go.set()
+        await processes.all_free()
+        assert device.sums == [int(image(0).sum())], "the other sample was not served"
+
+    run_device(scenario, device, largest=1)
+
+
+def test_an_image_that_another_call_uses_is_copied() -> None:
+    async def scenario(processes: Processes) -> None:
+        client = await processes.start_gateway(count=4)
+        slot, pixels = received(client, 0)
+        calls = [client.submit("m", [pixels]) for _ in range(2)]
+        assert processes.slots[0].free == 2
+        slot.release()
+        await asyncio.gather(*calls)
+        calls.append(client.submit("m", [pixels]))
+        assert processes.slots[0].free == 3, "its slot is free, so that it is copied to be safe"
+        for call in calls:
+            assert np.array_equal((await call)[0].output, image(0))
+        await processes.all_free()
+
+    run_scenario(scenario)
+
+
 def test_a_failed_call_frees_its_slots(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def serve(self, batch: Batch, /) -> Sequence[Any]:
@@ -398,11 +432,12 @@ def test_a_bug_in_the_fleet_fails_the_call_alone(caplog: pytest.LogCaptureFixtur
 def test_timeouts_are_instants_of_the_common_clock() -> None:
     async def scenario(processes: Processes) -> None:
         client = await processes.start_gateway()
+        await asyncio.sleep(2.0)
         call = client.submit("m", [image(0)], 0.5)
         with pytest.raises(ExpiredError, match="timeout pass") as caught:
             await call
         assert caught.value.status == 504
-        assert processes.clock() == pytest.approx(0.5, abs=0.02)
+        assert processes.clock() == pytest.approx(2.5, abs=0.02)
         await processes.all_free()
 
     run_scenario(scenario, static(8))

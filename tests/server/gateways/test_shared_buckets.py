@@ -16,8 +16,10 @@ ROOT = Path(__file__).parents[3]
 TAKE = """
 import sys
 from server.gateways.shared_buckets import SharedBuckets
-bucket = SharedBuckets(int(sys.argv[1])).bucket("key", 1000.0)
-print(sum(bucket.take(5.0) == 0.0 for _ in range(900)))
+bucket = SharedBuckets(int(sys.argv[1])).bucket("key", 50000.0)
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(bucket.take(5.0) == 0.0 for _ in range(40000)))
 """
 LOCK = """
 import fcntl, os, signal, sys
@@ -29,7 +31,8 @@ signal.pause()
 
 def start(program: str, table: int) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", program, str(table)]
-    return subprocess.Popen(command, cwd=ROOT, pass_fds=[table], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, pass_fds=[table], stdin=pipe, stdout=pipe, text=True)
 
 
 @given(st.floats(0.1, 1000.0), st.lists(st.floats(0.0, 3.0), max_size=50))
@@ -48,9 +51,17 @@ def test_a_shared_bucket_limits_as_one_of_a_single_process(rate: float, gaps: li
 def test_two_processes_together_take_no_more_than_the_bucket_has() -> None:
     table = create_table()
     processes = [start(TAKE, table) for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:  # both take at the same time
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
     taken = [int(process.communicate(timeout=60)[0]) for process in processes]
-    assert sum(taken) == 1000
-    assert SharedBuckets(table).bucket("key", 1000.0).take(5.0) > 0.0
+    assert sum(taken) == 50_000
+    assert min(taken) >= 10_000
+    assert SharedBuckets(table).bucket("key", 50_000.0).take(5.0) > 0.0
     os.close(table)
 
 

@@ -66,8 +66,6 @@ class _Died(Exception):  # noqa: N818
 class _Header:
     """A header during which the writer dies."""
 
-    size = 16
-
     def pack_into(self, *_: object) -> None:
         raise _Died
 
