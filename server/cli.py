@@ -3,8 +3,10 @@
 import inspect
 import logging
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -20,9 +22,13 @@ from policies.command import run
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
 from server.app.assembly import assemble, keys_of
+from server.app.gateway_hub import GatewayHub
+from server.app.http_server import bind, bind_path
 from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import ServerPlan, make_plan
-from server.config import Settings, read_settings
+from server.app.supervisor import number_of_gateways, role_of_this_process, stop_with_supervisor, supervise
+from server.config import Settings, SettingsResult, read_settings
+from server.gateways.setup import HTTP_SOCKET
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 from server.transport.auth import Keys
@@ -71,8 +77,15 @@ def serve_model(
     started = monotonic()
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
+    role = role_of_this_process()
     with configured_logging(*result.log_options), printed_to_log():
-        code = _run(make_plan(result, FirstProfiles().cached, _CHECKS), started)
+        bound = None if role is not None else _bound_for_gateways(result.settings)
+        if role is not None:
+            code = _serve_behind_gateways(result, *role, started)
+        elif bound is not None:
+            code = supervise(sys.argv[1:], *bound)
+        else:
+            code = _run(make_plan(result, FirstProfiles().cached, _CHECKS), started)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
 
@@ -92,6 +105,31 @@ def _run(plan: ServerPlan, started: float) -> int:
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
 
 
+def _bound_for_gateways(settings: Settings | None) -> tuple[int, socket.socket] | None:
+    """The number of gateways and their bound address; None without gateways, or if the address cannot be bound.
+
+    Planning then reports all that is wrong with the settings together.
+    """
+    if settings is None or not (gateways := number_of_gateways(settings.gateways)):
+        return None
+    with suppress(SpecError):
+        return gateways, bind(settings.host, settings.port)
+    return None
+
+
+def _serve_behind_gateways(result: SettingsResult, folder: Path, pipe: int, started: float) -> int:
+    """Serve as the serving process of a supervisor; returns the exit code."""
+    stop_with_supervisor(pipe)
+    plan = make_plan(result, FirstProfiles().cached, _CHECKS, lambda *_: bind_path(folder / HTTP_SOCKET))
+    settings = plan.settings
+    with plan.bound as bound, _tracing(settings) as tracing:
+        server = assemble(plan, FirstProfiles(), tracing)
+        _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
+        hub = GatewayHub(server.inference, settings, number_of_gateways(settings.gateways), folder)
+        listener = Listener(TimeLimits(*settings.time_limits))
+        return serve(server.inner, server.fleet, bound, settings.drain_delay_s, listener, {"": lambda: None}, hub)
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -100,10 +138,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listener(settings: Settings) -> Listener:
-    limits = TimeLimits(
-        settings.header_timeout_s, settings.body_timeout_s, settings.read_timeout_s, settings.answer_timeout_s
-    )
-    return Listener(limits, load_tls(settings.tls_cert, settings.tls_key))
+    return Listener(TimeLimits(*settings.time_limits), load_tls(settings.tls_cert, settings.tls_key))
 
 
 def _reloads(keys: Keys | None, tls: Tls | None) -> dict[str, Callable[[], None]]:

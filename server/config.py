@@ -54,6 +54,7 @@ def _url(value: str) -> str:
 
 _Url = Annotated[str, AfterValidator(_url)]
 Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
+Gateways = Annotated[str, BeforeValidator(str), StringConstraints(pattern=r"^(auto|[0-9]|[1-5][0-9]|6[0-4])$")]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -132,6 +133,11 @@ class Settings(BaseSettings):
         description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
         "user's model is loaded again, another server is unavailable, and any other device is lost",
     )
+    gateways: Gateways = Field(
+        "auto",
+        description="HTTP processes in front of the process that has the devices; 0: that process speaks HTTP itself; "
+        "auto: see docs/running-in-production.md",
+    )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
     api_key_file: Path | None = Field(
@@ -193,6 +199,11 @@ class Settings(BaseSettings):
         """The spec of each model by its name; an entry without = is both name and spec."""
         pairs = (model.partition("=") for model in self.models)
         return {name: spec or name for name, _, spec in pairs}
+
+    @property
+    def time_limits(self) -> tuple[float, float, float, float]:
+        """The time limits of a connection, s, in the order of `TimeLimits`."""
+        return self.header_timeout_s, self.body_timeout_s, self.read_timeout_s, self.answer_timeout_s
 
     def of(self, model: str) -> Self:
         """The settings with the values that the configuration file gives this model."""

@@ -12,7 +12,8 @@ from policies.catalog import choose
 from policies.profile import Profile, load_profile
 from server.api.inference import Inference
 from server.app.application import Application
-from server.app.lifecycle import bind, serve
+from server.app.http_server import bind
+from server.app.lifecycle import serve
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch, Logits, ThreadExecutor
 from server.energy.meters import CountingMeter, LastReading

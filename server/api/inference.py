@@ -130,9 +130,14 @@ class Inference(Generic[FleetT]):
         try:
             return await answer(model, context)
         finally:
-            self.calls[key] -= 1
-            if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
-                ended.set()
+            self.end_call(*key)
+
+    def end_call(self, model: str, revision: int) -> None:
+        """Count a call of this revision, which was added to `calls`, as ended."""
+        key = model, revision
+        self.calls[key] -= 1
+        if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
+            ended.set()
 
     async def calls_ended(self, model: str, revision: int) -> None:
         """Wait until no call of this revision is open; new ones must not begin any more."""

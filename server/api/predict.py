@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 import orjson
 
@@ -16,9 +17,14 @@ class Predict:
 
     _PATH = re.compile(r"/predict(?:/([^/]+))?")
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference[Any]) -> None:
         """`inference` serves the calls."""
         self._inference = inference
+
+    def model_of(self, path: str) -> str | None:
+        """Return the name of the model in the path of an inference call; None for other paths, and without a name."""
+        match = self._PATH.fullmatch(path)
+        return None if match is None else match[1]
 
     def find(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path, which answers errors; None for other paths."""

@@ -39,12 +39,16 @@ class AssembledServer:
 
     Attributes:
         app: the HTTP application; its lifespan runs the dispatchers.
+        inner: the application within it, without authentication, for gateways that do that.
+        inference: serves the inference calls.
         fleet: the devices, each with its dispatcher.
         metrics: of the whole server.
         keys: API keys; None if calls need none.
     """
 
     app: RequestMiddleware
+    inner: Application
+    inference: Inference
     fleet: Fleet
     metrics: Metrics
     keys: Keys | None = None
@@ -76,7 +80,7 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
         shutting_down=partial(getattr, fleet, "shutting_down"),
         find_inference=app.find_inference,
     )
-    return AssembledServer(requests, fleet, metrics, keys)
+    return AssembledServer(requests, app, inference, fleet, metrics, keys)
 
 
 def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -> Dispatcher:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
-from server.app.lifecycle import bind
+from server.app.http_server import bind
 from server.config import Settings, SettingsResult, by_model
 from server.models.sources import UpstreamSource, source_of
 from server.models.upstream_spec import is_upstream
@@ -100,7 +100,10 @@ class _Errors:
 
 
 def make_plan(
-    result: SettingsResult, cached_profile: CachedProfile, checks: Sequence[Callable[[Settings], object]] = ()
+    result: SettingsResult,
+    cached_profile: CachedProfile,
+    checks: Sequence[Callable[[Settings], object]] = (),
+    bind: Callable[[str, int], socket.socket] = bind,
 ) -> ServerPlan:
     """Check settings, devices, profiles, policies and the address, and bind the address.
 
@@ -109,6 +112,7 @@ def make_plan(
         cached_profile: returns the cached profile of a model, by its name, on a real device for batches up to a size;
             None without one.
         checks: further checks of the settings; each raises SpecError.
+        bind: binds the address.
 
     Raises:
         SpecError: something is wrong; all messages in one line.

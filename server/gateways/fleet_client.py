@@ -70,11 +70,12 @@ class FleetClient:
         self._calls: dict[int, _Call] = {}  # those whose slots may be read
         self._last_id = 0
 
-    async def connect(self, sock: socket, slots: Slots) -> None:
+    async def connect(self, sock: socket, slots: Slots, state: StatePage | None = None) -> None:
         """Connect to a serving process, which has the other end of the socket and maps the memory of the slots.
 
-        After the loss of a serving process this connects to the next one.
+        After the loss of a serving process this connects to the next one; `state` is its page if it is another one.
         """
+        self._page = state or self._page
         channel = Channel(self._on_message, self._on_lost)
         await channel.open(sock)
         if channel.is_open:

@@ -38,11 +38,14 @@ class FleetServer:
     Attributes:
         gateways: those that are connected.
         on_control: called with a gateway and each of its control messages.
+        on_publish: called before each publication of the state.
+        submit: submits a call, as `Fleet.submit` does.
         on_lost: called with a gateway that was disconnected, since it died or does not read its answers.
     """
 
     on_control: Callable[["Gateway", Any], None] = staticmethod(lambda _gateway, _message: None)
     on_lost: Callable[["Gateway"], None] = staticmethod(lambda _: None)
+    on_publish: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class FleetServer:
             clock: the gateways' clock, s.
         """
         self.fleet = fleet
+        self.submit: Callable[..., asyncio.Future[list[Sample]]] = fleet.submit
         self.clock = clock
         self.gateways: set[Gateway] = set()
         self._page = page
@@ -93,6 +97,7 @@ class FleetServer:
     def publish(self) -> None:
         """Publish the state now and then regularly, and soon after each change of the queue, until `close`."""
         try:
+            self.on_publish()
             self._page.write(self._state())
         except Exception:  # noqa: BLE001  (the gateways go on with the state before)
             _log.exception("the state for the gateways cannot be published")
@@ -173,7 +178,7 @@ class Gateway:
         try:
             model, revision, expires, sizes, shapes, packed = pickle.loads(content)  # noqa: S301  (of our own process)
             inputs, stored = unpack(PackedSamples(*packed), self._memory)
-            future = server.fleet.submit(model, inputs, expires - server.clock(), sizes, shapes, revision)
+            future = server.submit(model, inputs, expires - server.clock(), sizes, shapes, revision)
         except ServerError as error:
             self._fail(call_id, error, stored)
         except Exception:  # noqa: BLE001  (a bug costs one call, and not all calls of the gateway)

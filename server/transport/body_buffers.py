@@ -2,11 +2,26 @@
 
 import sys
 from collections import defaultdict
+from typing import Protocol
 
 _LEAST = 2**16  # bytes; a smaller buffer comes from the heap, without a page fault for each page
 _MOST = 2**20  # bytes; larger bodies are rare
 _STEP = 2**16  # bytes by which buffers differ in size
 _MAX_IDLE = 2**25  # bytes of all buffers that are kept for reuse
+
+
+class BodyBuffer(Protocol):
+    """Memory for one body.
+
+    Attributes:
+        view: the memory, of the size that was asked for.
+    """
+
+    view: memoryview
+
+    def release(self) -> None:
+        """End the use by the connection; views of the memory stay valid."""
+        ...
 
 
 class BodyBuffers:
@@ -21,16 +36,16 @@ class BodyBuffers:
         self._idle: defaultdict[int, list[bytearray]] = defaultdict(list)
         self._idle_bytes = 0
 
-    def take(self, size: int) -> bytearray:
-        """Return a buffer of at least `size` bytes, with any content."""
+    def take(self, size: int) -> BodyBuffer:
+        """Return a buffer of `size` bytes, with any content."""
         if not _LEAST <= size <= _MOST:
-            return bytearray(size)
+            return _PooledBuffer(self, [bytearray(size)], size)
         rounded = -(-size // _STEP) * _STEP
         idle = self._idle[rounded]
         if not idle:
-            return bytearray(rounded)
+            return _PooledBuffer(self, [bytearray(rounded)], size)
         self._idle_bytes -= rounded
-        return idle.pop()
+        return _PooledBuffer(self, [idle.pop()], size)
 
     def give_back(self, owner: list[bytearray]) -> None:
         """Empty `owner`, which holds one buffer, and keep this for reuse if nothing else refers to it."""
@@ -40,6 +55,19 @@ class BodyBuffers:
         if alone and _LEAST <= size <= _MOST and not size % _STEP and self._idle_bytes + size <= _MAX_IDLE:
             self._idle[size].append(buffer)
             self._idle_bytes += size
+
+
+class _PooledBuffer:
+    __slots__ = ("_owner", "_pool", "view")
+
+    def __init__(self, pool: BodyBuffers, owner: list[bytearray], size: int) -> None:
+        self._pool = pool
+        self._owner = owner
+        self.view = memoryview(owner[0])[:size]
+
+    def release(self) -> None:
+        del self.view
+        self._pool.give_back(self._owner)
 
 
 def _references_of_a_local() -> int:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from server.transport.body_buffers import BodyBuffers
+from server.transport.body_buffers import BodyBuffer, BodyBuffers
 from server.transport.request import (
     CHUNK,
     Body,
@@ -126,7 +126,7 @@ class DirectCall(RequestContext):
         self._reason: Exception | None = None
         self._disconnected = self._reads_body = False
         self._first = b""
-        self._buffer: list[bytearray] = []
+        self._buffer: BodyBuffer | None = None
         self._view: memoryview | None = None
         self.keep_alive = head.keep_alive
         self.response_complete = False
@@ -175,8 +175,8 @@ class DirectCall(RequestContext):
         reserve(length)
         if not self.remaining:
             return self._first
-        self._buffer.append(self._buffers.take(length))
-        self._view = memoryview(self._buffer[0])[:length]
+        self._buffer = self._buffers.take(length)
+        self._view = self._buffer.view
         self._view[: len(self._first)] = self._first
         self._first = b""
         self._reads_body = True
@@ -261,8 +261,9 @@ class DirectCall(RequestContext):
     def _end(self) -> None:
         self._coroutine = None
         self._view = None
-        if self._buffer:
-            self._buffers.give_back(self._buffer)
+        if self._buffer is not None:
+            self._buffer.release()
+            self._buffer = None
 
 
 _BODY = object()  # what a call yields that waits for its body

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any
 
 from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import VERSION
@@ -33,10 +34,15 @@ class Infer:
 
     _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference[Any]) -> None:
         """`inference` serves the calls."""
         self._inference = inference
         self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat
+
+    def model_of(self, path: str) -> str | None:
+        """Return the name of the model in the path of an inference call; None for other paths."""
+        match = self._PATH.fullmatch(path)
+        return None if match is None else match[1]
 
     def find(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path, which answers errors; None for other paths."""

@@ -1,0 +1,175 @@
+"""The serving process behind gateway processes: it connects them, and tells them what they need to know."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from server.api.inference import Inference
+from server.config import Settings
+from server.errors import UnavailableError
+from server.gateways.fleet_server import FleetServer, Gateway
+from server.gateways.metrics_recorder import replay
+from server.gateways.setup import FLEET_SOCKET, GREETING, GatewaySetup
+from server.gateways.shared_buckets import create_table
+from server.gateways.slots import create_memory
+from server.gateways.state_page import StatePage, create_page
+from server.models.model import ServedModel
+from server.models.signature import Signature
+from server.scheduling.calls import Sample
+
+_log = logging.getLogger("batchwright.gateways")
+_HEADER_ROOM = 2**13  # bytes of a slot for what precedes the tensors of a body
+_LEAST_SLOT, _LARGEST_SLOT = 2**16, 2**24  # bytes
+_SLOTS_MEMORY = 2**27  # bytes of all slots of one gateway, at most
+_MOST_SLOTS = 512
+_STOP_TIMEOUT = 15.0  # s for gateways to send open responses
+
+
+class GatewayHub:
+    """Accepts the connections of gateways."""
+
+    def __init__(self, inference: Inference, settings: Settings, gateways: int, folder: Path) -> None:
+        """Serve the calls of this number of gateways, which find the sockets in `folder`."""
+        self._inference = inference
+        self._settings = settings
+        self._expected = gateways
+        self._path = folder / FLEET_SOCKET
+        self._page, self._table = create_page(len(inference.models)), create_table()
+        models = inference.models
+        self._fleet = FleetServer(
+            inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
+        )
+        self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
+        self._fleet.on_publish, self._fleet.submit = self._tell_models, self._submit
+        self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision
+        self._listening: dict[Gateway, str] = {}  # address by gateway
+        self._told: dict[Gateway, dict[str, ServedModel]] = {}
+        self._connected = 0
+        self._announced = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> None:
+        """Accept gateways from now on."""
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(self._path))
+        server.listen()
+        server.setblocking(False)
+        self._fleet.publish()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(server.fileno(), self._accept, server)
+
+    async def stop(self) -> None:
+        """Have the gateways send their open responses and end."""
+        self._fleet.publish()
+        for gateway in self._fleet.gateways:
+            gateway.send_control(("stop",))
+        end = asyncio.get_running_loop().time() + _STOP_TIMEOUT
+        while self._fleet.gateways and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110  (they tell by callback)
+            await asyncio.sleep(0.02)
+        await self._fleet.close()
+
+    def _accept(self, server: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            connection, _ = server.accept()
+            task = asyncio.get_running_loop().create_task(self._connect(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        size = self._slot_size()
+        count = max(16, min(_MOST_SLOTS, _SLOTS_MEMORY // size))
+        memory = create_memory(size, count)
+        try:
+            connection.setblocking(True)  # the first message of a connection fits its buffer
+            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page, self._table])
+            connection.setblocking(False)
+            self._connected += 1
+            gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
+        except OSError as error:
+            _log.warning("a gateway was lost while it connected: %s", error)
+            connection.close()
+            return
+        finally:
+            os.close(memory)
+        self._told[gateway] = {}
+        gateway.send_control(("setup", self._setup(), _portable(self._inference.models)))
+        self._told[gateway] = dict(self._inference.models)
+
+    def _setup(self) -> GatewaySetup:
+        settings = self._settings
+        return GatewaySetup(
+            gateways=self._expected,
+            log=(settings.log_level, settings.log_format),
+            queue_capacity=settings.queue_capacity,
+            memory=settings.queue_bytes // (self._expected + 1),  # one share is that of the serving process
+            host=settings.host,
+            api_key_file=settings.api_key_file,
+            tls=(settings.tls_cert, settings.tls_key),
+            time_limits=settings.time_limits,
+            otlp_endpoint=settings.otlp_endpoint,
+        )
+
+    def _slot_size(self) -> int:
+        """Room for the largest sample of a model with fixed shapes, and what precedes it in a body."""
+        signatures = [model.signature for model in self._inference.models.values()]
+        samples = [sum(spec.sample_bytes for spec in signature.inputs) for signature in signatures]
+        return min(_LARGEST_SLOT, max(_LEAST_SLOT, *samples) + _HEADER_ROOM)
+
+    def _submit(
+        self,
+        model: str,
+        inputs: Sequence[Any],
+        timeout: float,
+        sizes: Sequence[float],
+        shapes: Sequence[str],
+        revision: int,
+    ) -> "asyncio.Future[list[Sample]]":
+        """Submit a call to the revision in service, which may have replaced the one that a gateway knows."""
+        inference, served = self._inference, self._inference.models[model]
+        if revision != served.revision and self._signatures.get((model, revision)) != served.signature:
+            raise UnavailableError(f"{model} was loaded again with other inputs; send the call again", 1)
+        submitted = inference.fleet.submit(model, inputs, timeout, sizes, shapes, served.revision)
+        inference.calls[model, served.revision] += 1
+        submitted.add_done_callback(lambda _: inference.end_call(model, served.revision))
+        return submitted
+
+    def _tell_models(self) -> None:
+        """Send the gateways the models that have been loaded again."""
+        models = self._inference.models
+        self._signatures |= {(name, model.revision): model.signature for name, model in models.items()}
+        for gateway, told in self._told.items():
+            changed = {name: model for name, model in models.items() if told.get(name) is not model}
+            if changed:
+                gateway.send_control(("models", _portable(changed)))
+                told.update(changed)
+
+    def _on_control(self, gateway: Gateway, message: Any) -> None:
+        match message:
+            case ("metrics", calls):
+                replay(self._inference.metrics, calls)
+            case ("listening", address):
+                self._listening[gateway] = address
+                if len(self._listening) >= self._expected and not self._announced:
+                    self._announced = True
+                    _log.info("ready on %s, by %d gateways", address, self._expected)
+            case _:
+                pass
+
+    def _on_lost(self, gateway: Gateway) -> None:
+        self._listening.pop(gateway, None)
+        self._told.pop(gateway, None)
+
+
+def _portable(models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None]:
+    """The models as gateways have them; None for one whose calls gateways pass on unread."""
+    found: dict[str, ServedModel | None] = {}
+    for name, model in models.items():
+        codec = None if model.size_predictor is not None else model.codec.for_gateways()
+        found[name] = None if codec is None else replace(model, codec=codec)
+    return found

@@ -1,0 +1,106 @@
+"""The HTTP server of a process: uvicorn with our connections, and its address."""
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from policies.types import SpecError
+from server.transport.accepting import protocol_factory
+from server.transport.connection import Listener
+
+_log = logging.getLogger("batchwright")
+_SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
+_KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handling, which re-raises signals, and without its tick every 0.1 s.
+
+    Attributes:
+        stop: set to finish open responses, close connections and return from `serve`.
+    """
+
+    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+        """Serve `app` on connections of this listener."""
+        config = uvicorn.Config(
+            app,
+            http=protocol_factory(listener),  # type: ignore[arg-type]  # a factory
+            ws="none",
+            proxy_headers=False,
+            lifespan="on",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
+        )
+        config.load()
+        super().__init__(config)
+        self._scheme = "http" if listener.tls is None else "https"
+        self.stop = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave all signals as they are."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Serve until `stop` is set."""
+        self.on_listening()
+        await self.stop.wait()
+
+    def on_listening(self) -> None:
+        """Log the address, now that connections are accepted."""
+        _log.info("ready on %s", self.url)
+
+    @property
+    def url(self) -> str:
+        """The address that the server listens on."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
+
+    async def end_keep_alive(self) -> None:
+        """Give clients of open connections a short time to read Connection: close."""
+        end = monotonic() + _KEEP_ALIVE_GRACE
+        while self.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
+            await asyncio.sleep(0.05)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the address without listening, so that a port in use is reported before a model is loaded.
+
+    Raises:
+        SpecError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+    return bound
+
+
+def bind_path(path: Path) -> socket.socket:
+    """Bind a socket of the file system without listening."""
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(path))
+    return bound
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files, often 1024 for programs that use select(2), to the hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems report an unlimited hard limit, but refuse to set it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

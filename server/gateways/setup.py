@@ -1,0 +1,34 @@
+"""How gateways and the serving process find each other, and what a gateway is told when it connects."""
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+FLEET_SOCKET, HTTP_SOCKET = "fleet.sock", "http.sock"  # in the folder that the processes share
+GREETING = struct.Struct("<QQ")  # size and number of slots; sent with descriptors of memory, state and rate limits
+
+
+class GatewaySetup(NamedTuple):
+    """What a gateway needs of the server's settings.
+
+    Attributes:
+        gateways: number of gateways.
+        log: lowest level and format of the log.
+        queue_capacity: maximum number of waiting requests.
+        memory: the gateway's share of the memory budget of all calls, bytes.
+        host: host name that the server is bound to.
+        api_key_file: file of API keys; None without keys.
+        tls: files of the certificate and its key; None for plain HTTP.
+        time_limits: those of a connection, s, in the order of `TimeLimits`.
+        otlp_endpoint: URL of a collector of traces; None without tracing.
+    """
+
+    gateways: int
+    log: tuple[str, str]
+    queue_capacity: int
+    memory: int
+    host: str
+    api_key_file: Path | None
+    tls: tuple[Path | None, Path | None]
+    time_limits: tuple[float, float, float, float]
+    otlp_endpoint: str | None
