@@ -196,20 +196,17 @@ class Gateway:
             self._end_when_unread(call_id, stored)
         elif (error := future.exception()) is not None:
             self._fail(call_id, error if isinstance(error, ServerError) else ServerError(INTERNAL_ERROR), stored)
-        else:
-            self._answer(call_id, future.result())
-
-    def _answer(self, call_id: int, samples: Sequence[Sample]) -> None:
-        if self._channel.backlog > _MAX_BACKLOG:
+        elif self._channel.backlog > _MAX_BACKLOG:
             _log.error("%s does not read its answers; it is disconnected", self.name)
             self._channel.abort()
-            return
-        packed = pack([each.output for each in samples], inline)
-        facts = [
-            (each.batch_size, each.waiting, each.service, each.energy, each.energy_source, each.device)
-            for each in samples
-        ]
-        self._channel.send(ANSWER, call_id, pickle.dumps((tuple(packed), facts), 5))
+        else:
+            try:
+                content = _pack_answer(future.result())
+            except Exception:  # noqa: BLE001  (of an output that cannot be pickled)
+                _log.exception("an answer for %s cannot be sent", self.name)
+                self._fail(call_id, ServerError(INTERNAL_ERROR), stored)
+            else:
+                self._channel.send(ANSWER, call_id, content)
 
     def _fail(self, call_id: int, error: ServerError, stored: Sequence[_Array]) -> None:
         self._channel.send(FAIL, call_id, pickle.dumps(error_fields(error), 5))
@@ -245,6 +242,14 @@ class Gateway:
             future.cancel()
         self._server.gateways.discard(self)
         self._server.on_lost(self)
+
+
+def _pack_answer(samples: Sequence[Sample]) -> bytes:
+    packed = pack([each.output for each in samples], inline)
+    facts = [
+        (each.batch_size, each.waiting, each.service, each.energy, each.energy_source, each.device) for each in samples
+    ]
+    return pickle.dumps((tuple(packed), facts), 5)
 
 
 def _error_of(check: Callable[..., object], *arguments: Any) -> ErrorFields | None:

@@ -442,6 +442,7 @@ class Dispatcher:
                 if following is not None and not following.batch.inputs:
                     following = None  # a stage of the failed batch itself
                 await self._recover(run, error, following)
+                error.__traceback__ = None  # its frames refer to the inputs and to the future that has it: a cycle
             else:
                 began = completion.finished
                 following = self._lookahead.end(began)
