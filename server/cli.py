@@ -22,13 +22,12 @@ from policies.command import run
 from policies.types import SpecError
 from profiler.first_profile import FirstProfiles
 from server.app.assembly import assemble, keys_of
-from server.app.gateway_hub import GatewayHub
-from server.app.http_server import bind, bind_path
+from server.app.gateway_hub import GatewayHub, bind_in
+from server.app.http_server import bind
 from server.app.lifecycle import exit_on_sigterm, serve
 from server.app.plan import ServerPlan, make_plan
 from server.app.supervisor import number_of_gateways, role_of_this_process, stop_with_supervisor, supervise
 from server.config import Settings, SettingsResult, read_settings
-from server.gateways.setup import HTTP_SOCKET
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 from server.transport.auth import Keys
@@ -120,7 +119,7 @@ def _bound_for_gateways(settings: Settings | None) -> tuple[int, socket.socket] 
 def _serve_behind_gateways(result: SettingsResult, folder: Path, pipe: int, started: float) -> int:
     """Serve as the serving process of a supervisor; returns the exit code."""
     stop_with_supervisor(pipe)
-    plan = make_plan(result, FirstProfiles().cached, _CHECKS, lambda *_: bind_path(folder / HTTP_SOCKET))
+    plan = make_plan(result, FirstProfiles().cached, _CHECKS, lambda *_: bind_in(folder))
     settings = plan.settings
     with plan.bound as bound, _tracing(settings) as tracing:
         server = assemble(plan, FirstProfiles(), tracing)

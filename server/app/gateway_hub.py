@@ -15,7 +15,7 @@ from server.config import Settings
 from server.errors import UnavailableError
 from server.gateways.fleet_server import FleetServer, Gateway
 from server.gateways.metrics_recorder import replay
-from server.gateways.setup import FLEET_SOCKET, GREETING, GatewaySetup
+from server.gateways.setup import FLEET_SOCKET, GREETING, HTTP_SOCKET, GatewaySetup
 from server.gateways.shared_buckets import create_table
 from server.gateways.slots import create_memory
 from server.gateways.state_page import StatePage, create_page
@@ -164,6 +164,13 @@ class GatewayHub:
     def _on_lost(self, gateway: Gateway) -> None:
         self._listening.pop(gateway, None)
         self._told.pop(gateway, None)
+
+
+def bind_in(folder: Path) -> socket.socket:
+    """Bind the socket of the serving process's HTTP server in the folder that the processes share."""
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(folder / HTTP_SOCKET))
+    return bound
 
 
 def _portable(models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None]:

@@ -6,7 +6,6 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import monotonic
 
 import uvicorn
@@ -89,13 +88,6 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
-    return bound
-
-
-def bind_path(path: Path) -> socket.socket:
-    """Bind a socket of the file system without listening."""
-    bound = socket.socket(socket.AF_UNIX)
-    bound.bind(str(path))
     return bound
 
 
