@@ -5,7 +5,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright")
 EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server
 _FORCED_SHUTDOWN_TIMEOUT = 3  # s, the same after a second signal, or when no device works
-
-
-def exit_on_sigterm() -> None:
-    """Exit on SIGTERM until `serve` handles it; process 1 of a container would ignore the signal by default."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def serve(
