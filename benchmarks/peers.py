@@ -40,7 +40,9 @@ from policies.profile import load_profile
 PROFILE = "googlenet-tesla-p4-x10"
 NAME = "peers"
 VARIANTS: dict[str, tuple[str, ...]] = {  # of our server: flags of serve-model by name
-    "Batchwright, one process": (),
+    "Batchwright, one process": ("--gateways", "0"),
+    "Batchwright, 1 gateway": ("--gateways", "1"),
+    "Batchwright, 2 gateways": ("--gateways", "2"),
 }
 _GAP = "batchwright_idle_gap_seconds"
 
