@@ -252,7 +252,7 @@ class DirectCall(RequestContext):
             future = self._coroutine.send(None)
         except StopIteration:
             self._end()
-        except Exception:
+        except Exception:  # noqa: BLE001  (as a task, which ends with any exception)
             _log.exception("the response to request %s failed", self.request_id)
             self._end()
         else:
