@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -223,7 +223,7 @@ async def until(condition: Callable[[], Any]) -> None:
 def run(work: Any, loop: str = "uvloop") -> Any:
     """Run a coroutine on a new event loop of that kind, for at most 20 s."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        return runner.run(asyncio.wait_for(work, 20))
+        return runner.run(asyncio.wait_for(work, 5))
 
 
 def post(path: str, body: bytes = b"", *headers: bytes) -> bytes:
@@ -259,26 +259,16 @@ def _parse(received: bytes) -> Iterator[Response]:
         received = received[length:]
 
 
-@contextmanager
-def _reading(client: socket.socket, received: list[bytes]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def read() -> None:
+def _receive(client: socket.socket, received: list[bytes]) -> bool:
+    """Receive what has arrived; return whether the server has closed the connection, after which `received` ends."""
+    while b"" not in received:
         try:
-            data = client.recv(2**18)
+            received.append(client.recv(2**18))
         except BlockingIOError:
-            return
+            return False
         except ConnectionError:
-            data = b""
-        received.append(data)
-        if not data:
-            loop.remove_reader(client)
-
-    loop.add_reader(client, read)
-    try:
-        yield
-    finally:
-        loop.remove_reader(client)
+            received.append(b"")
+    return True
 
 
 async def exchange(client: socket.socket, pieces: Sequence[bytes]) -> tuple[list[Response], bool]:
@@ -288,25 +278,22 @@ async def exchange(client: socket.socket, pieces: Sequence[bytes]) -> tuple[list
         The responses, and whether the server closed the connection before the client did.
     """
     received: list[bytes] = []
-    with _reading(client, received):
-        for piece in pieces:
-            left = memoryview(piece)
-            while left and b"" not in received:
-                try:
-                    left = left[client.send(left) :]
-                except BlockingIOError:
-                    await asyncio.sleep(0.0005)
-                except ConnectionError:
-                    break
-            await settle(6)
-        count = -1
-        while count != len(received):
-            count = len(received)
-            await settle(10)
-            await asyncio.sleep(0.005)
-        closed = b"" in received
-        if not closed:
-            client.shutdown(socket.SHUT_WR)
-        await until(lambda: b"" in received)
+    for piece in pieces:
+        left = memoryview(piece)
+        while left and not _receive(client, received):
+            with suppress(BlockingIOError, ConnectionError):
+                left = left[client.send(left) :]
+            await settle(3)
+        await settle(6)
+    count = -1
+    while count != len(received):
+        count = len(received)
+        await settle(10)
+        await asyncio.sleep(0.005)
+        _receive(client, received)
+    closed = b"" in received
+    if not closed:
+        client.shutdown(socket.SHUT_WR)
+    await until(lambda: _receive(client, received))
     client.close()
     return parse(b"".join(received)), closed

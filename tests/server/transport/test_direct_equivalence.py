@@ -78,7 +78,7 @@ class Sent(tuple[bytes, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"Sent({[piece if len(piece) < 400 else piece[:300] + b'...%d' % len(piece) for piece in self]})"
+        return f"Sent({[piece if len(piece) < 300 else piece[:200] + b'...%d' % len(piece) for piece in self]})"
 
 
 @st.composite
