@@ -164,6 +164,10 @@ class Server:
         """The open connections."""
         return list(self.state.connections)  # type: ignore[arg-type]
 
+    def busy(self) -> bool:
+        """Whether a request has no response yet."""
+        return any(one._unanswered() or one._pipelined or one.flow.read_paused for one in self.connections)
+
     async def pair(self) -> socket.socket:
         """Return the client's end of a new connection, a socket that does not block."""
         ours, theirs = socket.socketpair()
@@ -271,8 +275,10 @@ def _receive(client: socket.socket, received: list[bytes]) -> bool:
     return True
 
 
-async def exchange(client: socket.socket, pieces: Sequence[bytes]) -> tuple[list[Response], bool]:
-    """Send the pieces one after the other, and close the sending side.
+async def exchange(
+    client: socket.socket, pieces: Sequence[bytes], busy: Callable[[], bool] = lambda: False
+) -> tuple[list[Response], bool]:
+    """Send the pieces one after the other, and close the sending side when the server is not `busy`.
 
     Returns:
         The responses, and whether the server closed the connection before the client did.
@@ -286,7 +292,7 @@ async def exchange(client: socket.socket, pieces: Sequence[bytes]) -> tuple[list
             await settle(3)
         await settle(6)
     count = -1
-    while count != len(received):
+    while count != len(received) or busy():
         count = len(received)
         await settle(10)
         await asyncio.sleep(0.005)

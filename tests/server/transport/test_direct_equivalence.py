@@ -96,7 +96,7 @@ def answers(pieces: Sequence[bytes], direct: bool, loop: str = "uvloop") -> Any:
     async def serve() -> Any:
         app = App()
         async with serving(direct, keys=True, app=app) as server:
-            responses, closed = await exchange(await server.pair(), pieces)
+            responses, closed = await exchange(await server.pair(), pieces, server.busy)
             return [*map(_comparable, responses)], closed, app.seen, sorted(app.outcomes)
 
     return run(serve(), loop)
