@@ -169,8 +169,10 @@ class Inference(Generic[FleetT]):
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         if inputs.runs_user_code:
-            running = asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read))
-            return await context.wait_for(running, context.remaining_timeout())
+            timeout = context.remaining_timeout()
+            return await context.wait_for(
+                asyncio.ensure_future(self.run_user_code(inputs.memory, inputs.read)), timeout
+            )
         samples: list[Any] = await self.run_in_thread(inputs.read)
         return samples
 
@@ -304,8 +306,8 @@ class Inference(Generic[FleetT]):
         try:
             await context.wait_for(asyncio.gather(*tasks), timeout)
         finally:
-            for task in tasks:
-                task.cancel()
+            while tasks:  # the exception of a task refers to this frame
+                tasks.pop().cancel()
         return samples
 
     async def _decode_one(self, codec: Codec, encoded: bytes, cost: DecodeCost) -> Any:
@@ -337,8 +339,10 @@ class Inference(Generic[FleetT]):
         sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
-        submitted = self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        answers: Sequence[Result] = await context.wait_for(submitted)
+        # no variable has the future: its exception refers to this frame, which would keep the samples
+        answers: Sequence[Result] = await context.wait_for(
+            self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
+        )
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device

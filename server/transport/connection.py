@@ -26,7 +26,7 @@ _ReadState = Literal["idle", "headers", "body"]  # the part of a request that th
 _RECEIVE_BUFFER = 2**18  # bytes that are read at once
 _FIRST_READ = 2**13  # bytes read at the start of a request, so that most of a body can be received in place
 _BODY_BUFFER = 2**18  # bytes of a body that are buffered before the app receives them
-_DIRECT_BODY = 2**26  # bytes; a call that announces a larger body is served through ASGI, which rejects it
+_DIRECT_BODY = 2**20  # bytes; memory for a larger body is reserved as it arrives, through ASGI
 _NOT_DIRECT = frozenset((b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"))
 _MAX_HEADER_BYTES = 2**16  # bytes of request line and headers, and of trailers and chunk sizes
 _MAX_HEADER_COUNT = 200
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
         if self._running_cycle is not None and not self._running_cycle.response_complete:
             _mark_disconnected(self._running_cycle)
-        self._direct = None
+        self._direct = self._running_cycle = None  # calls refer to their connection
         if isinstance(self.cycle, DirectCall):
             self.cycle = None  # type: ignore[assignment]  # uvicorn has none before the first request
         super().connection_lost(exc)
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the bytes received, within the limits."""
-        if self._ignores_input:
+        if self._ignores_input or self.transport.is_closing():  # TLS still passes on what arrived before
             return
         unanswered, app = self._unanswered(), self._listener.direct
         if self._pipelined or isinstance(unanswered, DirectCall):
@@ -255,13 +255,13 @@ class Connection(HttpToolsProtocol):
         """Start a direct call, or pass what is none to the parser."""
         head = self._head
         if head is None or not data.startswith(head.raw):
-            end = data.find(b"\r\n\r\n") + 4
+            end = data.find(b"\r\n\r\n", 0, _FIRST_READ) + 4
             if end < 4 or self._health_only:
                 self._parse(data)
                 return
             head = self._parse_head(data[:end])
             if head is None:
-                if len(data) > end:
+                if len(data) > end and not self._ignores_input:
                     self._parse(data[end:])
                 return
             self._head = head
@@ -273,7 +273,8 @@ class Connection(HttpToolsProtocol):
         self._finds_call = True
         self._parse(data)
         self._finds_call = False
-        return None if self._found is None else replace(self._found, raw=data)
+        found, self._found = self._found, None
+        return None if found is None else replace(found, raw=data)
 
     def _start_direct(self, head: CallHead, app: DirectApp, data: bytes) -> None:
         start, end = len(head.raw), len(head.raw) + head.length
@@ -314,6 +315,7 @@ class Connection(HttpToolsProtocol):
         data, self._pipelined = self._pipelined, b""
         self._resume_after_pipelined()
         if not self.transport.is_closing():
+            self._await_request()
             self.data_received(data)
 
     def _unanswered(self) -> "RequestResponseCycle | DirectCall | None":
@@ -379,7 +381,6 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Reset the counters at the first byte of a request."""
         self._read_state, self._timed_state, self._request_bytes, self._body_bytes = "headers", "idle", 0, 0
-        self._found = None
         super().on_message_begin()
         self.scope["state"]["began"] = monotonic()
 
@@ -416,7 +417,7 @@ class Connection(HttpToolsProtocol):
         length = headers.get(b"content-length", b"")
         if (
             not length.isdigit()
-            or int(length) > _DIRECT_BODY
+            or not 0 < int(length) <= _DIRECT_BODY
             or not _NOT_DIRECT.isdisjoint(headers)
             or self.parser.get_http_version() != "1.1"
             or not self.url.isascii()
@@ -530,11 +531,14 @@ class Connection(HttpToolsProtocol):
         elif self._half_closed or self._ignores_input:
             self._close()
         else:
-            self._connections.idle(self)
-            if self._read_state == "idle":
-                self._set_deadline(self._limits.keep_alive)
+            self._await_request()
         if not (self.pipeline or self._pipelined) and self.flow.read_paused:
             self._resume_after_pipelined()
+
+    def _await_request(self) -> None:
+        self._connections.idle(self)
+        if self._read_state == "idle":
+            self._set_deadline(self._limits.keep_alive)
 
     def _resume_after_pipelined(self) -> None:
         self._release_pipelined()

@@ -123,7 +123,7 @@ class DirectCall(RequestContext):
         self._context = copy_context()
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._awaited: asyncio.Future[Any] | None = None
-        self._reason: Exception | None = None
+        self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
         self._disconnected = self._reads_body = False
         self._first = b""
         self._buffer: BodyBuffer | None = None
@@ -145,6 +145,8 @@ class DirectCall(RequestContext):
         self.remaining -= len(first)
         self._coroutine = self._app.serve(self, self._head.handler, self)
         self._context.run(self._step)
+        if self.remaining and not (self._reads_body or self.response_complete):
+            self._connection.flow.pause_reading()  # until the handler reads the body
 
     def body_buffer(self) -> memoryview | None:
         """Return where the next bytes of the body are to be received; None if they are to be dropped."""
@@ -164,7 +166,7 @@ class DirectCall(RequestContext):
         if self._reads_body:
             self._context.run(self._step)
         elif self._awaited is not None:
-            self._cancel(ClientDisconnectedError())
+            self._cancel(ClientDisconnectedError)
 
     # For the coroutine
 
@@ -173,13 +175,16 @@ class DirectCall(RequestContext):
         length = self._head.length
         body_length(self.headers, limit)
         reserve(length)
+        if self._disconnected:
+            raise ClientDisconnectedError
+        first, self._first = self._first, b""
         if not self.remaining:
-            return self._first
+            return first
         self._buffer = self._buffers.take(length)
         self._view = self._buffer.view
-        self._view[: len(self._first)] = self._first
-        self._first = b""
+        self._view[: len(first)] = first
         self._reads_body = True
+        self._connection.flow.resume_reading()
         await _suspend()
         self._reads_body = False
         view, self._view = self._view, None
@@ -193,30 +198,33 @@ class DirectCall(RequestContext):
             future.cancel()
             raise ClientDisconnectedError
         timer = None if time_limit == inf else future.get_loop().call_later(time_limit, self._expire)
-        self._awaited = future
+        self._awaited, self._reason = future, None
         try:
             return await future
         except asyncio.CancelledError:
             if self._reason is not None:
-                raise self._reason from None
+                raise self._reason() from None
             raise
         finally:
             self._awaited = None
             if timer is not None:
                 timer.cancel()
+            del future  # its exception refers to this frame
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Write the response with its head in one piece; a large body in several, as fast as the client reads."""
+        write, flow = self._connection.transport.write, self._connection.flow
+        if flow.write_paused:
+            await flow.drain()  # the client does not read its previous responses
         if self._disconnected:
             return
         self.status = status
         headers = headers + self._app.response_headers(self)
-        if not self._head.keep_alive and _CLOSE not in headers:
+        if not self.keep_alive and _CLOSE not in headers:
             headers.append(_CLOSE)
-        self.keep_alive &= _CLOSE not in headers
+        self.keep_alive = _CLOSE not in headers
         lines = [b"%b: %b\r\n" % header for header in headers]
         length = b"content-length: %d\r\n\r\n" % len(body)
-        write, flow = self._connection.transport.write, self._connection.flow
         write(b"".join((STATUS_LINE[status], *lines, length, body[:CHUNK])))
         for start in range(CHUNK, len(body), CHUNK):
             if flow.write_paused:
@@ -231,9 +239,9 @@ class DirectCall(RequestContext):
         self._connection.on_response_complete()
 
     def _expire(self) -> None:
-        self._cancel(self.expired_error())
+        self._cancel(self.expired_error)
 
-    def _cancel(self, reason: Exception) -> None:
+    def _cancel(self, reason: Callable[[], Exception]) -> None:
         if self._awaited is not None and self._awaited.cancel():
             self._reason = reason
 
@@ -244,13 +252,9 @@ class DirectCall(RequestContext):
             future = self._coroutine.send(None)
         except StopIteration:
             self._end()
-        except BaseException as error:
+        except Exception:  # noqa: BLE001  (as a task, which ends with any exception)
+            _log.exception("the response to request %s failed", self.request_id)
             self._end()
-            if not isinstance(error, asyncio.CancelledError):
-                _log.exception("request %s failed with an exception", self.request_id)
-            self._connection.abort()
-            if not isinstance(error, Exception | asyncio.CancelledError):
-                raise
         else:
             if future is None:  # asyncio.sleep(0)
                 asyncio.get_running_loop().call_soon(self._step, context=self._context)
@@ -259,11 +263,13 @@ class DirectCall(RequestContext):
                 future.add_done_callback(self._step, context=self._context)
 
     def _end(self) -> None:
-        self._coroutine = None
-        self._view = None
+        self._coroutine = self._view = None
+        self._first = b""
         if self._buffer is not None:
             self._buffer.release()
             self._buffer = None
+        if not (self.response_complete or self._disconnected):
+            self._connection.abort()
 
 
 _BODY = object()  # what a call yields that waits for its body

@@ -1,5 +1,6 @@
 """Middleware for every request: its id, authentication, browser protections, tracing and the access log."""
 
+import asyncio
 import logging
 import re
 import secrets
@@ -101,7 +102,7 @@ class RequestMiddleware:
         except ServerError as error:
             self._on_rejected(error.status)
             await context.respond_error(error, _CHALLENGE if isinstance(error, UnauthorizedError) else None)
-        except Exception:  # noqa: BLE001  (the client gets a response to any exception, without its details)
+        except (Exception, asyncio.CancelledError, SystemExit):  # noqa: BLE001  (answered without its details)
             name = context.request_id
             _log.exception("request %s failed with an exception", name, extra={"request_id": name})
             if not context.status:

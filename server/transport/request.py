@@ -168,10 +168,11 @@ class AsgiContext(RequestContext):
             return await future
         except asyncio.CancelledError:
             if watch.reason is not None:
-                raise watch.reason from None
+                raise watch.reason() from None
             raise
         finally:
             watch.stop()
+            del watch, future  # the exception of the future refers to this frame
 
     async def wait_for_disconnect(self) -> None:
         """Wait until the client has closed the connection; call it only after the whole body was read."""
@@ -212,7 +213,7 @@ class DisconnectWatch:
     timer, for each of them would take a considerable part of the time of a call, so all calls share one timer.
 
     Attributes:
-        reason: the exception of a cancelled call.
+        reason: makes the exception of a cancelled call; the exception itself would refer to the watch.
     """
 
     DELAY = 0.02  # s
@@ -224,7 +225,7 @@ class DisconnectWatch:
         self._task: asyncio.Task[None] | None = None
         loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
         self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
-        self.reason: Exception | None = None
+        self.reason: Callable[[], Exception] | None = None
         self._watched = _watched_by_loop.setdefault(loop, {})
         if loop not in _armed:
             _armed.add(loop)
@@ -245,12 +246,12 @@ class DisconnectWatch:
 
     async def _wait_for_disconnect(self) -> None:
         await self._context.wait_for_disconnect()
-        self._cancel(ClientDisconnectedError())
+        self._cancel(ClientDisconnectedError)
 
     def _expire(self) -> None:
-        self._cancel(self._context.expired_error())
+        self._cancel(self._context.expired_error)
 
-    def _cancel(self, reason: Exception) -> None:
+    def _cancel(self, reason: Callable[[], Exception]) -> None:
         if self._future.cancel():
             self.reason = reason
 

@@ -1,0 +1,169 @@
+"""Inference calls that their connection serves directly, with a dispatcher: outcomes, memory and decoding."""
+
+import asyncio
+import gc
+import io
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from PIL import Image
+
+from policies.profile import Profile
+from policies.rules.control_limit import static
+from server.api.inference import Inference
+from server.api.open_inference.routes import Infer
+from server.api.predict import Predict
+from server.models.images.codec import emulated_model
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from server.transport.request import Handler
+from tests.support.fakes import UNLIMITED, FakeExecutor, chosen
+from tests.support.inference_server import LOOPS, App, Server, exchange, post, run, serving, settle, until
+
+PIXELS = bytes(range(256)) * 588
+INFER, PREDICT = "/v2/models/m/infer", "/predict"
+RAW = b"Inference-Header-Content-Length: 0"
+
+
+@dataclass
+class InferenceApp(App):
+    """The inference routes of one model on a fake device."""
+
+    inference: Inference | None = None
+
+    def find(self, path: str) -> Handler | None:
+        assert self.inference is not None
+        return Infer(self.inference).find(path) or Predict(self.inference).find(path)
+
+
+@asynccontextmanager
+async def inferring(
+    direct: bool = True, batch_size: int = 1, service: float = 0.002
+) -> AsyncIterator[tuple[Server, Inference, FakeExecutor]]:
+    profile = Profile("constant", (service, service, service))
+    executor, metrics = FakeExecutor(profile), Metrics()
+    executor.fault = lambda inputs: [np.arange(1000, dtype=np.float32) for _ in inputs]
+    loop = asyncio.get_running_loop()
+    policy = chosen(static(batch_size), profile)
+    dispatcher = Dispatcher(executor, policy, metrics, loop.time, UNLIMITED)
+    running = asyncio.ensure_future(dispatcher.run())
+    app = InferenceApp()
+    with ThreadPoolExecutor(4) as pool:
+        app.inference = Inference({"m": emulated_model("m", 3)}, Fleet([dispatcher]), metrics, pool, 100, app.budget)
+        async with serving(direct, app=app) as server:
+            yield server, app.inference, executor
+        assert not +app.inference.calls, "no call is open"
+        assert app.inference.fleet.waiting == 0
+    running.cancel()
+
+
+def outcomes(inference: Inference) -> dict[str, int]:
+    """The number of requests by outcome, of those that occurred."""
+    lines = re.findall(r'_requests_total\{.*outcome="(\w+)".*\} (\S+)', inference.metrics.render().decode())
+    return {outcome: int(float(count)) for outcome, count in lines if float(count)}
+
+
+def picture(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (300, 300), "red").save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_calls_are_answered_and_counted_as_through_asgi(loop: str) -> None:
+    sent = b"".join(
+        [
+            post(PREDICT, picture("JPEG")),
+            post(INFER, picture("PNG"), RAW),
+            post(INFER, PIXELS, RAW),
+            post(INFER, PIXELS[1:], RAW),
+            post("/v2/models/other/infer", PIXELS, RAW),
+            post("/v2/models/m/versions/2/infer", PIXELS, RAW),
+            post(PREDICT, picture("JPEG")[:-300]),
+            post(INFER, b"no JSON", b"X-Timeout-Ms: 10"),
+            post(INFER, PIXELS, RAW, b"X-Timeout-Ms: no number"),
+            post(INFER, PIXELS, RAW, b"X-Timeout-Ms: 0.001"),
+        ]
+    )
+
+    async def scenario(direct: bool) -> Any:
+        async with inferring(direct) as (server, inference, _):
+            responses, closed = await exchange(await server.pair(), [sent], server.busy)
+            answered = [(one.status, re.sub(rb"[\d.]+", b"", one.body)) for one in responses]
+            return answered, closed, outcomes(inference)
+
+    direct, asgi = run(scenario(True), loop), run(scenario(False), loop)
+    assert direct == asgi
+    assert [status for status, _ in direct[0][:3]] == [200] * 3
+    assert all(status >= 400 for status, _ in direct[0][3:])
+    assert len(direct[0]) == 10
+
+
+@pytest.mark.parametrize("stage", ["body", "queue", "service", "decoding"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_disconnect_is_counted_once(stage: str, direct: bool, loop: str) -> None:
+    async def scenario() -> None:
+        async with inferring(direct, 2 if stage == "queue" else 1, 0.2) as (server, inference, _):
+            client = await server.pair()
+            sent = post(PREDICT, picture("JPEG")) if stage == "decoding" else post(INFER, PIXELS, RAW)
+            client.setblocking(True)
+            await asyncio.to_thread(client.sendall, sent[:-1] if stage == "body" else sent)
+            fleet = inference.fleet
+            begun = {
+                "body": lambda: server.app.budget.reserved,
+                "queue": lambda: fleet.waiting,
+                "service": lambda: fleet.open_calls and not fleet.waiting,
+                "decoding": lambda: server.app.budget.pending.total() or fleet.open_calls,
+            }
+            await until(begun[stage])
+            for connection in server.connections:
+                connection.abort()
+            client.close()
+            await until(lambda: not +inference.calls)
+            await settle()
+            assert outcomes(inference) == {"cancelled": 1}
+            await until(lambda: not server.app.budget.reserved)  # a thread that decodes keeps its memory
+
+    run(scenario(), loop)
+
+
+def test_the_body_of_a_call_that_expires_is_freed_without_garbage_collection(loop: str) -> None:
+    async def scenario() -> None:
+        async with inferring(batch_size=2) as (server, _, _):
+            tensor = {"name": "image", "datatype": "UINT8", "shape": [1, 224, 224, 3]}
+            head = orjson.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(PIXELS)}}]})
+            length = b"Inference-Header-Content-Length: %d" % len(head)
+            for more, body in ((RAW, PIXELS), (length, head + PIXELS)):
+                sent = post(INFER, body, more, b"X-Timeout-Ms: 30")
+                responses, _ = await exchange(await server.pair(), [sent], server.busy)
+                assert [one.status for one in responses] == [504]
+                await settle()
+                views = [one for one in gc.get_objects() if type(one) is memoryview and one.nbytes == len(body)]
+                assert views == [], "nothing refers to the body"
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario(), loop)
+    finally:
+        gc.enable()
