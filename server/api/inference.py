@@ -361,16 +361,16 @@ class Inference:
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
-    def describe(self, model: str, answers: Sequence[Sample]) -> dict[str, Any]:
+    def describe(self, model: str, answers: Sequence[Sample], context: RequestContext) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         source = "none"
         if energies:
-            source = self.fleet.dispatcher_of(answers[-1].device).chosen[model].profile.energy_source
+            source = self.fleet.dispatcher_of(context.device).chosen[model].profile.energy_source
         return {
             "batch_size": max([answer.batch_size for answer in answers]),
-            "waiting_ms": round(1e3 * max([answer.waiting for answer in answers]), 3),
-            "service_ms": round(1e3 * max([answer.service for answer in answers]), 3),
+            "waiting_ms": round(1e3 * context.waiting, 3),
+            "service_ms": round(1e3 * context.service, 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
             "energy_source": source,
         }
