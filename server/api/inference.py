@@ -100,7 +100,12 @@ class Inference:
                 model = self.model(name)
                 self.fleet.check_loaded(model.name)
                 self.fleet.check_room(model.name, 1, context.remaining_timeout())
-                body, headers = await self._answer(model, answer, context)
+                key = model.name, model.revision
+                self.calls[key] += 1
+                try:
+                    body, headers = await answer(model, context)
+                finally:
+                    self._end_call(key)
                 context.memory.resize(len(body))  # the inputs have been dropped
                 await context.respond(200, body, headers)
                 self._count_answered(model.name, context)
@@ -118,16 +123,11 @@ class Inference:
                 self._count_failed(name, bug, context)
                 await context.respond_error(bug)
 
-    async def _answer(self, model: ServedModel, answer: Answer, context: RequestContext) -> tuple[bytes, Headers]:
-        """Answer a call, which is counted as open."""
-        key = model.name, model.revision
-        self.calls[key] += 1
-        try:
-            return await answer(model, context)
-        finally:
-            self.calls[key] -= 1
-            if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
-                ended.set()
+    def _end_call(self, key: tuple[str, int]) -> None:
+        """Count a call of this model and revision as ended."""
+        self.calls[key] -= 1
+        if self._ended and not self.calls[key] and (ended := self._ended.pop(key, None)):
+            ended.set()
 
     async def calls_ended(self, model: str, revision: int) -> None:
         """Wait until no call of this revision is open; new ones must not begin any more."""

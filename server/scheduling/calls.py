@@ -84,10 +84,12 @@ class Call:
         self.future = future
         self.model = model
         self.samples = [Sample(self, sample) for sample in inputs]
-        for sample, size in zip(self.samples, sizes, strict=False):
-            sample.size = size
-        for sample, shape in zip(self.samples, shapes, strict=False):
-            sample.shape = shape
+        if sizes:
+            for sample, size in zip(self.samples, sizes, strict=True):
+                sample.size = size
+        if shapes:
+            for sample, shape in zip(self.samples, shapes, strict=True):
+                sample.shape = shape
         self.arrival = arrival
         self.expires = expires
         self.earliest = earliest

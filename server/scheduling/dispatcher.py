@@ -188,7 +188,8 @@ class Dispatcher:
         if not self._batcher.busy:
             self._next_step_by = now
         self._on_change()
-        self._set_expiry_timer()
+        if call.expires < inf:
+            self._set_expiry_timer()
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
