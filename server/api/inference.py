@@ -144,6 +144,7 @@ class Inference:
             ClientDisconnectedError: the client closed the connection.
         """
         context.samples = inputs.count
+        samples: Sequence[Any]
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)
         else:
@@ -155,7 +156,19 @@ class Inference:
             samples = inputs.read() if simple else await self._read(inputs, context)
         del inputs
         context.memory.end_pending()
-        return await self._submit(model, samples, context)
+        context.queued = monotonic()
+        predictor = model.size_predictor
+        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
+        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
+        timeout = context.remaining_timeout()
+        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision))
+        context.waiting = max([answer.waiting for answer in answers])
+        context.service = max([answer.service for answer in answers])
+        context.device = answers[-1].device
+        if predictor is not None:
+            for sample, answer in zip(samples, answers, strict=True):
+                predictor.observe(sample, answer.output)
+        return answers
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         if inputs.runs_user_code:
@@ -319,23 +332,6 @@ class Inference:
             raise
         running.add_done_callback(release)
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
-
-    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> list[Sample]:
-        """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call."""
-        context.queued, context.samples = monotonic(), len(samples)
-        predictor = model.size_predictor
-        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
-        timeout = context.remaining_timeout()
-        submitted = self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        answers = await context.wait_for(submitted)
-        context.waiting = max([answer.waiting for answer in answers])
-        context.service = max([answer.service for answer in answers])
-        context.device = answers[-1].device
-        if predictor is not None:
-            for sample, answer in zip(samples, answers, strict=True):
-                predictor.observe(sample, answer.output)
-        return answers
 
     def _count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         name = self._count(model, error.outcome, context)

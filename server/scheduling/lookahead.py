@@ -112,7 +112,7 @@ class Lookahead:
             return None
         if launch is None:
             return None
-        continues = launch.requests[0].id in {request.id for request in run.launch.requests}
+        continues = run.launch.stages is not None and launch.requests[0].id in {r.id for r in run.launch.requests}
         batch = make_batch(launch, self.standby, continues)
         own = replace(launch, requests=run.launch.requests) if continues else launch
         done = asyncio.get_running_loop().create_future()

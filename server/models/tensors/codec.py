@@ -46,7 +46,9 @@ class TensorCodec(Codec):
         self._axes = {name: each.shape.index(-1) for name, each in model.inputs.items() if each.pad is not None}
         own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
         self._decodes, self._renders = "decode" in own, "render" in own
-        self._varies_in_shape = any(-1 in tensor.shape for name, tensor in model.inputs.items() if name not in self._axes)
+        self._varies_in_shape = any(
+            -1 in tensor.shape for name, tensor in model.inputs.items() if name not in self._axes
+        )
 
     @property
     def json_body(self) -> bool:
