@@ -299,7 +299,7 @@ def render_infer(
     model: str,
     outputs: Mapping[str, NDArray[Any]],
     labels: Sequence[str] | None,
-    parameters: Mapping[str, Any],
+    parameters: dict[str, Any],
 ) -> tuple[bytes, int | None]:
     """Render the response to a call.
 
@@ -313,10 +313,11 @@ def render_infer(
     Returns:
         The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
     """
-    document: dict[str, Any] = {"id": call.id} if call.id else {}
-    document |= {"model_name": model, "model_version": VERSION}
+    document: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    if call.id:
+        document = {"id": call.id, **document}
     if parameters:
-        document["parameters"] = dict(parameters)
+        document["parameters"] = parameters
     blobs: list[bytes] = []
     document["outputs"] = [_render_output(output, outputs[output.name], labels, blobs) for output in call.outputs]
     header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -331,11 +332,13 @@ def _render_output(
     if output.classification:
         array, datatype = _best_classes(array, output.classification, labels), "BYTES"
     entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
-    if not output.binary:
-        return entry | {"data": to_json(array, datatype)}  # flat, since the C++ client reads element by element
-    blobs.append(to_binary(array, datatype))
-    # no other parameters: the C++ client would read them as a binary size
-    return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
+    if output.binary:
+        blobs.append(to_binary(array, datatype))
+        # no other parameters: the C++ client would read them as a binary size
+        entry["parameters"] = {"binary_data_size": len(blobs[-1])}
+    else:
+        entry["data"] = to_json(array, datatype)  # flat, since the C++ client reads element by element
+    return entry
 
 
 def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """The routes of the Open Inference Protocol v2."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -128,7 +128,7 @@ class Infer:
 
 
 def _render(
-    call: InferCall, model: ServedModel, outputs: Sequence[Any], parameters: Mapping[str, Any]
+    call: InferCall, model: ServedModel, outputs: Sequence[Any], parameters: dict[str, Any]
 ) -> tuple[bytes, int | None]:
     """Render the response to a call from the outputs of its samples."""
     return render_infer(call, model.name, model.codec.stack(outputs), model.labels, parameters)

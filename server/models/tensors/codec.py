@@ -91,13 +91,13 @@ class TensorCodec(Codec):
 
     def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
-        (first, *_rest) = tensors.values()
+        first = next(iter(tensors.values()))
         if first.datatype == RAW:
             assert isinstance(first.data, bytes | memoryview)
             sample = {first.name: _from_raw(self._signature.inputs[0], first.data)}
             self._check_length(sample)
             return Inputs(1, lambda: [sample])
-        arrays = {tensor.name: as_array(tensor.elements, tensor.shape) for tensor in tensors.values()}
+        arrays = {name: as_array(tensor.elements, tensor.shape) for name, tensor in tensors.items()}
         count = first.shape[0]
         if self._axes:
             self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
@@ -163,7 +163,8 @@ class TensorCodec(Codec):
 
     def renders_slowly(self, output: Any) -> bool:
         """Whether the outputs are many numbers."""
-        return sum([array.size for array in output.values()]) > _MANY_NUMBERS
+        numbers: int = sum([array.size for array in output.values()])
+        return numbers > _MANY_NUMBERS
 
     def render(self, output: Any, _labels: Sequence[str]) -> dict[str, Any]:
         """The outputs of a sample as nested lists, or what the model's own `render` returns.
