@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "offer no standby launch while a timeout may pass",
         "server/scheduling/lookahead.py",
-        "if self._batcher.next_expiry() < at + self._forecast.next_launch_bound():",
+        "if expiry < inf and expiry < at + self._forecast.next_launch_bound():",
         "if False:",
         ("tests/server/scheduling/test_lookahead.py",),
     ),

@@ -645,7 +645,7 @@ class Dispatcher:
 
     def _drop_late(self, now: float) -> None:
         """Drop the requests of the next launch whose timeout passes before it can complete."""
-        while self._batcher.next_expiry() < now + self._forecast.next_launch_bound():
+        while (expiry := self._batcher.next_expiry()) < inf and expiry < now + self._forecast.next_launch_bound():
             action = self._batcher.policy.decide(self._batcher.state(now))
             if not isinstance(action, Launch):
                 return
