@@ -51,7 +51,7 @@ MUTATIONS = (
     Mutation(
         "offer no standby launch while a timeout may pass",
         "server/scheduling/lookahead.py",
-        "if self._batcher.next_expiry() < at + self._forecast.next_launch_bound():",
+        "if expiry < inf and expiry < at + self._forecast.next_launch_bound():",
         "if False:",
         ("tests/server/scheduling/test_lookahead.py",),
     ),
@@ -100,8 +100,8 @@ MUTATIONS = (
     Mutation(
         "queued samples do not count as pending",
         "server/api/inference.py",
-        "        context.memory.end_pending()\n        return await self._submit",
-        "        return await self._submit",
+        "        context.memory.end_pending()\n        context.queued = monotonic()\n",
+        "        context.queued = monotonic()\n",
         ("tests/server/api/test_inference.py",),
     ),
     Mutation(

@@ -270,7 +270,7 @@ CASES: st.SearchStrategy[Case] = st.one_of(
         lambda body, length: Case("infer", (body, length)), st.binary(max_size=300), st.none() | st.integers(0, 300)
     ),
     st.builds(lambda value: Case("infer", (_written(value), None)), ODD),
-    st.builds(lambda text: Case("length", (text,)), _HEADERS | st.text(max_size=30)),
+    st.builds(lambda text: Case("length", (text.encode(),)), _HEADERS | st.text(max_size=30)),
     st.builds(lambda text: Case("timeout", (text,)), _HEADERS | st.text(max_size=30)),
     st.builds(lambda items: Case("compress", (",".join(items),)), _WEIGHTS | st.lists(st.text(max_size=5), max_size=3)),
     st.builds(lambda body: Case("index", (body,)), st.builds(_written, ODD) | st.binary(max_size=30)),
@@ -294,10 +294,12 @@ def _check_call(call: InferCall) -> None:
     if isinstance(tensor.data, list):
         assert len(tensor.data) == np.prod(tensor.shape)
         assert {*map(type, tensor.data)} == {bytes}
-    elif tensor.datatype != RAW:
+    elif tensor.datatype == RAW:
+        assert tensor.shape == (1,)
+    else:
         assert tensor.shape == np.shape(tensor.elements) == (tensor.shape[0], *SPEC.sample_shapes[tensor.datatype])
     answers = {name: np.zeros((tensor.shape[0], CLASSES), np.float32) for name in OUTPUTS}
-    body, length = render_infer(call, "m", answers, SIGNATURE, None, {"batch_size": 1})
+    body, length = render_infer(call, "m", answers, None, {"batch_size": 1})
     written = orjson.loads(body[:length])
     assert written.get("id", "") == call.id
     blobs = [output.get("parameters", {}).get("binary_data_size", 0) for output in written["outputs"]]
@@ -314,7 +316,7 @@ def _read_images(tensor: Tensor) -> None:
     assert {sample.shape for sample in (*decoded, *inputs.read())} == {_CODEC.shape}
 
 
-def _length(text: str) -> None:
+def _length(text: bytes) -> None:
     found = parse_header_length(text)
     assert found is not None
     assert found >= 0

@@ -95,10 +95,14 @@ class Batcher:
         Raises:
             PolicyError: this device does not serve its model.
         """
-        if request.kind.model not in self._max_batch_size:
-            raise PolicyError(f"model {request.kind.model!r} is not served by this device")
-        insort(self._waiting, request, key=_arrival)
-        self._waiting_by_model[request.kind.model] += 1
+        model, waiting = request.kind.model, self._waiting
+        if model not in self._max_batch_size:
+            raise PolicyError(f"model {model!r} is not served by this device")
+        if waiting and request.arrival < waiting[-1].arrival:  # it comes from another device
+            insort(waiting, request, key=_arrival)
+        else:
+            waiting.append(request)
+        self._waiting_by_model[model] += 1
         self.monitor.arrive(request.kind, request.arrival if now is None else now)
         if request.expires < inf:
             self._expiring[request.id] = request
@@ -190,9 +194,10 @@ class Batcher:
         if not isinstance(action, Launch):
             return None
         self._check_batch(action)
-        ids = [request.id for request in action.requests]
-        if remaining and not {request.id for request in remaining}.isdisjoint(ids):
-            return action if ids == [request.id for request in batch] else None
+        if remaining:
+            ids = [request.id for request in action.requests]
+            if not {request.id for request in remaining}.isdisjoint(ids):
+                return action if ids == [request.id for request in batch] else None
         return action
 
     def take_ahead(self, launch: Launch, at: float) -> None:

@@ -105,7 +105,12 @@ class Inference(Generic[FleetT]):
                 model = self.model(name)
                 self.fleet.check_loaded(model.name)
                 self.fleet.check_room(model.name, 1, context.remaining_timeout())
-                body, headers = await self._answer(model, answer, context)
+                key = model.name, model.revision
+                self.calls[key] += 1
+                try:
+                    body, headers = await answer(model, context)
+                finally:
+                    self.end_call(*key)
                 context.memory.resize(len(body))  # the inputs have been dropped
                 await context.respond(200, body, headers)
                 self._count_answered(model.name, context)
@@ -122,15 +127,6 @@ class Inference(Generic[FleetT]):
                 bug = ServerError(INTERNAL_ERROR)
                 self._count_failed(name, bug, context)
                 await context.respond_error(bug)
-
-    async def _answer(self, model: ServedModel, answer: Answer, context: RequestContext) -> tuple[bytes, Headers]:
-        """Answer a call, which is counted as open."""
-        key = model.name, model.revision
-        self.calls[key] += 1
-        try:
-            return await answer(model, context)
-        finally:
-            self.end_call(*key)
 
     def end_call(self, model: str, revision: int) -> None:
         """Count a call of this revision, which was added to `calls`, as ended."""
@@ -154,6 +150,7 @@ class Inference(Generic[FleetT]):
             ClientDisconnectedError: the client closed the connection.
         """
         context.samples = inputs.count
+        samples: Sequence[Any]
         if inputs.encoded:
             samples = await self._decode(model, inputs, context)
         else:
@@ -165,7 +162,22 @@ class Inference(Generic[FleetT]):
             samples = inputs.read() if simple else await self._read(inputs, context)
         del inputs
         context.memory.end_pending()
-        return await self._submit(model, samples, context)
+        context.queued = monotonic()
+        predictor = model.size_predictor
+        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
+        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
+        timeout = context.remaining_timeout()
+        # no variable has the future: its exception refers to this frame, which would keep the samples
+        answers: Sequence[Result] = await context.wait_for(
+            self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
+        )
+        context.waiting = max([answer.waiting for answer in answers])
+        context.service = max([answer.service for answer in answers])
+        context.device = answers[-1].device
+        if predictor is not None:
+            for sample, answer in zip(samples, answers, strict=True):
+                predictor.observe(sample, answer.output)
+        return answers
 
     async def _read(self, inputs: Inputs, context: RequestContext) -> list[Any]:
         if inputs.runs_user_code:
@@ -332,25 +344,6 @@ class Inference(Generic[FleetT]):
         running.add_done_callback(release)
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
-    async def _submit(self, model: ServedModel, samples: Sequence[Any], context: RequestContext) -> Sequence[Result]:
-        """Queue the samples of one call and wait for all answers; a disconnect of the client cancels the call."""
-        context.queued, context.samples = monotonic(), len(samples)
-        predictor = model.size_predictor
-        sizes = () if predictor is None else [predictor.predict(sample) for sample in samples]
-        shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
-        timeout = context.remaining_timeout()
-        # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers: Sequence[Result] = await context.wait_for(
-            self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        )
-        context.waiting = max([answer.waiting for answer in answers])
-        context.service = max([answer.service for answer in answers])
-        context.device = answers[-1].device
-        if predictor is not None:
-            for sample, answer in zip(samples, answers, strict=True):
-                predictor.observe(sample, answer.output)
-        return answers
-
     def _count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         name = self._count(model, error.outcome, context)
         if name is None:
@@ -375,13 +368,13 @@ class Inference(Generic[FleetT]):
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
-    def describe(self, answers: Sequence[Result]) -> dict[str, Any]:
+    def describe(self, answers: Sequence[Result], context: RequestContext) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         return {
             "batch_size": max([answer.batch_size for answer in answers]),
-            "waiting_ms": round(1e3 * max([answer.waiting for answer in answers]), 3),
-            "service_ms": round(1e3 * max([answer.service for answer in answers]), 3),
+            "waiting_ms": round(1e3 * context.waiting, 3),
+            "service_ms": round(1e3 * context.service, 3),
             "energy_mj": round(1e3 * sum(energies), 3) if energies else None,
             "energy_source": answers[-1].energy_source if energies else "none",
         }

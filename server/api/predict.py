@@ -42,7 +42,7 @@ class Predict:
         else:
             rendered = render()
         document = {"model": model.name, **rendered}
-        return orjson.dumps(document | self._inference.describe(answers)), [JSON_CONTENT]
+        return orjson.dumps(document | self._inference.describe(answers, context)), [JSON_CONTENT]
 
     async def _inputs(self, model: ServedModel, context: RequestContext) -> Inputs:
         codec = model.codec

@@ -32,7 +32,7 @@ class DecodeCost:
     memory: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inputs:
     """The samples of one call before they are decoded.
 

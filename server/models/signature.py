@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_BODY = (bytes, memoryview)
 RAW = "RAW"  # datatype of a raw body: one sample whose encoding the codec detects
 
 
@@ -121,5 +122,5 @@ class Tensor:
     @property
     def elements(self) -> NDArray[Any] | list[bytes]:
         """The data of a tensor that is not RAW."""
-        assert not isinstance(self.data, bytes | memoryview)
+        assert not isinstance(self.data, _BODY)
         return self.data

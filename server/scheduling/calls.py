@@ -86,10 +86,12 @@ class Call:
         self.future = future
         self.model = model
         self.samples = [Sample(self, sample) for sample in inputs]
-        for sample, size in zip(self.samples, sizes, strict=False):
-            sample.size = size
-        for sample, shape in zip(self.samples, shapes, strict=False):
-            sample.shape = shape
+        if sizes:
+            for sample, size in zip(self.samples, sizes, strict=True):
+                sample.size = size
+        if shapes:
+            for sample, shape in zip(self.samples, shapes, strict=True):
+                sample.shape = shape
         self.arrival = arrival
         self.expires = expires
         self.earliest = earliest
@@ -106,15 +108,15 @@ class Call:
             chosen: the model's policy and profile.
             ids: supplies the ids of the requests.
         """
+        deadline = self.arrival + chosen.slo
         for sample in self.samples:
             if sample.output is None:
                 kind = chosen.arriving(self.model, sample.size, sample.shape)
-                deadline = self.arrival + chosen.slo
-                request = Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size)
-                request.stages = decode_steps(sample.input) or chosen.profile.stages
-                request.payload = sample
+                stages = decode_steps(sample.input) or chosen.profile.stages
                 sample.data, sample.energy = sample.input, None
-                self.requests.append(request)
+                self.requests.append(
+                    Request(next(ids), self.arrival, kind, deadline, self.expires, sample.size, stages, sample)
+                )
         return self.requests
 
     def lose_device(self) -> None:

@@ -188,7 +188,8 @@ class Dispatcher:
         if not self._batcher.busy:
             self._next_step_by = now
         self._on_change()
-        self._set_expiry_timer()
+        if call.expires < inf:
+            self._set_expiry_timer()
 
     def check_room(self, model: str, n: int, timeout: float = inf) -> float:
         """Check that `n` more samples of `model` would be admitted now; it can be called before the body is read.
@@ -645,7 +646,7 @@ class Dispatcher:
 
     def _drop_late(self, now: float) -> None:
         """Drop the requests of the next launch whose timeout passes before it can complete."""
-        while self._batcher.next_expiry() < now + self._forecast.next_launch_bound():
+        while (expiry := self._batcher.next_expiry()) < inf and expiry < now + self._forecast.next_launch_bound():
             action = self._batcher.policy.decide(self._batcher.state(now))
             if not isinstance(action, Launch):
                 return

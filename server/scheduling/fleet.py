@@ -75,7 +75,8 @@ class Fleet:
 
         `pending` is the number of samples that are being decoded; they are counted as spread evenly over the devices.
         """
-        n += pending // max(1, len(self._serving_of[model]))
+        if pending:
+            n += pending // max(1, len(self._serving_of[model]))
         self._route(model, n).check_room(model, n, timeout)
 
     def backlog(self) -> float:
@@ -198,10 +199,9 @@ class Fleet:
         Raises:
             UnavailableError: no device of the model works.
         """
-        serving = self._serving_of[model]
         if len(self.dispatchers) == 1:  # it checks its own capacity
             return self.dispatchers[0]
-        if not serving:
+        if not self._serving_of[model]:
             raise UnavailableError(f"no device of {model} works; send the request again, or to another server", 1)
         reject_if_full(n, self.waiting, self._capacity, self.backlog)
         return self._least_delay(model, n)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 
 from policies.catalog import Chosen
 from policies.queue.batcher import Batcher
@@ -103,7 +104,8 @@ class Lookahead:
     def _following(self, run: BatchRun) -> BatchRun | None:
         """The launch that follows a batch, if nothing changes before its end."""
         at = max(self._end, self._clock())
-        if self._batcher.next_expiry() < at + self._forecast.next_launch_bound():
+        expiry = self._batcher.next_expiry()
+        if expiry < inf and expiry < at + self._forecast.next_launch_bound():
             return None  # at the end a request may have to be dropped
         try:
             launch = self._batcher.lookahead(run.launch, at)
@@ -112,7 +114,7 @@ class Lookahead:
             return None
         if launch is None:
             return None
-        continues = launch.requests[0].id in {request.id for request in run.launch.requests}
+        continues = run.launch.stages is not None and launch.requests[0].id in {r.id for r in run.launch.requests}
         batch = make_batch(launch, self.standby, continues)
         own = replace(launch, requests=run.launch.requests) if continues else launch
         done = asyncio.get_running_loop().create_future()

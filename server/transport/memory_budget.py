@@ -104,13 +104,12 @@ class Reservation:
             TooLargeError: the reservation would be over the limit for one call.
             MemoryBudgetError: the budget cannot reserve them now; the reservation is unchanged.
         """
-        self._budget.change(self._reserved, self._reserved + count)
-        self._reserved += count
+        self.resize(self._reserved + count)
 
     def grow_to(self, count: int) -> None:
         """Reserve at least `count` bytes in total; raises as `grow`."""
         if count > self._reserved:
-            self.grow(count - self._reserved)
+            self.resize(count)
 
     @contextmanager
     def temporarily(self, count: int) -> Iterator[None]:
@@ -124,4 +123,5 @@ class Reservation:
     def resize(self, count: int) -> None:
         """Reserve exactly `count` bytes in total; raises as `grow`."""
         if count != self._reserved:
-            self.grow(count - self._reserved)
+            self._budget.change(self._reserved, count)
+            self._reserved = count

@@ -117,7 +117,9 @@ class RequestMiddleware:
         headers = [_NOSNIFF, (b"x-request-id", context.request_id.encode())]
         if self._shutting_down():
             headers.append(_CLOSE)
-        return headers + _trace_headers(context)
+        if context.span is not None or b"traceparent" in context.headers:
+            headers += _trace_headers(context)
+        return headers
 
     def _request_id(self, sent: bytes | None) -> str:
         """Return the client's X-Request-Id if it is valid, else a new id."""

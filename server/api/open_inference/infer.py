@@ -1,6 +1,7 @@
 """Inference calls of the Open Inference Protocol v2."""
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -59,15 +60,10 @@ class Infer:
             context.timeout = min(context.timeout, call.timeout)
         inputs = model.codec.from_tensors
         answers = await self._inference.infer(model, context, inputs(call.take_tensors(), call.parameters))
-        parameters = self._inference.describe(answers)
-
-        def render() -> tuple[bytes, int | None]:
-            outputs = model.codec.stack([answer.output for answer in answers])
-            return render_infer(call, model.name, outputs, model.signature, model.labels, parameters)
-
-        slow = model.codec.renders_slowly
-        many = len(answers) > _MANY_SAMPLES or any(slow(answer.output) for answer in answers)
-        body, length = await self._inference.run_in_thread(render) if many else render()
+        outputs = [answer.output for answer in answers]
+        arguments = call, model, outputs, self._inference.describe(answers, context)
+        slow = len(outputs) > _MANY_SAMPLES or any(map(model.codec.renders_slowly, outputs))
+        body, length = await self._inference.run_in_thread(_render, *arguments) if slow else _render(*arguments)
         headers: Headers = [JSON_CONTENT]
         if length is not None:
             headers = [_BINARY_CONTENT, (b"inference-header-content-length", str(length).encode())]
@@ -79,8 +75,7 @@ class Infer:
         return body, headers
 
     async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
-        given = context.headers.get(b"inference-header-content-length")
-        length = parse_header_length(None if given is None else given.decode("latin-1"))
+        length = parse_header_length(context.headers.get(b"inference-header-content-length"))
         if length is not None and length > JSON_BODY.max_bytes:
             raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
         body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
@@ -100,6 +95,13 @@ class Infer:
                     self._headers.clear()
                 self._headers[key] = header
         return read_call(header, body, len(document))
+
+
+def _render(
+    call: InferCall, model: ServedModel, outputs: Sequence[Any], parameters: dict[str, Any]
+) -> tuple[bytes, int | None]:
+    """Render the response to a call from the outputs of its samples."""
+    return render_infer(call, model.name, model.codec.stack(outputs), model.labels, parameters)
 
 
 async def _reject_version(version: str, *_: object) -> tuple[bytes, Headers]:

@@ -33,11 +33,13 @@ class RequestedOutput:
 
     Attributes:
         name: The output's name.
+        datatype: Its datatype.
         binary: Whether it is sent as binary data, else as JSON.
         classification: Number of most probable classes to send in place of the tensor; 0: the tensor.
     """
 
     name: str
+    datatype: str
     binary: bool
     classification: int
 
@@ -66,17 +68,18 @@ class InferCall:
         return tensors
 
 
-def parse_header_length(text: str | None) -> int | None:
+def parse_header_length(sent: bytes | None) -> int | None:
     """Read Inference-Header-Content-Length; None when the header is absent.
 
     Raises:
         BadInputError: It is not a non-negative decimal integer.
     """
-    if text is None:
+    if sent is None:
         return None
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise BadInputError(f"Inference-Header-Content-Length is {quote(text)}; send the JSON's length in bytes")
+    digits = sent.strip()
+    if not (digits.isdigit() and len(digits) < 19):
+        text = quote(sent.decode("latin-1"))
+        raise BadInputError(f"Inference-Header-Content-Length is {text}; send the JSON's length in bytes")
     return int(digits)
 
 
@@ -89,6 +92,7 @@ class CallHeader:
         parameters: The document's top-level parameters that the model reads.
         timeout: The client's timeout in s from arrival; None if it sent none.
         tensors: Datatype, shape, and size in bytes of each input by name; the size is None if its values are in `data`.
+        binary_size: Sum of these sizes.
         data: The values in the document, by input name.
         outputs: The requested outputs, in this order.
     """
@@ -97,6 +101,7 @@ class CallHeader:
     parameters: Mapping[str, Any]
     timeout: float | None
     tensors: Mapping[str, tuple[str, tuple[int, ...], int | None]]
+    binary_size: int
     data: Mapping[str, Any]
     outputs: tuple[RequestedOutput, ...]
 
@@ -135,6 +140,7 @@ def parse_header(text: bytes, signature: Signature, max_samples: int) -> CallHea
         parameters={key: parameters[key] for key in signature.parameters if key in parameters},
         timeout=_non_negative(parameters, "timeout") / 1e6 or None,
         tensors={name: (*types[name], size) for name, size in sizes.items()},
+        binary_size=sum(size for size in sizes.values() if size is not None),
         data={name: entries[name][0]["data"] for name, size in sizes.items() if size is None},
         outputs=_read_outputs(document, signature, _optional(parameters, "binary_data_output", bool, False)),
     )
@@ -146,7 +152,8 @@ def read_call(header: CallHeader, body: Body, start: int) -> InferCall:
     Raises:
         BadInputError: They do not fit their datatypes and shapes.
     """
-    _check_binary_sizes({name: size for name, (_, _, size) in header.tensors.items()}, len(body) - start)
+    if header.binary_size != len(body) - start:
+        raise _size_error(header, len(body) - start)
     tensors = {}
     for name, (datatype, shape, size) in header.tensors.items():
         if size is None:
@@ -171,7 +178,7 @@ def raw_call(body: Body, signature: Signature) -> InferCall:
         raise BadInputError(f"a raw body cannot hold {len(required)} inputs; send JSON with {signature.input_names()}")
     if not body:
         raise BadInputError("the raw body is empty; send one sample, or JSON without Inference-Header-Content-Length")
-    requested = tuple(RequestedOutput(output.name, True, 0) for output in signature.outputs)
+    requested = tuple(RequestedOutput(output.name, output.datatype, True, 0) for output in signature.outputs)
     name = required[0].name
     return InferCall("", {}, None, {name: Tensor(name, RAW, (1,), body)}, requested)
 
@@ -198,7 +205,7 @@ def _read_id(document: dict[str, Any]) -> str:
 def _read_outputs(document: dict[str, Any], signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
     entries = _optional(document, "outputs", list, [])
     if not entries:
-        return tuple(RequestedOutput(output.name, binary, 0) for output in signature.outputs)
+        return tuple(RequestedOutput(output.name, output.datatype, binary, 0) for output in signature.outputs)
     known = {output.name: output for output in signature.outputs}
     requested = tuple(_read_output(entry, known, binary) for entry in entries)
     if len({output.name for output in requested}) < len(requested):
@@ -220,7 +227,8 @@ def _read_output(entry: Any, known: Mapping[str, TensorSpec], binary: bool) -> R
         raise BadInputError(
             f"output {known[name]} is not a vector of floating-point scores; leave `classification` out"
         )
-    return RequestedOutput(name, _optional(parameters, "binary_data", bool, binary), classification)
+    binary = _optional(parameters, "binary_data", bool, binary)
+    return RequestedOutput(name, known[name].datatype, binary, classification)
 
 
 def _input_entries(entries: Any, signature: Signature) -> dict[str, tuple[dict[str, Any], TensorSpec]]:
@@ -252,16 +260,15 @@ def _check_samples(types: Mapping[str, tuple[str, tuple[int, ...]]], max_samples
         raise BadInputError(f"input {other} has {counts[other]} samples, {name} has {samples}; send the same number")
 
 
-def _check_binary_sizes(sizes: Mapping[str, int | None], follow: int) -> None:
-    """Check that the binary tensors take exactly the `follow` bytes after the JSON."""
-    binary = {name: size for name, size in sizes.items() if size is not None}
-    if not binary and follow:
-        raise BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
-    if sum(binary.values()) != follow:
-        raise BadInputError(
-            f"input {', '.join(binary)}: binary_data_size is {sum(binary.values())} but {follow} bytes follow the JSON;"
-            " make them equal, with Inference-Header-Content-Length the JSON's length"
-        )
+def _size_error(header: CallHeader, follow: int) -> BadInputError:
+    """The error of a call whose binary tensors do not take exactly the `follow` bytes after the JSON."""
+    binary = [name for name, (_, _, size) in header.tensors.items() if size is not None]
+    if not binary:
+        return BadInputError(f"unexpected additional input data: {follow} bytes follow the JSON; send none")
+    return BadInputError(
+        f"input {', '.join(binary)}: binary_data_size is {header.binary_size} but {follow} bytes follow the JSON;"
+        " make them equal, with Inference-Header-Content-Length the JSON's length"
+    )
 
 
 def _read_type(entry: dict[str, Any], spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
@@ -291,9 +298,8 @@ def render_infer(
     call: InferCall,
     model: str,
     outputs: Mapping[str, NDArray[Any]],
-    signature: Signature,
     labels: Sequence[str] | None,
-    parameters: Mapping[str, Any],
+    parameters: dict[str, Any],
 ) -> tuple[bytes, int | None]:
     """Render the response to a call.
 
@@ -301,50 +307,52 @@ def render_infer(
         call: The call, whose inputs are not needed.
         model: The model's name.
         outputs: Output name -> array [samples, ...]; with an entry for each requested one.
-        signature: The model's inputs and outputs.
         labels: One for each class, or None.
         parameters: Parameters of the response, left out if empty.
 
     Returns:
         The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
     """
-    document: dict[str, Any] = {"id": call.id} if call.id else {}
-    document |= {"model_name": model, "model_version": VERSION}
+    document: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    if call.id:
+        document = {"id": call.id, **document}
     if parameters:
-        document["parameters"] = dict(parameters)
+        document["parameters"] = parameters
     blobs: list[bytes] = []
-    datatypes = {output.name: output.datatype for output in signature.outputs}
-    document["outputs"] = [
-        _render_output(output, outputs[output.name], datatypes[output.name], labels, blobs) for output in call.outputs
-    ]
+    document["outputs"] = [_render_output(output, outputs[output.name], labels, blobs) for output in call.outputs]
     header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((header, *blobs)), len(header)) if blobs else (header, None)
 
 
 def _render_output(
-    output: RequestedOutput, array: NDArray[Any], datatype: str, labels: Sequence[str] | None, blobs: list[bytes]
+    output: RequestedOutput, array: NDArray[Any], labels: Sequence[str] | None, blobs: list[bytes]
 ) -> dict[str, Any]:
     """The JSON entry of one output, whose values are flat; its bytes, if binary, are appended to `blobs`."""
+    datatype = output.datatype
     if output.classification:
         array, datatype = _best_classes(array, output.classification, labels), "BYTES"
     entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
-    if not output.binary:
-        return entry | {"data": to_json(array, datatype)}  # flat, since the C++ client reads element by element
-    blobs.append(to_binary(array, datatype))
-    # no other parameters: the C++ client would read them as a binary size
-    return entry | {"parameters": {"binary_data_size": len(blobs[-1])}}
+    if output.binary:
+        blobs.append(to_binary(array, datatype))
+        # no other parameters: the C++ client would read them as a binary size
+        entry["parameters"] = {"binary_data_size": len(blobs[-1])}
+    else:
+        entry["data"] = to_json(array, datatype)  # flat, since the C++ client reads element by element
+    return entry
 
 
 def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> NDArray[Any]:
     """`value:index[:label]` [samples, classes], largest value first; equal values, if all fit, by index."""
-    count = values.shape[1]
-    first = count - min(most, count)
-    texts: list[str] = []
-    for row in values:
-        best = row.argpartition(first)[first:] if most > 1 else row.argmax(keepdims=True)
-        ranked = sorted(zip((-row[best]).tolist(), best.tolist(), strict=True))
-        texts += [f"{-value:f}:{index}{_suffix(labels, index)}" for value, index in ranked]
-    return np.array(texts, object).reshape(len(values), -1)
+    texts = [[f"{row.item(i):f}:{i}{_suffix(labels, i)}" for i in _largest(row, most)] for row in values]
+    return np.array(texts, object)
+
+
+def _largest(row: NDArray[Any], most: int) -> list[int]:
+    """The indices of the `most` largest values."""
+    if most == 1:
+        return [int(row.argmax())]
+    first = max(0, len(row) - most)
+    return sorted(row.argpartition(first)[first:].tolist(), key=lambda index: (-row.item(index), index))
 
 
 def _suffix(labels: Sequence[str] | None, index: int) -> str:

@@ -46,6 +46,9 @@ class TensorCodec(Codec):
         self._axes = {name: each.shape.index(-1) for name, each in model.inputs.items() if each.pad is not None}
         own = {name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name)}
         self._decodes, self._renders = "decode" in own, "render" in own
+        self._varies_in_shape = any(
+            -1 in tensor.shape for name, tensor in model.inputs.items() if name not in self._axes
+        )
 
     @property
     def json_body(self) -> bool:
@@ -88,15 +91,16 @@ class TensorCodec(Codec):
 
     def from_tensors(self, tensors: Mapping[str, Tensor], _: Mapping[str, Any]) -> Inputs:
         """One sample per row of the tensors; a raw body is the bytes of one sample of the only input."""
-        (first, *_rest) = tensors.values()
+        first = next(iter(tensors.values()))
         if first.datatype == RAW:
             assert isinstance(first.data, bytes | memoryview)
             sample = {first.name: _from_raw(self._signature.inputs[0], first.data)}
             self._check_length(sample)
             return Inputs(1, lambda: [sample])
-        arrays = {tensor.name: as_array(tensor.elements, tensor.shape) for tensor in tensors.values()}
+        arrays = {name: as_array(tensor.elements, tensor.shape) for name, tensor in tensors.items()}
         count = first.shape[0]
-        self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
+        if self._axes:
+            self._check_length({name: array[0] for name, array in arrays.items()})  # the same for all rows
 
         def read() -> list[Sample]:
             return [{name: array[row, ...] for name, array in arrays.items()} for row in range(count)]
@@ -106,7 +110,7 @@ class TensorCodec(Codec):
     @property
     def varies_in_shape(self) -> bool:
         """Whether a dimension of an input that is not padded varies."""
-        return any(-1 in spec.sample_shape and spec.name not in self._axes for spec in self._signature.inputs)
+        return self._varies_in_shape
 
     def shape_of(self, sample: Sample) -> str:
         """The shapes of the sample's inputs that are not padded."""
@@ -167,7 +171,8 @@ class TensorCodec(Codec):
 
     def renders_slowly(self, output: Any) -> bool:
         """Whether the outputs are many numbers."""
-        return bool(sum(array.size for array in output.values()) > _MANY_NUMBERS)
+        numbers: int = sum([array.size for array in output.values()])
+        return numbers > _MANY_NUMBERS
 
     def render(self, output: Any, _labels: Sequence[str]) -> dict[str, Any]:
         """The outputs of a sample as nested lists, or what the model's own `render` returns.

@@ -19,7 +19,7 @@ from PIL import Image
 from policies.profile import Profile
 from policies.rules.control_limit import static
 from server.api.inference import Inference
-from server.api.open_inference.routes import Infer
+from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
 from server.models.images.codec import emulated_model
 from server.scheduling.dispatcher import Dispatcher

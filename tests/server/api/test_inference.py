@@ -365,7 +365,6 @@ def test_a_call_after_its_time_out_is_expired_and_the_error_has_the_time_out() -
         pixels = MODEL.codec.read_pixels(bytes(SAMPLE))
         for attempt in (
             infer(inference, [pixels], context_of(inference, late)),
-            inference._submit(MODEL, [pixels], context_of(inference, late)),
             decode(inference, [GOOD], late),
         ):
             with pytest.raises(ExpiredError, match=r"timeout of 300 ms passed"):

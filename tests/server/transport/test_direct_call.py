@@ -512,7 +512,7 @@ def test_an_idle_connection_holds_no_body_and_a_closed_one_nothing(loop: str) ->
         [connection] = server.connections
         last = connection._running_cycle
         assert isinstance(last, DirectCall)
-        assert (last._first, last._buffer, last._view, last._coroutine) == (b"", [], None, None)
+        assert (last._first, last._buffer, last._view, last._coroutine) == (b"", None, None, None)
         writer.close()
         return weakref.ref(connection)
 
