@@ -1,17 +1,17 @@
 """Prometheus metrics of the server, in base units, on a registry of their own."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from math import inf
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from policies.types import Request
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
-from server.telemetry.series import CounterSeries, HistogramSeries
 from server.telemetry.statistics import Statistics
 
 _SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
@@ -56,21 +56,15 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"batchwright_{name}", text, labels, registry=registry)
 
-        def count(name: str, text: str, *labels: str) -> CounterSeries:
-            series = CounterSeries(f"batchwright_{name}", text, labels)
-            registry.register(series)
-            return series
-
-        def histogram(name: str, text: str, bounds: list[float], *labels: str) -> HistogramSeries:
-            series = HistogramSeries(f"batchwright_{name}", text, bounds, labels)
-            registry.register(series)
-            return series
+        def histogram(name: str, text: str, buckets: list[float], *labels: str) -> Histogram:
+            return Histogram(f"batchwright_{name}", text, labels, buckets=buckets, registry=registry)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"batchwright_{name}", text, labels, registry=registry)
 
         served = ("model", "device")
-        self._outcome = count("requests", "Requests by outcome", "model", "outcome")
+        # `cache` on `labels`: the lookup of a child costs more than counting, and these two are used in every call
+        self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
         self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
         self._late = counter(
@@ -85,14 +79,16 @@ class Metrics:
         self._objective_share = gauge(
             "objective_share", "Objective: share of the requests within objective_seconds", "model"
         )
-        self._batches = count("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
+        self._batches = counter("batches", "Batches launched, by policy and reason", *served, "policy", "reason")
         self._tokens, self._generated = (
             counter("tokens", "Tokens computed by the device, by use: needed, or padding", "model", "use"),
             histogram("generated_tokens", "Generated tokens per response", [*map(float, _SIZES)], "model"),
         )
-        self._energy = count("energy_joules", "Energy of all batches by the profile, J", *served, "source")
-        self._response = histogram(
-            "response_seconds", "Response time, first byte of a call to its response, s", _SECONDS, *served
+        self._energy = counter("energy_joules", "Energy of all batches by the profile, J", *served, "source")
+        self._response = cache(
+            histogram(
+                "response_seconds", "Response time, first byte of a call to its response, s", _SECONDS, *served
+            ).labels
         )
         self._waiting = histogram("waiting_seconds", "Waiting time, arrival to launch, s", _SECONDS, *served)
         self._service = histogram(
@@ -195,27 +191,33 @@ class Metrics:
             self.statistics.batch_completed(
                 batch.model, len(batch.finished), (batch.size, batch.service) if batch.whole else None
             )
-            self._batch_size.observe(labels, batch.size)
+            self._batch_size.labels(*labels).observe(batch.size)
         needed, computed = batch.tokens
         if computed:
             self._tokens.labels(batch.model, "needed").inc(needed)
             self._tokens.labels(batch.model, "padding").inc(computed - needed)
         for length in batch.generated:
-            self._generated.observe((batch.model,), length)
+            self._generated.labels(batch.model).observe(length)
         self.history.batch_completed(batch)
-        self._batches.add((*labels, batch.policy, batch.launch.reason))
-        self._service.observe(labels, batch.service)
+        self._batches.labels(*labels, batch.policy, batch.launch.reason).inc()
+        self._service.labels(*labels).observe(batch.service)
         if batch.energy is not None:
-            self._energy.add((*labels, batch.energy_source), batch.energy)
+            self._energy.labels(*labels, batch.energy_source).inc(batch.energy)
 
     def requests_completed(self, device: str, requests: Sequence[Request]) -> None:
         """Observe the waiting times of completed requests of one model."""
+        if not requests:
+            return
+        model = requests[0].kind.model
+        waiting = self._waiting.labels(model, device)
         for request in requests:
-            self._waiting.observe((request.kind.model, device), request.started - request.arrival)
+            waiting.observe(request.started - request.arrival)
 
     def call_completed(self, model: str, device: str, seconds: float, n: int) -> None:
         """Observe the response time of a call of `n` requests, s, once per request."""
-        self._response.observe((model, device), seconds, n)
+        response = self._response(model, device)
+        for _ in range(n):
+            response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
 
     def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0) -> None:
@@ -228,7 +230,7 @@ class Metrics:
             n: number of requests.
             seconds: time from the end of the request body to the end of the request, s.
         """
-        self._outcome.add((model, outcome), n)
+        self._outcome(model, outcome).inc(n)
         objective = self._objectives.get(model)
         if objective is not None and (outcome == "failed" or (seconds > objective and outcome in _TIMED)):
             self._late.labels(model).inc(n)
@@ -247,7 +249,7 @@ class Metrics:
 
     def idle_gap(self, device: str, seconds: float) -> None:
         """Observe the idle time of a device between two batches while requests waited and the policy launched, s."""
-        self._idle_gap.observe((device,), seconds)
+        self._idle_gap.labels(device).observe(seconds)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -63,20 +63,18 @@ class _Tally:
         self.seconds += seconds
 
     def duration(self) -> Duration:
-        return _duration(self.count, self.seconds)
+        return Duration(self.count, round(1e9 * self.seconds))
 
 
 @dataclass(slots=True)
 class _Model:
-    """Totals of one model; `waiting`, `decode` and `service` are those of the successful calls, s."""
-
     samples: int = 0
     last_ms: int = 0
     success: _Tally = field(default_factory=_Tally)
     fail: _Tally = field(default_factory=_Tally)
-    waiting: float = 0.0
-    decode: float = 0.0
-    service: float = 0.0
+    queue: _Tally = field(default_factory=_Tally)
+    decode: _Tally = field(default_factory=_Tally)
+    infer: _Tally = field(default_factory=_Tally)
     batches: dict[int, _Tally] = field(default_factory=dict)
 
 
@@ -105,10 +103,14 @@ class Statistics:
     def call_completed(self, model: str, decode: float, waiting: float, service: float, total: float) -> None:
         """Add a successful call; times in s."""
         tally = self._of(model)
-        tally.success.add(total)
-        tally.waiting += waiting
-        tally.decode += decode
-        tally.service += service
+        for part, seconds in (
+            (tally.success, total),
+            (tally.queue, waiting),
+            (tally.decode, decode),
+            (tally.infer, service),
+        ):
+            part.count += 1
+            part.seconds += seconds
 
     def call_failed(self, model: str, total: float) -> None:
         """Add a failed call and its response time, s."""
@@ -116,8 +118,8 @@ class Statistics:
 
     def of(self, model: str) -> ModelStatistics:
         """Return the model's statistics since the start."""
-        tally, nothing = self._of(model), Duration()
-        calls = tally.success.count
+        tally = self._of(model)
+        nothing = Duration()
         return ModelStatistics(
             name=model,
             last_inference_ms=tally.last_ms,
@@ -125,10 +127,10 @@ class Statistics:
             execution_count=sum(t.count for t in tally.batches.values()),
             success=tally.success.duration(),
             fail=tally.fail.duration(),
-            queue=_duration(calls, tally.waiting),
-            compute_input=_duration(calls, tally.decode),
-            compute_infer=_duration(calls, tally.service),
-            compute_output=Duration(calls, 0),
+            queue=tally.queue.duration(),
+            compute_input=tally.decode.duration(),
+            compute_infer=tally.infer.duration(),
+            compute_output=Duration(tally.success.count, 0),
             batches=tuple(
                 BatchStatistics(size, nothing, t.duration(), nothing) for size, t in sorted(tally.batches.items())
             ),
@@ -139,7 +141,3 @@ class Statistics:
         if tally is None:
             tally = self._models[model] = _Model()
         return tally
-
-
-def _duration(count: int, seconds: float) -> Duration:
-    return Duration(count, round(1e9 * seconds))
