@@ -16,7 +16,6 @@ from server.errors import UnavailableError
 from server.gateways.fleet_server import FleetServer, Gateway
 from server.gateways.metrics_recorder import replay
 from server.gateways.setup import FLEET_SOCKET, GREETING, GatewaySetup
-from server.gateways.shared_buckets import create_table
 from server.gateways.slots import create_memory
 from server.gateways.state_page import StatePage, create_page
 from server.models.model import ServedModel
@@ -40,7 +39,7 @@ class GatewayHub:
         self._settings = settings
         self._expected = gateways
         self._path = folder / FLEET_SOCKET
-        self._page, self._table = create_page(len(inference.models)), create_table()
+        self._page = create_page(len(inference.models))
         models = inference.models
         self._fleet = FleetServer(
             inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
@@ -60,13 +59,17 @@ class GatewayHub:
         server.bind(str(self._path))
         server.listen()
         server.setblocking(False)
-        self._fleet.publish()
+        self.publish()
         loop = asyncio.get_running_loop()
         loop.add_reader(server.fileno(), self._accept, server)
 
+    def publish(self) -> None:
+        """Publish the state now, and then regularly."""
+        self._fleet.publish()
+
     async def stop(self) -> None:
         """Have the gateways send their open responses and end."""
-        self._fleet.publish()
+        self.publish()
         for gateway in self._fleet.gateways:
             gateway.send_control(("stop",))
         end = asyncio.get_running_loop().time() + _STOP_TIMEOUT
@@ -87,7 +90,7 @@ class GatewayHub:
         memory = create_memory(size, count)
         try:
             connection.setblocking(True)  # the first message of a connection fits its buffer
-            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page, self._table])
+            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page])
             connection.setblocking(False)
             self._connected += 1
             gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
