@@ -59,17 +59,21 @@ def serve_model(
     started = monotonic()
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
-    role = role_of_this_process()
     with configured_logging(*result.log_options), printed_to_log():
-        gateways = _gateways(result) if role is None else None
-        if gateways is not None:
-            code = supervise(sys.argv[1:], *gateways)
-        else:
-            from server.app import serving  # the supervisor has no need of it
-
-            code = serving.run(result, started) if role is None else serving.run_behind_gateways(result, *role, started)
+        gateways = None if role_of_this_process() else _gateways(result)
+        code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
+
+
+def _serve(result: SettingsResult, started: float) -> int:
+    from profiler.first_profile import FirstProfiles  # not at the top, since the supervisor has no need of all this
+    from server.app import serving
+
+    role = role_of_this_process()
+    if role is None:
+        return serving.run(result, FirstProfiles(), started)
+    return serving.run_behind_gateways(result, FirstProfiles(), started, *role)
 
 
 def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:

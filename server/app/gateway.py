@@ -24,6 +24,7 @@ from server.api.predict import Predict
 from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.app.proxy import Proxy
 from server.app.supervisor import stop_with_supervisor
+from server.app.traces import exported_traces
 from server.gateways.fleet_client import FleetClient
 from server.gateways.metrics_recorder import MetricsRecorder
 from server.gateways.setup import FLEET_SOCKET, GREETING, HTTP_SOCKET, GatewaySetup
@@ -43,6 +44,7 @@ from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
     from server.telemetry.metrics import Metrics
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.gateways")
 _RETRY = 0.05  # s between attempts to connect to the serving process
@@ -161,7 +163,8 @@ class GatewayProcess:
         fleet, setup = await self._connect()
         with configured_logging(*setup.log):  # type: ignore[arg-type]  # checked by the settings
             try:
-                await self._serve_as(fleet, setup)
+                with exported_traces(setup.otlp_endpoint) as tracing:
+                    await self._serve_as(fleet, setup, tracing)
             except SpecError as error:
                 _log.critical("gateway %d cannot start: %s", self._number, error)
                 return 2
@@ -170,7 +173,8 @@ class GatewayProcess:
                 return 1
             return 0
 
-    async def _serve_as(self, fleet: FleetClient, setup: GatewaySetup) -> None:
+    async def _serve_as(self, fleet: FleetClient, setup: GatewaySetup, tracing: "Tracing | None") -> None:
+        fleet.tracing = tracing
         recorder = MetricsRecorder(fleet.send_control)
         budget = MemoryBudget(setup.memory, lambda: max(1, ceil(fleet.backlog())))
         metrics, pool = cast("Metrics", recorder), ThreadPoolExecutor()
@@ -182,7 +186,7 @@ class GatewayProcess:
         requests = RequestMiddleware(
             app,
             keys,
-            None,
+            tracing,
             setup.host,
             recorder.access_denied,
             shutting_down=lambda: self._stopping.is_set() or fleet.shutting_down,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.api.inference import Inference
 from server.config import Settings
@@ -22,6 +22,9 @@ from server.models.model import ServedModel
 from server.models.signature import Signature
 from server.scheduling.calls import Sample
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
+
 _log = logging.getLogger("batchwright.gateways")
 _HEADER_ROOM = 2**13  # bytes of a slot for what precedes the tensors of a body
 _LEAST_SLOT, _LARGEST_SLOT = 2**16, 2**24  # bytes
@@ -33,7 +36,14 @@ _STOP_TIMEOUT = 15.0  # s for gateways to send open responses
 class GatewayHub:
     """Accepts the connections of gateways."""
 
-    def __init__(self, inference: Inference, settings: Settings, gateways: int, folder: Path) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        settings: Settings,
+        gateways: int,
+        folder: Path,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         """Serve the calls of this number of gateways, which find the sockets in `folder`."""
         self._inference = inference
         self._settings = settings
@@ -44,6 +54,7 @@ class GatewayHub:
         self._fleet = FleetServer(
             inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
         )
+        self._fleet.tracing = tracing
         self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
         self._fleet.on_publish, self._fleet.submit = self._tell_models, self._submit
         self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision

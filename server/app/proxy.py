@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,7 +13,11 @@ from server.errors import UnavailableError
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request import AsgiContext, Headers, headers_of
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
+
 _SCHEME, _ID = b"x-forwarded-proto", b"x-request-id"  # of the client's request
+_SPAN = b"traceparent"
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))
 _REPLACED = _OF_CONNECTION | {b"upgrade", b"expect", _SCHEME, _ID}
 _CHUNK = 2**18  # bytes
@@ -76,6 +81,8 @@ def _head(context: AsgiContext, scope: Scope, length: int) -> bytes:
         (_SCHEME, scope["scheme"].encode()),
         (_ID, context.request_id.encode()),
     ]
+    if context.span is not None and context.span.traceparent is not None:
+        headers = [header for header in headers if header[0] != _SPAN] + [(_SPAN, context.span.traceparent)]
     lines = [b"%b: %b\r\n" % header for header in headers]
     return b"".join((b"%b %b%b HTTP/1.1\r\n" % (context.method.encode(), scope["raw_path"], query), *lines, b"\r\n"))
 
@@ -87,15 +94,20 @@ def _length(headers: Headers) -> int:
 class ProxiedApplication:
     """The application of the serving process for requests that gateways pass on, with what they know of the client."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Serve requests by `app`."""
+    def __init__(self, app: ASGIApp, tracing: "Tracing | None" = None) -> None:
+        """Serve requests by `app`; with `tracing` the spans of batches are linked to those of their requests."""
         self._app = app
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http":
-            headers = headers_of(scope)
-            scope["scheme"] = headers[_SCHEME].decode()
-            context = scope["state"]["context"] = AsgiContext(scope, receive, send)
-            context.request_id = headers[_ID].decode()
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        scope["scheme"] = headers[_SCHEME].decode()
+        context = scope["state"]["context"] = AsgiContext(scope, receive, send)
+        context.request_id = headers[_ID].decode()
+        span = None if self._tracing is None else self._tracing.fields_in(headers.get(_SPAN))
+        with nullcontext() if span is None or self._tracing is None else self._tracing.remote(span):
+            await self._app(scope, receive, send)
