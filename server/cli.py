@@ -1,9 +1,8 @@
-"""serve-model: the command line, and the processes that it starts."""
+"""serve-model: the command line, and the start of a server from its settings."""
 
 import inspect
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from time import monotonic
 from typing import Annotated, Any
 
 import typer
-from prometheus_client import disable_created_metrics
 from pydantic.fields import FieldInfo
 
 from policies.command import run
 from policies.types import SpecError
 from server.app.http_server import bind
-from server.app.supervisor import number_of_gateways, role_of_this_process, supervise
-from server.config import Settings, read_settings
+from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
+from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 
@@ -59,41 +57,41 @@ def serve_model(
 ) -> None:
     """Serve models over HTTP, in batches that a policy launches."""
     started = monotonic()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # until the server handles it
+    exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
-    role = role_of_this_process()
     with configured_logging(*result.log_options), printed_to_log():
-        bound = None if role is not None else _bound_for_gateways(result.settings)
-        if bound is not None:
-            code = supervise(sys.argv[1:], *bound)
-        else:
-            from profiler.first_profile import FirstProfiles  # here: a supervisor needs none of it
-            from server.app.start import serve_alone, serve_behind_gateways
-
-            profiles = FirstProfiles()
-            if role is None:
-                code = serve_alone(result, profiles, started)
-            else:
-                code = serve_behind_gateways(result, profiles, started, *role)
+        gateways = None if role_of_this_process() else _gateways(result)
+        code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
     logging.shutdown()
     os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
 
 
-def _bound_for_gateways(settings: Settings | None) -> tuple[int, socket.socket] | None:
-    """The number of gateways and their bound address; None without gateways, or if the address cannot be bound.
+def _serve(result: SettingsResult, started: float) -> int:
+    from profiler.first_profile import FirstProfiles  # not at the top, since the supervisor has no need of all this
+    from server.app import serving
 
-    Planning then reports all that is wrong with the settings together.
+    role = role_of_this_process()
+    if role is None:
+        return serving.run(result, FirstProfiles(), started)
+    return serving.run_behind_gateways(result, FirstProfiles(), started, *role)
+
+
+def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:
+    """Number of gateways, their bound address, and whether they have files to reload; None without gateways.
+
+    None also for settings with errors, or if the address cannot be bound: planning reports all that is wrong together.
     """
-    if settings is None or not (gateways := number_of_gateways(settings.gateways)):
+    settings = result.settings
+    if settings is None or result.errors or not (number := number_of_gateways(settings.gateways)):
         return None
+    reloadable = settings.api_key_file is not None or settings.tls_cert is not None
     with suppress(SpecError):
-        return gateways, bind(settings.host, settings.port)
+        return number, bind(settings.host, settings.port), reloadable
     return None
 
 
 def main() -> None:
     """The console entry point."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]
     run(app, "serve-model")
 
 

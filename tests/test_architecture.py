@@ -20,7 +20,7 @@ COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {
     "app": {"api", "transport", "gateways", "scheduling", "backends", "models", "energy", "telemetry", "config"},
     "api": {"transport", "scheduling", "models", "telemetry"},
-    "gateways": {"scheduling", "transport"},
+    "gateways": {"transport", "scheduling", "telemetry"},
     "scheduling": {"backends", "models", "energy", "telemetry"},
     "backends": {"models", "energy"},
     "transport": {"telemetry"},

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server import cli
-from server.app import start
+from server.app import serving
 
 PREFIX = "/svc"
 
@@ -25,12 +25,12 @@ def mounted(app: ASGIApp) -> ASGIApp:
 
 def main() -> None:
     """Serve below the prefix."""
-    serve = start.serve  # type: ignore[attr-defined]
+    serve = serving.serve  # type: ignore[attr-defined]
 
     def serve_mounted(app: ASGIApp, *arguments: Any) -> Any:
         return serve(mounted(app), *arguments)
 
-    start.serve = serve_mounted  # type: ignore[attr-defined, assignment]
+    serving.serve = serve_mounted  # type: ignore[attr-defined, assignment]
     cli.main()
 
 

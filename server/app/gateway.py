@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,9 +21,10 @@ from policies.types import SpecError
 from server.api.inference import Inference
 from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
-from server.app.http_server import HttpServer, raise_file_limit
+from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.app.proxy import Proxy
 from server.app.supervisor import stop_with_supervisor
+from server.app.traces import exported_traces
 from server.gateways.fleet_client import FleetClient
 from server.gateways.metrics_recorder import MetricsRecorder
 from server.gateways.setup import FLEET_SOCKET, GREETING, HTTP_SOCKET, GatewaySetup
@@ -42,9 +44,11 @@ from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
     from server.telemetry.metrics import Metrics
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.gateways")
 _RETRY = 0.05  # s between attempts to connect to the serving process
+_LAST_RESPONSES = 3.0  # s for a stopping gateway to send responses after the serving process has ended
 _Models = Mapping[str, ServedModel | None]
 
 
@@ -110,156 +114,206 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 class _GatewayServer(HttpServer):
     """An HTTP server that tells the serving process that it listens."""
 
-    def __init__(self, app: RequestMiddleware, listener: Listener, fleet: FleetClient) -> None:
+    def __init__(self, app: RequestMiddleware, listener: Listener, tell: Callable[[str], None]) -> None:
+        """`tell` is called with the address."""
         super().__init__(app, listener)
-        self._fleet = fleet
+        self._tell = tell
 
     def on_listening(self) -> None:
-        self._fleet.send_control(("listening", self.url))
+        self._tell(self.url)
 
 
 class GatewayProcess:
     """The gateway of this process."""
 
-    def __init__(self, folder: Path, bound: socket.socket) -> None:
-        """Find the serving process in `folder`, and accept the clients of `bound`."""
+    def __init__(self, folder: Path, number: int, bound: socket.socket, table: int) -> None:
+        """Create it, without a connection.
+
+        Args:
+            folder: where the sockets of the serving process are.
+            number: of this gateway, for the log.
+            bound: socket whose clients are accepted.
+            table: file descriptor of the rate limits of all gateways.
+        """
         self._folder = folder
+        self._number = number
         self._bound = bound
+        self._table = table
         self._fleet: FleetClient | None = None
-        self._lost = asyncio.Event()
-        self._told: asyncio.Queue[tuple[GatewaySetup, _Models]] = asyncio.Queue()
-        self._app: GatewayApplication | None = None
+        self._lost = asyncio.Event()  # set when the connection to the serving process ends
+        self._setup: asyncio.Future[GatewaySetup] = asyncio.get_running_loop().create_future()  # of this connection
+        self._models: dict[str, ServedModel | None] = {}
+        self._app: GatewayApplication | None = None  # None until it serves
+        self._address = ""
         self._stopping = asyncio.Event()
 
-    async def run(self) -> None:
-        """Serve until SIGTERM, or until the serving process asks to stop."""
+    async def run(self) -> int:
+        """Serve until SIGTERM, or until the serving process asks to stop; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         serving = asyncio.ensure_future(self._serve())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if self._app is None:  # it has not begun to serve
-            serving.cancel()
-        else:
-            await serving
+        if self._app is None and not serving.done():
+            return 0
+        return await serving
 
-    async def _serve(self) -> None:
-        connection, slots, page, table = await self._connect()
-        fleet = FleetClient(page)
-        fleet.on_control, fleet.on_lost = self._on_control, self._lost.set
-        await fleet.connect(connection, slots)
-        setup, models = await self._told.get()
+    async def _serve(self) -> int:
+        fleet, setup = await self._connect()
         with configured_logging(*setup.log):  # type: ignore[arg-type]  # checked by the settings
-            await self._serve_as(fleet, setup, models, table)
+            try:
+                with exported_traces(setup.otlp_endpoint) as tracing:
+                    await self._serve_as(fleet, setup, tracing)
+            except SpecError as error:
+                _log.critical("gateway %d cannot start: %s", self._number, error)
+                return 2
+            except Exception:  # noqa: BLE001  (the supervisor starts it again)
+                _log.critical("gateway %d failed with an exception", self._number, exc_info=True)
+                return 1
+            return 0
 
-    async def _serve_as(self, fleet: FleetClient, setup: GatewaySetup, models: _Models, table: int) -> None:
+    async def _serve_as(self, fleet: FleetClient, setup: GatewaySetup, tracing: "Tracing | None") -> None:
+        fleet.tracing = tracing
         recorder = MetricsRecorder(fleet.send_control)
         budget = MemoryBudget(setup.memory, lambda: max(1, ceil(fleet.backlog())))
         metrics, pool = cast("Metrics", recorder), ThreadPoolExecutor()
         inference = Inference({}, fleet, metrics, pool, setup.queue_capacity, budget)
-        proxy = Proxy(self._folder / HTTP_SOCKET, budget)
-        app = GatewayApplication(inference, proxy)
-        app.set_models(models)
-        buckets = SharedBuckets(table)
+        app = GatewayApplication(inference, Proxy(self._folder / HTTP_SOCKET, budget))
+        app.set_models(self._models)
+        buckets = SharedBuckets(self._table)
         keys = None if setup.api_key_file is None else load_keys(setup.api_key_file, buckets.bucket)
         requests = RequestMiddleware(
             app,
             keys,
-            None,
+            tracing,
             setup.host,
             recorder.access_denied,
-            shutting_down=lambda: fleet.shutting_down,
+            shutting_down=lambda: self._stopping.is_set() or fleet.shutting_down,
             find_inference=app.find_inference,
         )
         tls = load_tls(*setup.tls)
         listener = Listener(TimeLimits(*setup.time_limits), tls, requests, buffers=SlotBuffers(fleet))
-        server = _GatewayServer(requests, listener, fleet)
-        reloads = [file.reload for file in (keys, tls) if file is not None]
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, reloads)
+        server = _GatewayServer(requests, listener, self._tell_address)
+        files = {"API key file": keys, "TLS certificate": tls}
+        reloads = {name: file.reload for name, file in files.items() if file is not None}
+        if reloads:
+            reload = partial(reload_files, reloads, f"gateway {self._number}: ")
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         self._app = app
-        tasks = [asyncio.ensure_future(work) for work in (self._stop(server), self._reconnect(fleet))]
-        await server.serve(sockets=[self._bound])
+        serving = asyncio.ensure_future(server.serve(sockets=[self._bound]))
+        tasks = [asyncio.ensure_future(work) for work in (self._reconnect(), self._stop(server, fleet))]
+        await asyncio.wait((serving, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
+            if task.done():
+                task.result()  # raises its exception
             task.cancel()
+        await serving
         recorder.flush()
-        await proxy.close()
         await fleet.close()
 
-    async def _stop(self, server: HttpServer) -> None:
+    async def _stop(self, server: HttpServer, fleet: FleetClient) -> None:
+        """Stop as asked, without waiting for responses that nothing can answer any more."""
         await self._stopping.wait()
         await server.end_keep_alive()
         server.stop.set()
+        while fleet.connected:  # noqa: ASYNC110  (at most some seconds)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(_LAST_RESPONSES)
+        server.force_exit = True
+        await asyncio.Event().wait()
 
-    async def _reconnect(self, fleet: FleetClient) -> None:
+    async def _reconnect(self) -> None:
         """Connect to another serving process when the one before has died."""
         while True:
             await self._lost.wait()
+            if self._stopping.is_set():
+                await asyncio.Event().wait()
+            await self._connect()
+            self._tell_address(self._address)
+
+    async def _connect(self) -> tuple[FleetClient, GatewaySetup]:
+        """Connect to the serving process, once it listens."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, slots, page = await self._find_serving_process()
             self._lost.clear()
-            connection, slots, page, table = await self._connect()
-            os.close(table)  # keys keep the table of rate limits that they have
+            self._setup = loop.create_future()
+            fleet = self._fleet
+            if fleet is None:
+                fleet = self._fleet = FleetClient(page)
+                fleet.on_control, fleet.on_lost = self._on_control, self._lost.set
             await fleet.connect(connection, slots, page)
-            _, models = await self._told.get()
-            assert self._app is not None
-            self._app.set_models(models)
+            lost = asyncio.ensure_future(self._lost.wait())
+            await asyncio.wait((self._setup, lost), return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+            if self._setup.done():
+                return fleet, self._setup.result()
 
-    async def _connect(self) -> tuple[socket.socket, Slots, StatePage, int]:
-        """Connect to the serving process, once it listens.
-
-        Returns:
-            The connection, the slots, the page with the fleet's state, and the descriptor of the table of rate limits.
-        """
+    async def _find_serving_process(self) -> tuple[socket.socket, Slots, StatePage]:
+        """Wait for the serving process; return the connection, the slots, and the page with the fleet's state."""
+        loop = asyncio.get_running_loop()
         while True:
             connection = socket.socket(socket.AF_UNIX)
+            connection.setblocking(False)
             with suppress(OSError):
                 connection.connect(str(self._folder / FLEET_SOCKET))
-                greeting, files, _, _ = await asyncio.to_thread(socket.recv_fds, connection, GREETING.size, 3)
-                if len(files) == 3:
-                    return _opened(connection, greeting, files)
+                readable = loop.create_future()
+                loop.add_reader(connection, readable.set_result, None)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(connection)
+                greeting, files, _, _ = socket.recv_fds(connection, GREETING.size, 2)
+                if len(files) == 2:
+                    return connection, *_opened(greeting, *files)
             connection.close()
             await asyncio.sleep(_RETRY)
 
     def _on_control(self, message: Any) -> None:
         match message:
             case ("setup", setup, models):
-                self._told.put_nowait((setup, models))
-            case ("models", models) if self._app is not None:
-                self._app.set_models(models)
+                self._set_models(models)
+                self._setup.set_result(setup)
+            case ("models", models):
+                self._set_models(models)
             case ("stop",):
                 self._stopping.set()
             case _:
                 pass
 
+    def _set_models(self, models: _Models) -> None:
+        self._models |= models
+        if self._app is not None:
+            self._app.set_models(models)
 
-def _opened(
-    connection: socket.socket, greeting: bytes, files: Sequence[int]
-) -> tuple[socket.socket, Slots, StatePage, int]:
-    memory, page, table = files
-    connection.setblocking(False)
+    def _tell_address(self, address: str) -> None:
+        self._address = address
+        if self._fleet is not None:
+            self._fleet.send_control(("listening", address))
+
+
+def _opened(greeting: bytes, memory: int, page: int) -> tuple[Slots, StatePage]:
     size, _ = GREETING.unpack(greeting)
     slots, state = Slots(memory, size), StatePage(page)
     os.close(memory)
     os.close(page)
-    return connection, slots, state, table
+    return slots, state
 
 
-def _reload(reloads: Sequence[Callable[[], None]]) -> None:
-    for reload in reloads:
-        try:
-            reload()
-        except SpecError as error:
-            _log.error("SIGHUP: a file was not reloaded, its last content stays in use: %s", error)
+async def _run(folder: str, number: str, bound: str, table: str) -> int:
+    gateway = GatewayProcess(Path(folder), int(number), socket.socket(fileno=int(bound)), int(table))
+    return await gateway.run()
 
 
 def main() -> None:
-    """Run a gateway; the supervisor gives the folder, and the descriptors of the listening socket and of its pipe."""
-    folder, bound, alive = sys.argv[1:]
-    stop_with_supervisor(int(alive))
+    """Run a gateway; the supervisor gives the folder, its number, and descriptors: socket, rate limits, and pipe."""
+    *arguments, alive = sys.argv[1:]
+    stop_with_supervisor(int(alive), Path(arguments[0]))
     raise_file_limit()
-    gateway = GatewayProcess(Path(folder), socket.socket(fileno=int(bound)))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(gateway.run())
-    os._exit(0)  # a thread in a hung decoder would block a normal exit
+        code = runner.run(_run(*arguments))
+        os._exit(code)  # a thread in a hung decoder would block a normal exit
 
 
 if __name__ == "__main__":

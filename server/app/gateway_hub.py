@@ -8,20 +8,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.api.inference import Inference
 from server.config import Settings
 from server.errors import UnavailableError
 from server.gateways.fleet_server import FleetServer, Gateway
 from server.gateways.metrics_recorder import replay
-from server.gateways.setup import FLEET_SOCKET, GREETING, HTTP_SOCKET, GatewaySetup
-from server.gateways.shared_buckets import create_table
+from server.gateways.setup import FLEET_SOCKET, GREETING, GatewaySetup
 from server.gateways.slots import create_memory
 from server.gateways.state_page import StatePage, create_page
 from server.models.model import ServedModel
 from server.models.signature import Signature
 from server.scheduling.calls import Sample
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright.gateways")
 _HEADER_ROOM = 2**13  # bytes of a slot for what precedes the tensors of a body
@@ -34,17 +36,25 @@ _STOP_TIMEOUT = 15.0  # s for gateways to send open responses
 class GatewayHub:
     """Accepts the connections of gateways."""
 
-    def __init__(self, inference: Inference, settings: Settings, gateways: int, folder: Path) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        settings: Settings,
+        gateways: int,
+        folder: Path,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         """Serve the calls of this number of gateways, which find the sockets in `folder`."""
         self._inference = inference
         self._settings = settings
         self._expected = gateways
         self._path = folder / FLEET_SOCKET
-        self._page, self._table = create_page(len(inference.models)), create_table()
+        self._page = create_page(len(inference.models))
         models = inference.models
         self._fleet = FleetServer(
             inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
         )
+        self._fleet.tracing = tracing
         self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
         self._fleet.on_publish, self._fleet.submit = self._tell_models, self._submit
         self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision
@@ -60,13 +70,17 @@ class GatewayHub:
         server.bind(str(self._path))
         server.listen()
         server.setblocking(False)
-        self._fleet.publish()
+        self.publish()
         loop = asyncio.get_running_loop()
         loop.add_reader(server.fileno(), self._accept, server)
 
+    def publish(self) -> None:
+        """Publish the state now, and then regularly."""
+        self._fleet.publish()
+
     async def stop(self) -> None:
         """Have the gateways send their open responses and end."""
-        self._fleet.publish()
+        self.publish()
         for gateway in self._fleet.gateways:
             gateway.send_control(("stop",))
         end = asyncio.get_running_loop().time() + _STOP_TIMEOUT
@@ -87,7 +101,7 @@ class GatewayHub:
         memory = create_memory(size, count)
         try:
             connection.setblocking(True)  # the first message of a connection fits its buffer
-            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page, self._table])
+            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page])
             connection.setblocking(False)
             self._connected += 1
             gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
@@ -164,13 +178,6 @@ class GatewayHub:
     def _on_lost(self, gateway: Gateway) -> None:
         self._listening.pop(gateway, None)
         self._told.pop(gateway, None)
-
-
-def bind_in(folder: Path) -> socket.socket:
-    """Bind the socket of the serving process's HTTP server in the folder that the processes share."""
-    bound = socket.socket(socket.AF_UNIX)
-    bound.bind(str(folder / HTTP_SOCKET))
-    return bound
 
 
 def _portable(models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None]:

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import monotonic
 
 import uvicorn
@@ -91,8 +92,29 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def bind_path(path: Path) -> socket.socket:
+    """Bind a socket of the file system without listening."""
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind(str(path))
+    return bound
+
+
 def raise_file_limit() -> None:
     """Raise the soft limit of open files, often 1024 for programs that use select(2), to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems report an unlimited hard limit, but refuse to set it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def reload_files(reloads: Mapping[str, Callable[[], None]], prefix: str = "") -> None:
+    """Reload each file, by its name; one with errors is logged and its last content stays in use.
+
+    `prefix` precedes each line in the log.
+    """
+    for name, reload in reloads.items():
+        try:
+            reload()
+        except SpecError as error:
+            _log.error("%sSIGHUP: the %s was not reloaded, its last content stays in use: %s", prefix, name, error)
+        else:
+            _log.info("%sSIGHUP: the %s was reloaded", prefix, name)

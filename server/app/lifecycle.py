@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from starlette.types import ASGIApp
 
-from policies.types import SpecError
-from server.app.http_server import HttpServer, raise_file_limit
+from server.app.http_server import HttpServer, raise_file_limit, reload_files
 from server.backends.glibc_heap import heap
 from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener
@@ -52,17 +51,6 @@ def serve(
         return runner.run(_serve(server, fleet, bound, drain_delay, reloads, hub))
 
 
-def _reload(reloads: Mapping[str, Callable[[], None]]) -> None:
-    """Reload each file; one with errors is logged and its last content stays in use."""
-    for name, reload in reloads.items():
-        try:
-            reload()
-        except SpecError as error:
-            _log.error("SIGHUP: the %s was not reloaded, its last content stays in use: %s", name, error)
-        else:
-            _log.info("SIGHUP: the %s was reloaded", name)
-
-
 async def _serve(
     server: HttpServer,
     fleet: Fleet,
@@ -84,13 +72,15 @@ async def _serve(
             loop.call_later(_FORCED_SHUTDOWN_TIMEOUT, setattr, server, "force_exit", True)
             return
         fleet.shutting_down = True
+        if hub is not None:
+            hub.publish()
         delay = drain_delay if name == "SIGTERM" else 0.0  # a server that is stopped by Ctrl-C has no load balancer
         drains.append(asyncio.create_task(_drain(server, fleet, name, delay, hub)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     if reloads:  # otherwise SIGHUP, sent when a terminal closes, ends the process as usual
-        loop.add_signal_handler(signal.SIGHUP, _reload, reloads)
+        loop.add_signal_handler(signal.SIGHUP, reload_files, reloads)
     stopping = asyncio.create_task(_stop_when_broken(server, fleet))
     trimming = asyncio.create_task(heap.trim_periodically(lambda: server.server_state.total_requests))
     await server.serve(sockets=[bound])

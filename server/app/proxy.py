@@ -1,28 +1,35 @@
 """Requests that a gateway passes on to the serving process, over HTTP on a socket of the file system."""
 
 import asyncio
+import socket
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import aiohttp
-from starlette.types import Scope
-from yarl import URL
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.api.inference import ANY_BODY
 from server.errors import UnavailableError
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request import AsgiContext, BodyLimit, Headers
+from server.transport.request import AsgiContext, Headers, headers_of
 
-_MAX_BODY = BodyLimit(64 * 2**20, "send less at once")
-_NOT_PASSED = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"upgrade", b"expect"))
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
+
+_SCHEME, _ID = b"x-forwarded-proto", b"x-request-id"  # of the client's request
+_SPAN = b"traceparent"
+_OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))
+_REPLACED = _OF_CONNECTION | {b"upgrade", b"expect", _SCHEME, _ID}
+_CHUNK = 2**18  # bytes
 
 
 class Proxy:
-    """Passes requests on, and their responses back, each as a whole."""
+    """Passes requests on, and their responses back, each as a whole and on a connection of its own."""
 
     def __init__(self, path: Path, budget: MemoryBudget) -> None:
         """`path` is that of the socket; `budget` has room for the bodies."""
         self._path = str(path)
         self._budget = budget
-        self._session: aiohttp.ClientSession | None = None
 
     async def serve(self, context: AsgiContext, scope: Scope) -> None:
         """Serve one request by the serving process.
@@ -33,37 +40,74 @@ class Proxy:
             ClientDisconnectedError: the client closed the connection.
         """
         with self._budget.reservation() as memory:
-            body = await context.read_body(_MAX_BODY, memory.grow_to)
-            status, answer, headers = await context.wait_for(asyncio.ensure_future(self._fetch(scope, body)))
-            memory.resize(len(answer))
-            await context.respond(status, answer, headers)
+            body = await context.read_body(ANY_BODY, memory.grow_to)
+            request = _head(context, scope, len(body)) + body
+            del body
+            status, headers, answer = await context.wait_for(asyncio.ensure_future(self._exchange(request)))
+            memory.resize(len(request) + len(answer))
+            if context.method == "HEAD":
+                answer = bytes(_length(headers))  # the connection sends its length, and drops it
+            passed = [header for header in headers if header[0] not in _OF_CONNECTION]
+            await context.respond(status, answer, passed)
 
-    async def _fetch(self, scope: Scope, body: bytes) -> tuple[int, bytes, Headers]:
-        if self._session is None:
-            connector = aiohttp.UnixConnector(self._path, limit=0)
-            timeout = aiohttp.ClientTimeout(total=None)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-        query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
-        url = URL(f"http://serving{scope['raw_path'].decode('latin-1')}{query}", encoded=True)
-        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        passed = [(name, value) for name, value in sent if name.encode() not in _NOT_PASSED]
-        skipped = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # added where the client sent none
-        try:
-            async with self._session.request(
-                scope["method"],
-                url,
-                data=body or None,
-                headers=[*passed, ("x-forwarded-proto", scope["scheme"])],
-                skip_auto_headers=skipped,
-                allow_redirects=False,
-            ) as response:
-                answer = await response.read()
-                headers = [(n.lower(), v) for n, v in response.raw_headers if n.lower() not in _NOT_PASSED]
-                return response.status, answer, headers
-        except aiohttp.ClientError as error:
-            raise UnavailableError("the serving process does not answer for now; send the request again", 1) from error
+    async def _exchange(self, request: bytes) -> tuple[int, Headers, bytes]:
+        """Send a request; return status, headers by lower-case name, and body of the response."""
+        loop = asyncio.get_running_loop()
+        received = bytearray()
+        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+            connection.setblocking(False)
+            await loop.sock_connect(connection, self._path)
+            with suppress(OSError):  # an error can be answered before the body was read
+                await loop.sock_sendall(connection, request)
+            while piece := await loop.sock_recv(connection, _CHUNK):
+                received += piece
+        head, end, answer = bytes(received).partition(b"\r\n\r\n")
+        first, *lines = head.split(b"\r\n")
+        headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+        if not end or (request[:5] != b"HEAD " and len(answer) < _length(headers)):
+            raise UnavailableError("the serving process does not answer for now; send the request again", 1)
+        return int(first.split()[1]), headers, answer
 
-    async def close(self) -> None:
-        """Close the connections to the serving process."""
-        if self._session is not None:
-            await self._session.close()
+
+def _head(context: AsgiContext, scope: Scope, length: int) -> bytes:
+    """The head of a request to the serving process."""
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    headers = [header for header in scope["headers"] if header[0] not in _REPLACED]
+    if b"host" not in context.headers:
+        headers.append((b"host", ":".join(map(str, scope["server"])).encode()))
+    headers += [
+        (b"connection", b"close"),
+        (b"content-length", b"%d" % length),
+        (_SCHEME, scope["scheme"].encode()),
+        (_ID, context.request_id.encode()),
+    ]
+    if context.span is not None and context.span.traceparent is not None:
+        headers = [header for header in headers if header[0] != _SPAN] + [(_SPAN, context.span.traceparent)]
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join((b"%b %b%b HTTP/1.1\r\n" % (context.method.encode(), scope["raw_path"], query), *lines, b"\r\n"))
+
+
+def _length(headers: Headers) -> int:
+    return int(dict(headers).get(b"content-length", b"0"))
+
+
+class ProxiedApplication:
+    """The application of the serving process for requests that gateways pass on, with what they know of the client."""
+
+    def __init__(self, app: ASGIApp, tracing: "Tracing | None" = None) -> None:
+        """Serve requests by `app`; with `tracing` the spans of batches are linked to those of their requests."""
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        scope["scheme"] = headers[_SCHEME].decode()
+        context = scope["state"]["context"] = AsgiContext(scope, receive, send)
+        context.request_id = headers[_ID].decode()
+        span = None if self._tracing is None else self._tracing.fields_in(headers.get(_SPAN))
+        with nullcontext() if span is None or self._tracing is None else self._tracing.remote(span):
+            await self._app(scope, receive, send)

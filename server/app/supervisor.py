@@ -1,126 +1,140 @@
 """The supervisor: starts the serving process and the gateways, starts those again that were killed, and stops all.
 
-It holds the listening socket, which all gateways share, so that no connection is lost when one of them dies. The others
-end when it dies, since they notice the end of a pipe that only the supervisor holds open.
+It holds the listening socket, which all gateways share, so that no connection is lost when one of them dies, and the
+table of rate limits. The gateways end when it closes a pipe that only it holds open. So all processes also end when it
+is killed.
 """
 
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from policies.types import SpecError
+from server.gateways.shared_buckets import create_table
+
 _log = logging.getLogger("batchwright.gateways")
 ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: folder and descriptor of the pipe, in the serving process
-_STOP_TIMEOUT = 20.0  # s for gateways to end after the serving process
+_STOP_TIMEOUT = 15.0  # s for a process to end after the supervisor has closed the pipe
 _RESTART_DELAY = 0.1  # s, doubled for each process that is killed within `_SETTLED`
 _MAX_RESTART_DELAY = 10.0  # s
 _SETTLED = 30.0  # s after which a process is taken to work
+_MAX_FOLDER = 90  # characters; the path of a socket has at most 107
 _SERVE = "from batchwright.commands import serve_model; serve_model()"
+_GATEWAY = "import batchwright.commands; from server.app.gateway import main; main()"
 
 
 class Supervisor:
     """The processes of a server."""
 
-    def __init__(self, arguments: Sequence[str], gateways: int, bound: socket.socket) -> None:
+    def __init__(self, arguments: Sequence[str], gateways: int, bound: socket.socket, folder: Path) -> None:
         """Run this number of gateways on a socket, and a serving process with these arguments of serve-model."""
         self._arguments = arguments
+        self._number = gateways
         self._bound = bound
-        self._gateways = gateways
-        self._stopping = False
+        self._folder = folder
+        self._table = create_table()
+        self._alive, self._held = os.pipe()
+        self._stopping = asyncio.Event()
         self._serving: asyncio.subprocess.Process | None = None
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._gateways: set[asyncio.subprocess.Process] = set()
 
-    async def run(self) -> int:
-        """Run until the serving process ends by itself, or after a signal; return its exit code."""
+    async def run(self, reloadable: bool) -> int:
+        """Run until the serving process ends by itself, or after a signal; return its exit code.
+
+        Args:
+            reloadable: whether SIGHUP has gateways read files again, and does not end the server.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
-        alive, self._held = os.pipe()
-        with TemporaryDirectory(prefix="batchwright-") as name:
-            self._folder, self._alive = Path(name), alive
-            gateways = [asyncio.create_task(self._keep_gateway(index)) for index in range(self._gateways)]
-            try:
-                return await self._keep_serving()
-            finally:
-                self._stopping = True
-                await self._end(gateways)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        if reloadable:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        gateways = [asyncio.create_task(self._keep_gateway(number)) for number in range(1, self._number + 1)]
+        try:
+            return await self._keep_serving()
+        finally:
+            self._stopping.set()
+            os.close(self._held)
+            await asyncio.wait(gateways, timeout=_STOP_TIMEOUT)
+            for process in self._gateways:
+                _send(process, signal.SIGKILL)
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        again, self._stopping = self._stopping, self._stopping or number != signal.SIGHUP
-        if number == signal.SIGHUP or again:
-            for process in self._running:
-                _send(process, number)
-        elif self._serving is not None:
+    def _stop(self, number: signal.Signals) -> None:
+        self._stopping.set()
+        if self._serving is not None:
             _send(self._serving, number)  # it drains, and then ends the gateways
+
+    def _reload(self) -> None:
+        for process in self._gateways:
+            _send(process, signal.SIGHUP)
 
     async def _keep_serving(self) -> int:
         """Run the serving process, again if it was killed; return its exit code."""
         delay = _RESTART_DELAY
-        while True:
-            began = asyncio.get_running_loop().time()
-            environment = {**os.environ, ROLE: f"{self._folder}:{self._alive}"}
-            command = (sys.executable, "-c", _SERVE, *self._arguments)
-            process = self._serving = await self._start(command, (self._alive,), environment)
+        environment = {**os.environ, ROLE: f"{self._folder}:{self._alive}"}
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            process = await _start((*_python(_SERVE), *self._arguments), (self._alive,), environment)
+            self._serving = process
+            if self._stopping.is_set():  # by a signal that arrived meanwhile
+                _send(process, signal.SIGTERM)
             code = await process.wait()
-            self._running.discard(process)
             if code >= 0:
                 return code
-            if self._stopping:
+            if self._stopping.is_set():
                 return 128 - code
             for path in self._folder.iterdir():
                 path.unlink()
             _log.critical("the serving process was killed by signal %d; it is started again", -code)
             delay = await self._wait(delay, began)
+        return 0
 
-    async def _keep_gateway(self, index: int) -> None:
+    async def _keep_gateway(self, number: int) -> None:
         """Run a gateway, again if it ends before the server stops."""
         delay = _RESTART_DELAY
-        while not self._stopping:
-            began = asyncio.get_running_loop().time()
-            descriptors = (self._bound.fileno(), self._alive)
-            command = (sys.executable, "-m", "server.app.gateway", str(self._folder), *map(str, descriptors))
-            process = await self._start(command, descriptors, dict(os.environ))
+        descriptors = (self._bound.fileno(), self._table, self._alive)
+        words = map(str, (self._folder, number, *descriptors))
+        command = (*_python(_GATEWAY), *words)
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            process = await _start(command, descriptors, dict(os.environ))
+            self._gateways.add(process)
             code = await process.wait()
-            self._running.discard(process)
-            if self._is_stopping():
-                return
-            _log.error("gateway %d ended with code %d; it is started again", index, code)
-            delay = await self._wait(delay, began)
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
-
-    async def _start(
-        self, command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]
-    ) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            *command, pass_fds=descriptors, env=environment, start_new_session=True
-        )
-        self._running.add(process)
-        return process
+            self._gateways.discard(process)
+            if not self._stopping.is_set():
+                how = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
+                _log.error("gateway %d %s; it is started again", number, how)
+                delay = await self._wait(delay, began)
 
     async def _wait(self, delay: float, began: float) -> float:
         """Wait before a process that was started at `began` is started again; return the delay of the next time, s."""
-        if asyncio.get_running_loop().time() - began > _SETTLED:
+        if time.monotonic() - began > _SETTLED:
             delay = _RESTART_DELAY
-        await asyncio.sleep(delay)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
         return min(2 * delay, _MAX_RESTART_DELAY)
 
-    async def _end(self, gateways: Sequence["asyncio.Task[None]"]) -> None:
-        """End the gateways that have not ended with the serving process."""
-        for process in self._running:
-            _send(process, signal.SIGTERM)
-        _, late = await asyncio.wait(gateways, timeout=_STOP_TIMEOUT)
-        for process in self._running:
-            _send(process, signal.SIGKILL)
-        for task in late:
-            task.cancel()
+
+async def _start(
+    command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]
+) -> asyncio.subprocess.Process:
+    """Start a process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
+    return await asyncio.create_subprocess_exec(*command, pass_fds=descriptors, env=environment, start_new_session=True)
+
+
+def _python(program: str) -> tuple[str, ...]:
+    """The command line of a program that imports from the same folders as this process."""
+    return sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}"
 
 
 def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
@@ -128,19 +142,49 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def supervise(arguments: Sequence[str], gateways: int, bound: socket.socket) -> int:
-    """Run a server of several processes; return its exit code."""
-    return asyncio.run(Supervisor(arguments, gateways, bound).run())
+def supervise(arguments: Sequence[str], gateways: int, bound: socket.socket, reloadable: bool) -> int:
+    """Run a server of several processes; return its exit code.
+
+    Raises:
+        SpecError: there is no folder for the sockets of the processes.
+    """
+    try:
+        folder = TemporaryDirectory(prefix="batchwright-")
+    except OSError as error:
+        raise SpecError(
+            f"gateways need a temporary folder: {error.strerror}; set TMPDIR to a writable one, or give --gateways 0"
+        ) from error
+    with folder as name:
+        if len(name) > _MAX_FOLDER:
+            raise SpecError(f"the temporary folder {name!r} is too long for a socket; set TMPDIR to a shorter one")
+        return asyncio.run(_run(arguments, gateways, bound, Path(name), reloadable))
 
 
-def stop_with_supervisor(pipe: int) -> None:
-    """Send this process SIGTERM when its supervisor has died, by the descriptor of the supervisor's pipe."""
+async def _run(arguments: Sequence[str], gateways: int, bound: socket.socket, folder: Path, reloadable: bool) -> int:
+    return await Supervisor(arguments, gateways, bound, folder).run(reloadable)
+
+
+def stop_with_supervisor(pipe: int, folder: Path) -> None:
+    """Send this process SIGINT when the supervisor has closed its pipe, or has died; end it 15 s later.
+
+    Args:
+        pipe: descriptor of the pipe.
+        folder: is removed then, since a supervisor that was killed cannot do it.
+    """
 
     def wait() -> None:
         os.read(pipe, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGINT)  # after which nothing waits for load balancers
+        time.sleep(_STOP_TIMEOUT)
+        os._exit(1)
 
     threading.Thread(target=wait, name="supervisor", daemon=True).start()
+
+
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM until another handler is set; process 1 of a container would ignore the signal by default."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def number_of_gateways(setting: str) -> int:

@@ -8,9 +8,10 @@ A stream is used in place of a socket of packets, since messages may be larger t
 call receives all that have arrived.
 
     kind       from      content, pickled
-    SUBMIT     gateway   model, revision, expiry, sizes, shapes, and `PackedSamples`: the inputs
+    SUBMIT     gateway   model, revision, expiry, sizes, shapes, `PackedSamples`: the inputs, and the span's context
     CANCEL     gateway   none; the client is gone
-    ANSWER     serving   `PackedSamples`: the outputs; and the other facts of each. The slots are not read any more
+    ANSWER     serving   `PackedSamples`: the outputs; the other facts of each, and links of the span. The slots
+                         are not read any more
     FAIL       serving   `ErrorFields`; the slots may still be read
     UNREAD     serving   none; the slots of a failed or cancelled call are not read any more
     CONTROL    both      any small object, for the processes' own use

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from socket import socket
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -22,6 +22,9 @@ from server.gateways.packed_samples import PackedSamples, Place, inline, pack, u
 from server.gateways.slots import Slot, Slots
 from server.gateways.state_page import FleetState, StatePage
 from server.scheduling.admission import Admission, reject_if_full
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 MAX_INLINE = 4 * 2**20  # bytes of a call that are not in slots
 _SMALL = 2048  # bytes; copying a smaller array into the message takes less time than a slot
@@ -45,6 +48,7 @@ class Answer(NamedTuple):
 class _Call(NamedTuple):
     future: "asyncio.Future[list[Answer]]"
     slots: Sequence[Slot]
+    span: Any  # of its request; None where it is not traced
 
 
 class FleetClient:
@@ -55,10 +59,12 @@ class FleetClient:
     Attributes:
         on_control: called with each control message of the serving process.
         on_lost: called when the serving process is gone, after its calls have failed.
+        tracing: links the spans of calls with those of their batches; None: nothing is traced.
     """
 
     on_control: Callable[[Any], None] = staticmethod(lambda _: None)
     on_lost: Callable[[], None] = staticmethod(lambda: None)
+    tracing: "Tracing | None" = None
 
     def __init__(self, state: StatePage, clock: Callable[[], float] = monotonic) -> None:
         """`state` is the page of the serving process, and `clock` the same clock as there, s."""
@@ -207,10 +213,12 @@ class FleetClient:
         channel = self._channel
         if channel is None or self._slots is None or channel.backlog > _MAX_BACKLOG:
             raise _unavailable()
+        span = None if self.tracing is None else self.tracing.current()
+        fields = None if span is None or self.tracing is None else self.tracing.fields_of(span)
         placed = _PlacedArrays(self._slots)
         try:
             packed = pack(inputs, placed.add)
-            call = (model, revision, self._clock() + timeout, sizes, shapes, tuple(packed))
+            call = (model, revision, self._clock() + timeout, sizes, shapes, tuple(packed), fields)
             content = pickle.dumps(call, 5)
             if len(content) > MAX_INLINE:
                 raise _too_large(len(content), self._slots.slot_size)
@@ -220,7 +228,7 @@ class FleetClient:
         self._last_id = call_id = self._last_id + 1
         channel.send(SUBMIT, call_id, content)
         future: asyncio.Future[list[Answer]] = channel.loop.create_future()
-        self._calls[call_id] = _Call(future, placed.slots)
+        self._calls[call_id] = _Call(future, placed.slots, span)
         future.add_done_callback(partial(self._on_done, call_id))
         return future
 
@@ -241,7 +249,9 @@ class FleetClient:
         if call.future.done():
             return
         if kind == ANSWER:
-            packed, facts = pickle.loads(content)  # noqa: S301  (of our own process)
+            packed, facts, links = pickle.loads(content)  # noqa: S301  (of our own process)
+            if links and self.tracing is not None:
+                self.tracing.add_links(call.span, links)
             outputs, _ = unpack(PackedSamples(*packed))
             call.future.set_result([Answer(output, *each) for output, each in zip(outputs, facts, strict=True)])
         else:

@@ -7,12 +7,12 @@ import pickle
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import inf
 from socket import socket
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -24,12 +24,21 @@ from server.gateways.state_page import FleetState, ModelState, StatePage
 from server.scheduling.calls import Sample
 from server.scheduling.fleet import Fleet
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import LinkFields, RemoteSpan, Tracing
+
 _log = logging.getLogger("batchwright.gateways")
 _MAX_BACKLOG = 64 * 2**20  # bytes of answers that a gateway does not read, from which on it is disconnected
 _PUBLISH_AFTER = 0.005  # s from an arrival or an answer to the publication of the state
 _PUBLISH_EVERY = 0.25  # s, between publications when there are none
 
 _Array = NDArray[Any]
+
+
+class _Call(NamedTuple):
+    future: "asyncio.Future[list[Sample]]"
+    stored: Sequence[_Array]  # in slots
+    span: "RemoteSpan | None"
 
 
 class FleetServer:
@@ -41,11 +50,13 @@ class FleetServer:
         on_publish: called before each publication of the state.
         submit: submits a call, as `Fleet.submit` does.
         on_lost: called with a gateway that was disconnected, since it died or does not read its answers.
+        tracing: links the spans of calls and batches; None: nothing is traced.
     """
 
     on_control: Callable[["Gateway", Any], None] = staticmethod(lambda _gateway, _message: None)
     on_lost: Callable[["Gateway"], None] = staticmethod(lambda _: None)
     on_publish: Callable[[], None] = staticmethod(lambda: None)
+    tracing: "Tracing | None" = None
 
     def __init__(
         self,
@@ -148,7 +159,7 @@ class Gateway:
         self._server = server
         self._memory = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
         self._channel = Channel(self._on_message, self._on_lost)
-        self._calls: dict[int, tuple[asyncio.Future[list[Sample]], list[_Array]]] = {}
+        self._calls: dict[int, _Call] = {}
         self._read: Counter[int] = Counter()  # arrays of a failed or cancelled call that are still read
 
     async def open(self, sock: socket) -> None:
@@ -168,7 +179,7 @@ class Gateway:
             self._submit(call_id, content)
         elif kind == CANCEL:
             if call_id in self._calls:
-                self._calls[call_id][0].cancel()
+                self._calls[call_id].future.cancel()
         else:
             self._server.on_control(self, pickle.loads(content))  # noqa: S301  (of our own process)
 
@@ -176,21 +187,24 @@ class Gateway:
         server = self._server
         stored: list[_Array] = []
         try:
-            model, revision, expires, sizes, shapes, packed = pickle.loads(content)  # noqa: S301  (of our own process)
+            call = pickle.loads(content)  # noqa: S301  (of our own process)
+            model, revision, expires, sizes, shapes, packed, fields = call
             inputs, stored = unpack(PackedSamples(*packed), self._memory)
-            future = server.submit(model, inputs, expires - server.clock(), sizes, shapes, revision)
+            tracing = server.tracing
+            with nullcontext() if tracing is None or fields is None else tracing.remote(fields) as span:
+                future = server.submit(model, inputs, expires - server.clock(), sizes, shapes, revision)
         except ServerError as error:
             self._fail(call_id, error, stored)
         except Exception:  # noqa: BLE001  (a bug costs one call, and not all calls of the gateway)
             _log.exception("a call of %s failed", self.name)
             self._fail(call_id, ServerError(INTERNAL_ERROR), stored)
         else:
-            self._calls[call_id] = future, stored
+            self._calls[call_id] = _Call(future, stored, span)
             future.add_done_callback(partial(self._on_done, call_id))
             server.changed()
 
     def _on_done(self, call_id: int, future: "asyncio.Future[list[Sample]]") -> None:
-        _, stored = self._calls.pop(call_id)
+        _, stored, span = self._calls.pop(call_id)
         self._server.changed()
         if future.cancelled():
             self._end_when_unread(call_id, stored)
@@ -201,7 +215,7 @@ class Gateway:
             self._channel.abort()
         else:
             try:
-                content = _pack_answer(future.result())
+                content = _pack_answer(future.result(), () if span is None else span.links)
             except Exception:  # noqa: BLE001  (of an output that cannot be pickled)
                 _log.exception("an answer for %s cannot be sent", self.name)
                 self._fail(call_id, ServerError(INTERNAL_ERROR), stored)
@@ -238,18 +252,18 @@ class Gateway:
         calls = [*self._calls.values()]
         if calls:
             _log.warning("%s is gone; its %d open calls are cancelled", self.name, len(calls))
-        for future, _ in calls:
-            future.cancel()
+        for call in calls:
+            call.future.cancel()
         self._server.gateways.discard(self)
         self._server.on_lost(self)
 
 
-def _pack_answer(samples: Sequence[Sample]) -> bytes:
+def _pack_answer(samples: Sequence[Sample], links: "Sequence[LinkFields]") -> bytes:
     packed = pack([each.output for each in samples], inline)
     facts = [
         (each.batch_size, each.waiting, each.service, each.energy, each.energy_source, each.device) for each in samples
     ]
-    return pickle.dumps((tuple(packed), facts), 5)
+    return pickle.dumps((tuple(packed), facts, links), 5)
 
 
 def _error_of(check: Callable[..., object], *arguments: Any) -> ErrorFields | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FLEET_SOCKET, HTTP_SOCKET = "fleet.sock", "http.sock"  # in the folder that the processes share
-GREETING = struct.Struct("<QQ")  # size and number of slots; sent with descriptors of memory, state and rate limits
+GREETING = struct.Struct("<QQ")  # size and number of slots; sent with descriptors of memory and state
 
 
 class GatewaySetup(NamedTuple):

@@ -1,0 +1,97 @@
+"""What serve-model runs: a server that speaks HTTP itself, or the serving process behind gateways."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from prometheus_client import disable_created_metrics
+
+from server.app.assembly import AssembledServer, assemble, keys_of
+from server.app.backend import ProfileSource
+from server.app.gateway_hub import GatewayHub
+from server.app.http_server import bind_path
+from server.app.lifecycle import serve
+from server.app.plan import ServerPlan, make_plan
+from server.app.proxy import ProxiedApplication
+from server.app.supervisor import number_of_gateways, stop_with_supervisor
+from server.app.traces import exported_traces
+from server.config import Settings, SettingsResult
+from server.gateways.setup import HTTP_SOCKET
+from server.transport.connection import Listener
+from server.transport.connection_limits import TimeLimits
+from server.transport.tls import load_tls
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
+
+_log = logging.getLogger("batchwright")
+_UNLIMITED = TimeLimits(*[86400.0] * 5)  # of connections from gateways, which have the limits of their clients
+
+
+def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
+    """Serve by these settings; return the exit code. `started` is the time at which the command started, s."""
+    plan = make_plan(result, profiles.cached, _CHECKS)
+    settings = plan.settings
+    with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
+        server = _assembled(plan, profiles, tracing, started)
+        listener = replace(_listener(settings), direct=server.app)
+        files = {"API key file": server.keys, "TLS certificate": listener.tls}
+        reloads = {name: file.reload for name, file in files.items() if file is not None}
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
+
+
+def run_behind_gateways(
+    result: SettingsResult, profiles: ProfileSource, started: float, folder: Path, pipe: int
+) -> int:
+    """Serve as the serving process of a supervisor; return the exit code.
+
+    Args:
+        result: the settings.
+        profiles: for the models without a given profile.
+        started: the time at which the command started, s.
+        folder: that of the sockets.
+        pipe: descriptor of the supervisor's pipe.
+    """
+    stop_with_supervisor(pipe, folder)
+    plan = make_plan(result, profiles.cached, _CHECKS, lambda *_: bind_path(folder / HTTP_SOCKET))
+    settings = plan.settings
+    with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
+        server = _assembled(plan, profiles, tracing, started)
+        hub = GatewayHub(server.inference, settings, number_of_gateways(settings.gateways), folder, tracing)
+        app, listener = ProxiedApplication(server.inner, tracing), Listener(_UNLIMITED)
+        return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
+
+
+def _assembled(plan: ServerPlan, profiles: ProfileSource, tracing: "Tracing | None", started: float) -> AssembledServer:
+    settings = plan.settings
+    if settings.api_key_file is None and not _is_loopback(settings.host):
+        _log.warning(
+            "clients that reach %s need no key to predict or to swap policies; give --api-key-file", settings.host
+        )
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    server = assemble(plan, profiles, tracing)
+    _log.info("models are loaded and profiled, and policies solved, after %.1f s", monotonic() - started)
+    return server
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listener(settings: Settings) -> Listener:
+    return Listener(TimeLimits(*settings.time_limits), load_tls(settings.tls_cert, settings.tls_key))
+
+
+def _check_tracing(settings: Settings) -> None:
+    with exported_traces(settings.otlp_endpoint):
+        pass
+
+
+_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listener, _check_tracing)
