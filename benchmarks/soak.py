@@ -192,20 +192,21 @@ def outcomes(server: Server) -> dict[str, int]:
 def audit(counts: ClientCounts, counted: dict[str, int]) -> list[str]:
     """Contradictions between the server's counts and the clients'.
 
-    An abandoned call may count under any outcome, once. A call of several samples that is rejected before its body is
-    read counts as one request, since its number of samples is unknown.
+    An abandoned call may count under any outcome, once for each of its samples. A call of several samples whose end
+    comes before its body is read counts as one request, since its number of samples is unknown.
     """
-    problems, left = [], counts.left
-    fewest = most = counted.get("cancelled", 0)  # abandoned calls that the server counted
+    problems, calls, samples = [], counts.left, counts.left_samples
+    fewest = most = counted.get("cancelled", 0)  # requests of abandoned calls that the server counted
     for status, outcome in _OUTCOMES.items():
         here = counted.get(outcome, 0)
         least = here - counts.samples_of(status)
-        greatest = here - counts.calls_of(status) if outcome == "rejected" else least
+        greatest = here - counts.calls_of(status) if outcome in ("rejected", "expired") else least
         fewest, most = fewest + least, most + greatest
-        if greatest < 0 or least > left:
-            problems.append(f"{outcome}: the server counted {least:+d} beside the clients' count; {left} abandoned")
-    if not fewest <= left <= most:
-        problems.append(f"{left} calls abandoned, the server counted {fewest} to {most} of them")
+        if greatest < 0 or least > samples:
+            problems.append(f"{outcome}: the server counted {least:+d} beside the clients' count; {samples} abandoned")
+    if fewest > samples or most < calls:
+        about = f"{calls} calls of {samples} requests"
+        problems.append(f"{about} were abandoned, the server counted {fewest} to {most} requests of them")
     return problems
 
 
