@@ -28,7 +28,6 @@ import uvloop
 from benchmarks.soak import audit, outcomes
 from benchmarks.support.gateway_processes import budget_flags, held_by, processes_of
 from benchmarks.support.harness import (
-    ROOT,
     Server,
     argument_parser,
     load_record,
@@ -37,13 +36,12 @@ from benchmarks.support.harness import (
     synthetic_image,
     wait_until,
 )
-from benchmarks.support.mixed_calls import IMAGES, TENSORS, MixedCall, MixedCalls
+from benchmarks.support.mixed_calls import FEATURES, IMAGES, TENSORS, MixedCall, MixedCalls
 from benchmarks.support.soak_clients import CLIENT_TIMEOUT, ClientCounts, abandon
 
 _RAW = {"Inference-Header-Content-Length": "0"}
 _AT_ONCE = 400  # images; a gateway has 512 slots
 _PROFILE = "googlenet-tesla-p4"
-_FEATURES = ROOT / "benchmarks" / "servers" / "reloaded_tensors.py"
 _CLIENTS = 64
 _POLICIES = ("greedy", "timeout:5", "static:6,max_wait_ms=20", "rate-matching", "serial", "static:32,max_wait_ms=10")
 _SWAP_S, _RELOAD_S = 0.3, 1.0
@@ -153,7 +151,7 @@ class _MixedRun:
         self.swaps = self.loads = 0
         self._server = server
         self._left = calls
-        self._drawn = MixedCalls(folder / _FEATURES.name, np.random.default_rng(3))
+        self._drawn = MixedCalls(folder / FEATURES.name, np.random.default_rng(3))
         self._rng = np.random.default_rng(4)
 
     async def run(self) -> None:
@@ -227,8 +225,8 @@ class _MixedRun:
 def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
     """Make calls of every kind to a server with this number of gateways; `wrong` is empty if everything is right."""
     with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / _FEATURES.name
-        file.write_text(_FEATURES.read_text())
+        file = Path(name) / FEATURES.name
+        file.write_text(FEATURES.read_text())
         models = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
         with serving(*models, "--policy", "greedy", *budget_flags(gateways)) as server:
             run, began = _MixedRun(server, calls, Path(name)), time.monotonic()

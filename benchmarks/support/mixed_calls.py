@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.harness import synthetic_image
+from benchmarks.support.harness import ROOT, synthetic_image
 from benchmarks.support.soak_clients import Message, message
 from server.models.images.codec import ImageCodec
 from server.models.sources import source_of
 
+FEATURES = ROOT / "benchmarks" / "servers" / "reloaded_tensors.py"  # of the tensor model
 IMAGES, TENSORS = "googlenet", "features"  # names of the models
 KINDS = {
     "pixels": 0.2,
@@ -60,7 +61,7 @@ class MixedCalls:
     """Draws calls."""
 
     def __init__(self, tensors: Path, rng: np.random.Generator) -> None:
-        """`tensors` is the file of the class Features."""
+        """`tensors` is `FEATURES` or a copy of it."""
         self._rng = rng
         self._images = ImageCodec()
         self._tensors: Any = source_of(f"{tensors}:Features").emulate(TENSORS, 1).codec
@@ -72,9 +73,9 @@ class MixedCalls:
         ]
         self._pool = [(each, self._of_encoded(each)) for each in encoded]
 
-    def draw(self) -> MixedCall:
-        """Draw a call."""
-        kind = str(self._rng.choice([*KINDS], p=[*KINDS.values()]))
+    def draw(self, kind: str | None = None) -> MixedCall:
+        """Draw a call of this kind, or of any kind."""
+        kind = kind or str(self._rng.choice([*KINDS], p=[*KINDS.values()]))
         count = 1 if kind in ("raw pixels", "raw image", "prediction") else int(self._rng.integers(1, LARGEST + 1))
         if kind in ("tensors", "JSON"):
             return self._tensor_call(kind, count)

@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.identity import _FEATURES
 from benchmarks.support.gateway_processes import Held
-from benchmarks.support.mixed_calls import KINDS, MixedCall, MixedCalls
+from benchmarks.support.mixed_calls import FEATURES, KINDS, MixedCall, MixedCalls
 from server.models.images.codec import ImageCodec
 
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[MixedCall]]:
     """Calls by kind."""
-    calls = MixedCalls(_FEATURES, np.random.default_rng(1))
+    calls = MixedCalls(FEATURES, np.random.default_rng(1))
     found: dict[str, list[MixedCall]] = {}
     for _ in range(300):
         call = calls.draw()
@@ -43,7 +42,7 @@ def test_only_the_answer_to_the_same_pixels_is_right(drawn: dict[str, list[Mixed
 
 
 def test_only_the_outputs_of_the_same_tensors_are_right(drawn: dict[str, list[MixedCall]]) -> None:
-    calls = MixedCalls(_FEATURES, np.random.default_rng(1))
+    calls = MixedCalls(FEATURES, np.random.default_rng(1))
     answers: list[bytes] = []
     for call in drawn["JSON"]:
         x, shift = (np.array(each["data"], np.float32) for each in json.loads(call.body)["inputs"])
