@@ -57,7 +57,8 @@ class Kill:
 
     Attributes:
         outcomes: number of calls by how they ended; "no answer" is a connection that was refused or broke.
-        first_answer_s: end of the first call with status 200 that was sent after the kill.
+        first_answer_s: end of the first call with status 200 that was sent after the kill; if that was of the
+            supervisor, after its next start, since gateways whose supervisor was killed still answer for an instant.
         all_answered_s: sending of the last call that was not answered with 200; 0 without one.
         left_over: processes that did not end with the server.
         held: what the gateways held at the end, when no call was open; empty if all slots and bytes were free.
@@ -114,18 +115,19 @@ def measure(target: str, duration: float) -> Kill:
         load = pool.submit(lambda: uvloop.run(_offer(server.url, duration)))
         time.sleep(_KILLED_AT)
         pids = {"gateway": before.gateways[0], "serving process": before.serving, "supervisor": before.supervisor}
-        killed = time.monotonic()
+        killed = up = time.monotonic()
         os.kill(pids[target], signal.SIGKILL)
         starts = 0
         if target == "supervisor":
             server.process.wait()
+            up = time.monotonic()
             server, starts = _start_again(stack, command, urlsplit(server.url).port)
         calls = load.result()
         after = _processes(server)
         seen |= after.all
         held = [found for pid in after.gateways if not (found := held_by(server, pid)).is_nothing]
     left = _left_over(seen)
-    answered = [call.ended for call in calls if call.sent > killed and call.outcome == _OK]
+    answered = [call.ended for call in calls if call.sent > up and call.outcome == _OK]
     lost = [call.sent for call in calls if call.outcome != _OK and call.ended > killed]
     return Kill(
         outcomes=dict(Counter(call.outcome for call in calls)),
