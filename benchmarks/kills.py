@@ -6,7 +6,6 @@ ended, as systemd or Kubernetes would. At the end the server gets SIGTERM, and n
 may be left.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -21,34 +20,20 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-import numpy as np
 import psutil
 import uvloop
 
 from benchmarks.support import harness
 from benchmarks.support.gateway_processes import Processes, budget_flags, held_by, processes_of
-from benchmarks.support.mixed_calls import FEATURES, MixedCalls
+from benchmarks.support.pixel_load import NO_ANSWER, OK, OTHER, REJECTED, offer_pixels
 from policies.profile import load_profile
-from policies.queue import arrivals
 
 PROFILE = "googlenet-tesla-p4-x10"
 GATEWAYS = 2
 TARGETS = ("gateway", "serving process", "supervisor")
 LOAD = 0.5
 _KILLED_AT, _DURATION = 3.0, 13.0  # s after the start of the load
-_CLIENT_TIMEOUT = 30.0
 _ENDED_WITHIN, _STARTED_WITHIN = 30.0, 60.0
-_OK, _REJECTED, _NO_ANSWER, _OTHER = "200", "503 with Retry-After", "no answer", "other"
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call: its outcome, and instants of time.monotonic."""
-
-    sent: float
-    ended: float
-    outcome: str
 
 
 @dataclass(frozen=True)
@@ -73,46 +58,16 @@ class Kill:
     starts: int = 0
 
 
-async def _offer(url: str, duration: float) -> list[_Call]:
-    """Offer load for some seconds, and return all calls."""
-    rng = np.random.default_rng(5)
-    calls, drawn, began = list[_Call](), MixedCalls(FEATURES, rng), time.monotonic()
-    timeout, connector = aiohttp.ClientTimeout(total=_CLIENT_TIMEOUT), aiohttp.TCPConnector(limit=0)
-
-    async def one(session: aiohttp.ClientSession) -> None:
-        call, sent = drawn.draw("raw pixels"), time.monotonic()
-        try:
-            async with session.post(call.path, data=call.body, headers=call.headers) as response:
-                status, body = response.status, await response.read()
-                length = int(response.headers.get("Inference-Header-Content-Length", 0))
-                again = "Retry-After" in response.headers
-        except (aiohttp.ClientError, OSError):
-            outcome = _NO_ANSWER
-        else:
-            right = status == 200 and call.is_right(body, length)
-            outcome = _OK if right else _REJECTED if status == 503 and again else f"{_OTHER}: {status}"
-        calls.append(_Call(sent, time.monotonic(), outcome))
-
-    async with (
-        aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session,
-        asyncio.TaskGroup() as open_,
-    ):
-        for instant in arrivals.poisson(LOAD * load_profile(PROFILE).capacity, duration, rng).tolist():
-            await asyncio.sleep(max(0.0, began + instant - time.monotonic()))
-            open_.create_task(one(session))
-    return calls
-
-
 def measure(target: str, duration: float) -> Kill:
     """Start a server, kill one of its processes under load, and return what happened."""
     flags = ("googlenet", "--device", f"emulated:{PROFILE}", "--policy", "greedy", "--log-level", "error")
     command = (*harness.command_line("serve-model"), *flags, *budget_flags(GATEWAYS))
-    seen: set[int] = set()
+    seen, rate = set[int](), LOAD * load_profile(PROFILE).capacity
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         server = stack.enter_context(harness.running(*command))
         before = _processes(server)
         seen |= before.all
-        load = pool.submit(lambda: uvloop.run(_offer(server.url, duration)))
+        load = pool.submit(lambda: uvloop.run(offer_pixels(server.url, rate, duration)))
         time.sleep(_KILLED_AT)
         pids = {"gateway": before.gateways[0], "serving process": before.serving, "supervisor": before.supervisor}
         killed = up = time.monotonic()
@@ -127,8 +82,8 @@ def measure(target: str, duration: float) -> Kill:
         seen |= after.all
         held = [found for pid in after.gateways if not (found := held_by(server, pid)).is_nothing]
     left = _left_over(seen)
-    answered = [call.ended for call in calls if call.sent > up and call.outcome == _OK]
-    lost = [call.sent for call in calls if call.outcome != _OK and call.ended > killed]
+    answered = [call.ended for call in calls if call.sent > up and call.outcome == OK]
+    lost = [call.sent for call in calls if call.outcome != OK and call.ended > killed]
     return Kill(
         outcomes=dict(Counter(call.outcome for call in calls)),
         first_answer_s=round(min(answered) - killed, 3) if answered else None,
@@ -201,7 +156,7 @@ def _cells(target: str, kills: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     counts: Counter[str] = Counter()
     for kill in kills:
         counts.update(kill["outcomes"])
-    known = (_OK, _REJECTED, _NO_ANSWER)
+    known = (OK, REJECTED, NO_ANSWER)
     others = sum(count for outcome, count in counts.items() if outcome not in known)
     return (
         f"{target}, {len(kills)} times",
@@ -223,7 +178,7 @@ def _times(seconds: Sequence[float | None]) -> str:
 
 def is_wrong(kill: dict[str, Any]) -> bool:
     """Whether the server did not recover, lost an answer without need, or left something behind."""
-    unexpected = [outcome for outcome in kill["outcomes"] if outcome.startswith(_OTHER)]
+    unexpected = [outcome for outcome in kill["outcomes"] if outcome.startswith(OTHER)]
     return bool(unexpected or kill["first_answer_s"] is None or kill["left_over"] or kill["held"])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,12 +41,14 @@ class ClientCounts:
         samples: number of samples by kind and status.
         wrong: descriptions of wrong answers.
         failed_at: instants of 500s for good samples, s after the start.
+        lost: calls without an answer: when they were sent and ended, s after the start, and the error.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     samples: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)
+    lost: list[tuple[float, float, str]] = field(default_factory=list)
 
     def end(self, kind: str, status: object, samples: int = 1) -> None:
         """Count a call that has ended."""
@@ -149,11 +152,13 @@ class SoakClients:
             await self._abandon(message(images))
             return
         body, allowed = self._body(kind, images)
+        began = time.monotonic()
         try:
             status, answer = await self._post(body)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             self.counts.end(kind, "lost", n)
-            self.counts.wrong.append(f"{kind}: no answer: {type(error).__name__} {error}"[:200])
+            text = f"{kind}: no answer: {type(error).__name__} {error}"[:200]
+            self.counts.lost.append((instant, instant + time.monotonic() - began, text))
             return
         self.counts.end(kind, status, n)
         good = kind in ("good", "several", "hurried")
