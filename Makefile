@@ -49,7 +49,6 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
-	$(BIN)/python -m benchmarks.identity
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.lazy_live
 	$(BIN)/python -m benchmarks.lazy_texts
@@ -68,7 +67,9 @@ bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and 
 	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
 	$(BIN)/python -m benchmarks.page
 
-stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs, overload, 15 minutes of faults (about 45 minutes)
+stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 90 minutes)
+	$(BIN)/python -m benchmarks.identity
+	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.attacks
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.user_models
@@ -76,6 +77,7 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.soak --gateways 2 --kills
 	$(if $(TRITON_PYTHON),$(BIN)/python -m benchmarks.upstream --triton-python $(TRITON_PYTHON))
 	$(BIN)/python -m benchmarks.page
 

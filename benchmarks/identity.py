@@ -1,17 +1,53 @@
-"""Checks that every request gets its own answer: different images at once, compared with the answers for each alone.
+"""Checks that every request gets its own answer, with and without gateways.
 
-While they are served the policy is swapped at random, so that batch sizes vary, and corrupt images are sent among them.
+- A network on the CPU: different images at once, compared with the answers for each alone. While they are served the
+  policy is swapped at random, so that batch sizes vary, and corrupt images are sent among them.
+- Calls of every kind (benchmarks/support/mixed_calls.py) to two models of an emulated device, while policies are
+  swapped and one of the models is loaded again and again. Some have a short time-out, and some clients close the
+  connection at a random time. At the end nothing may be left: no waiting request, no byte of a memory budget, no slot.
+  The server's counts must be those of the clients. They may differ by the calls that a client abandoned, since the
+  server may have answered these; by the samples of a call whose end came before the server knew their number; by no
+  more.
 """
 
 import asyncio
-from dataclasses import asdict, dataclass
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
+import uvloop
 
-from benchmarks.support.harness import argument_parser, save_record, serving, synthetic_image
+from benchmarks.soak import audit, outcomes
+from benchmarks.support.gateway_processes import budget_flags, held_by, processes_of
+from benchmarks.support.harness import (
+    Server,
+    argument_parser,
+    load_record,
+    save_record,
+    serving,
+    synthetic_image,
+    wait_until,
+)
+from benchmarks.support.mixed_calls import FEATURES, IMAGES, TENSORS, MixedCall, MixedCalls
+from benchmarks.support.soak_clients import CLIENT_TIMEOUT, ClientCounts, abandon
 
 _RAW = {"Inference-Header-Content-Length": "0"}
+_AT_ONCE = 400  # images; a gateway has 512 slots
+_PROFILE = "googlenet-tesla-p4"
+_CLIENTS = 64
+_POLICIES = ("greedy", "timeout:5", "static:6,max_wait_ms=20", "rate-matching", "serial", "static:32,max_wait_ms=10")
+_SWAP_S, _RELOAD_S = 0.3, 1.0
+_ABANDONED, _HURRIED, _CORRUPT = 0.08, 0.1, 0.02  # shares of all calls
+_TIMEOUT_S = (0.001, 0.1)
+_DELAYS = (0.0, 0.05)  # s until a client closes the connection
 
 
 @dataclass(frozen=True)
@@ -19,7 +55,7 @@ class Outcome:
     """The comparison's result.
 
     Attributes:
-        pictures: good images, sent at once.
+        pictures: good images, 400 of them at once.
         corrupt: corrupt images sent among them.
         refused: corrupt images that were answered 400.
         others: good images that were not answered 200.
@@ -35,6 +71,11 @@ class Outcome:
     error: float
     difference: float
     batch_sizes: int
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether an image had no answer or another image's, or a corrupt one was not refused."""
+        return bool(self.others or self.refused < self.corrupt or self.error > self.difference / 10)
 
 
 async def _infer(session: aiohttp.ClientSession, url: str, image: bytes) -> tuple[int, bytes]:
@@ -61,7 +102,13 @@ async def _compare(base: str, model: str, images: list[bytes], corrupt: int) -> 
         swapping = asyncio.create_task(_swap(session, policy, rng))
         sent = [*((n, p) for n, p in enumerate(images)), *((-1, p[: len(p) // 2]) for p in images[:corrupt])]
         shuffled = [sent[i] for i in rng.permutation(len(sent))]
-        answers = await asyncio.gather(*(_infer(session, infer, image) for _, image in shuffled))
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def answer(image: bytes) -> tuple[int, bytes]:
+            async with at_once:
+                return await _infer(session, infer, image)
+
+        answers = await asyncio.gather(*(answer(image) for _, image in shuffled))
         if swapping.done():
             swapping.result()  # without swaps the batch sizes would not vary
         swapping.cancel()
@@ -90,16 +137,162 @@ def check(model: str, images: int, corrupt: int, *arguments: str) -> Outcome:
         return asyncio.run(_compare(server.url, model, drawn, corrupt))
 
 
+class _MixedRun:
+    """One run of calls of every kind.
+
+    Attributes:
+        counts: what the clients saw.
+        swaps: number of policies that were swapped.
+        loads: number of revisions that were loaded.
+    """
+
+    def __init__(self, server: Server, calls: int, folder: Path) -> None:
+        self.counts = ClientCounts()
+        self.swaps = self.loads = 0
+        self._server = server
+        self._left = calls
+        self._drawn = MixedCalls(folder / FEATURES.name, np.random.default_rng(3))
+        self._rng = np.random.default_rng(4)
+
+    async def run(self) -> None:
+        """Make all calls, swap policies and load the tensor model again."""
+        timeout, connector = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(self._server.url, timeout=timeout, connector=connector) as session:
+            others = [asyncio.create_task(each(session)) for each in (self._swap, self._reload)]
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(_CLIENTS):
+                    clients.create_task(self._call(session))
+            for task in others:
+                if task.done():
+                    task.result()
+                task.cancel()
+
+    async def _swap(self, session: aiohttp.ClientSession) -> None:
+        for policy in cycle(_POLICIES):
+            await asyncio.sleep(_SWAP_S)
+            path = f"/admin/models/{(IMAGES, TENSORS)[self.swaps % 2]}/policy"
+            await self._order(session.put(path, json={"policy": policy}))
+            self.swaps += 1
+
+    async def _reload(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(_RELOAD_S)
+            await self._order(session.post(f"/v2/repository/models/{TENSORS}/load"))
+            self.loads += 1
+
+    async def _order(self, sent: Any) -> None:
+        async with sent as response:
+            if response.status != 200:
+                self.counts.wrong.append(f"{response.url.path}: {response.status} {(await response.text())[:200]}")
+
+    async def _call(self, session: aiohttp.ClientSession) -> None:
+        """Make one call after the other."""
+        while self._left > 0:
+            self._left -= 1
+            chance = self._rng.random()
+            if chance < _ABANDONED:
+                call = self._drawn.draw()
+                how = await abandon(self._server.url + call.path, call.body, call.headers, self._rng, _DELAYS)
+                self.counts.end("leaver", how, call.samples)
+            elif chance < _ABANDONED + _CORRUPT:
+                await self._answered(session, self._drawn.draw_corrupt(), (400,))
+            elif chance < _ABANDONED + _CORRUPT + _HURRIED:
+                await self._answered(session, self._hurried(self._drawn.draw()), (200, 503, 504))
+            else:
+                await self._answered(session, self._drawn.draw(), (200,))
+
+    def _hurried(self, call: MixedCall) -> MixedCall:
+        timeout = float(np.exp(self._rng.uniform(*np.log(_TIMEOUT_S))))
+        headers = call.headers | {"X-Timeout-Ms": f"{1e3 * timeout:.1f}"}
+        return replace(call, kind="hurried", headers=headers)
+
+    async def _answered(self, session: aiohttp.ClientSession, call: MixedCall, allowed: tuple[int, ...]) -> None:
+        try:
+            async with session.post(call.path, data=io.BytesIO(call.body), headers=call.headers) as response:
+                status, body = response.status, await response.read()
+                length = int(response.headers.get("Inference-Header-Content-Length", 0))
+        except (aiohttp.ClientError, OSError) as error:
+            self.counts.end(call.kind, "lost", call.samples)
+            self.counts.wrong.append(f"{call.kind}: no answer: {type(error).__name__} {error}"[:200])
+            return
+        self.counts.end(call.kind, status, call.samples)
+        if status not in allowed:
+            self.counts.wrong.append(f"{call.kind}: {status} {body[:200]!r}")
+        elif status == 200 and not call.is_right(body, length):
+            self.counts.wrong.append(f"{call.kind}: the answer of {call.samples} samples is not that of its own inputs")
+
+
+def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
+    """Make calls of every kind to a server with this number of gateways; `wrong` is empty if everything is right."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / FEATURES.name
+        file.write_text(FEATURES.read_text())
+        models = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
+        with serving(*models, "--policy", "greedy", *budget_flags(gateways)) as server:
+            run, began = _MixedRun(server, calls, Path(name)), time.monotonic()
+            uvloop.run(run.run())
+            took = time.monotonic() - began
+            counted = _settled(lambda: outcomes(server))
+            processes = processes_of(server)
+            held = [] if processes is None else [held_by(server, pid) for pid in processes.gateways]
+            waiting = round(server.total("batchwright_queue_length"))
+    wrong = [*run.counts.wrong, *audit(run.counts, counted)]
+    wrong += [f"held when no call was open: {each}" for each in held if not each.is_nothing]
+    if waiting or len(held) != max(1, gateways):
+        wrong.append(f"{waiting} requests wait when no call is open; {len(held)} gateways")
+    ends = {f"{kind}: {end}": count for (kind, end), count in sorted(run.counts.ends.items())}
+    return {
+        "calls": calls,
+        "seconds": round(took, 1),
+        "samples_seen_by_clients": {status: run.counts.samples_of(status) for status in ("200", "400", "503", "504")},
+        "abandoned": {"calls": run.counts.left, "samples": run.counts.left_samples},
+        "counted_by_the_server": counted,
+        "ends": ends,
+        "swaps": run.swaps,
+        "loads": run.loads,
+        "held_when_idle": [asdict(each) for each in held],
+        "wrong": wrong[:50],
+        "wrong_in_all": len(wrong),
+    }
+
+
+def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """The server's counts once they do not change any more."""
+    found: dict[str, int] = {}
+
+    def same() -> bool:
+        before = dict(found)
+        found.update(count())
+        return found == before
+
+    wait_until(same, 30.0, 0.5)
+    return found
+
+
 def main() -> None:
-    """Check, print and record."""
+    """Check, print and record; exit code 1 if anything was wrong."""
     parser = argument_parser(__doc__)
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--pictures", type=int, default=2000, help="images for the network; 0 skips it")
     parser.add_argument("--corrupt", type=int, default=50)
+    parser.add_argument("--calls", type=int, default=20_000, help="calls of every kind; 0 skips them")
+    parser.add_argument("--gateways", type=int, nargs="+", default=[0, 2], help="numbers of gateways")
+    parser.add_argument("--record", default="identity", help="name of the record")
     chosen = parser.parse_args()
-    outcome = check(chosen.model, chosen.pictures, chosen.corrupt)
-    save_record("identity", {"model": chosen.model, **asdict(outcome)})
-    print(outcome)
+    record: dict[str, Any] = load_record(chosen.record)
+    wrong = False
+    for gateways in chosen.gateways:
+        part = record.setdefault(f"{gateways} gateways", {})
+        if chosen.pictures:
+            outcome = check(chosen.model, chosen.pictures, chosen.corrupt, "--gateways", str(gateways))
+            part["network"] = {"model": chosen.model, **asdict(outcome)}
+            wrong |= outcome.is_wrong
+        if chosen.calls:
+            part["mixed"] = check_mixed(gateways, chosen.calls)
+            wrong |= bool(part["mixed"]["wrong_in_all"])
+        save_record(chosen.record, record)
+        print(f"{gateways} gateways", json.dumps(part, indent=1), flush=True)
+    raise SystemExit(wrong)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,25 @@
 The server is benchmarks/servers/fault_injection.py. Poisson arrivals at load 0.8, with bursts of about a second at load
 3. The policy is swapped every 20 s, and 30 s after a fault the next one is ordered. Two of the faults are
 out-of-memory errors of the largest batch: each halves it, from 32 to 8, until larger batches are tried again. Loads
-count from the capacity of batches of 8.
+count from the capacity of batches of 8. At last the server is drained under load 0.5.
+
+With `--kills` a gateway is killed every two minutes, and the serving process once. A call may then have no answer if a
+process was killed meanwhile. The counts are not compared, since the serving process has lost those from before.
 """
 
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from itertools import chain, count, cycle
 from pathlib import Path
 from statistics import median
@@ -26,7 +32,9 @@ import numpy as np
 import uvloop
 
 from benchmarks.servers.fault_injection import order_fault
+from benchmarks.support.gateway_processes import budget_flags, held_by, processes_of
 from benchmarks.support.harness import Server, argument_parser, markdown_table, running, save_record
+from benchmarks.support.pixel_load import OK, offer_pixels
 from benchmarks.support.processes import ResourceUsage, resource_usage
 from benchmarks.support.soak_clients import CLIENT_TIMEOUT, SAMPLES, ClientCounts, SoakClients
 from policies.profile import load_profile
@@ -48,6 +56,12 @@ _RAISED_WITHIN = 60.0  # s in which an ordered fault is raised: some policies la
 _AGAIN_S = 10.0  # s after which a fault is ordered again: a recovery, which is not counted, may have met it
 _AFTER_ERROR_S = 5.0  # s after an ordered error in which good samples may get a 500
 _SAMPLE_S = 2.0
+_KILL_S, _SERVING_KILLED = 120.0, 4  # s between two kills; which of them is that of the serving process
+_KILLED_S = 15.0  # s after it in which policies are not swapped
+_STALE_S = 0.5  # s after a kill in which a call may be sent on a connection that it has broken
+_POOL = 6  # threads that a gateway may start at any time
+_DRAIN_S, _DRAINED_AT, _EXIT_WITHIN = 6.0, 3.0, 60.0
+_JUST_SENT_S = 0.05  # s before the signal, in which the server may not have read a call yet
 _EARLY = 2.0  # minutes after which memory is compared
 _COMPARED = 15  # samples, half a minute
 _FEW, _RELEASED_S = 32, 12.0  # waiting requests that count as calm; s in which a full queue's 150 MB are released
@@ -74,16 +88,18 @@ class Soak:
         samples: of resource usage.
         faults: instant of each order, s after the start, and the fault.
         swaps: number of swaps to each policy.
+        kills: instant of each kill, s after the start, and the process.
         counts: what the clients saw.
     """
 
-    def __init__(self, server: Server, order: Path, seconds: float) -> None:
+    def __init__(self, server: Server, order: Path, seconds: float, *, kill: bool = False) -> None:
         """Run for some seconds; `order` is the file from which the device reads its faults."""
-        self._server, self._order, self._seconds = server, order, seconds
+        self._server, self._order, self._seconds, self._kill = server, order, seconds, kill
         self._began = time.monotonic()
         self.samples: list[Sample] = []
         self.faults: list[tuple[float, str]] = []
         self.swaps: dict[str, int] = {}
+        self.kills: list[tuple[float, str]] = []
         self.counts = ClientCounts()
 
     def _now(self) -> float:
@@ -103,7 +119,13 @@ class Soak:
                 def call() -> asyncio.Task[None]:
                     return calls.create_task(clients.call(self._now()))
 
-                others = [self._swap(session, 20.0 * step), self._inject(call, 30.0 * step), self._sample()]
+                others: list[Coroutine[Any, Any, None]] = [
+                    self._swap(session, 20.0 * step),
+                    self._inject(call, 30.0 * step),
+                    self._sample(),
+                ]
+                if self._kill:
+                    others.append(self._kill_processes(_KILL_S * min(1.0, self._seconds / 900)))
                 tasks = [asyncio.create_task(other) for other in others]
                 await self._offer(call)
                 for task in tasks:
@@ -128,10 +150,29 @@ class Soak:
         url = f"{self._server.url}/admin/models/googlenet/policy"
         for policy in cycle(POLICIES):
             await asyncio.sleep(every)
-            async with session.put(url, json={"policy": policy}) as response:
-                if response.status != 200:
-                    self.counts.wrong.append(f"swap to {policy}: {response.status} {(await response.text())[:200]}")
-            self.swaps[policy] = self.swaps.get(policy, 0) + 1
+            try:
+                async with session.put(url, json={"policy": policy}) as response:
+                    status, text = response.status, await response.text()
+            except aiohttp.ClientError as error:
+                status, text = 0, str(error)
+            if status != 200 and not any(self._now() - at < _KILLED_S for at, _ in self.kills):
+                self.counts.wrong.append(f"swap to {policy}: {status} {text[:200]}")
+            self.swaps[policy] = self.swaps.get(policy, 0) + (status == 200)
+
+    async def _kill_processes(self, every: float) -> None:
+        """Kill a gateway again and again, and once the serving process."""
+        for number in count(1):
+            await asyncio.sleep(max(0.0, number * every - self._now()))
+            processes = await asyncio.to_thread(processes_of, self._server)
+            if processes is None or not processes.gateways:
+                self.counts.wrong.append(f"no process to kill at {self._now():.0f} s: {processes}")
+                continue
+            what = "serving process" if number == _SERVING_KILLED else "gateway"
+            pid = processes.serving if number == _SERVING_KILLED else processes.gateways[number % 2 - 1]
+            if number == _SERVING_KILLED:
+                order_fault(self._order, "none")  # the next one would read the fault again
+            self.kills.append((self._now(), what))
+            os.kill(pid, signal.SIGKILL)
 
     async def _inject(self, call: _Call, every: float) -> None:
         for kind in chain(FIRST, cycle(THEN)):
@@ -167,7 +208,7 @@ async def _until_answered(query: Callable[..., _T], *arguments: Any) -> _T:
     while True:
         try:
             return await asyncio.to_thread(query, *arguments)
-        except OSError:  # TimeoutError is one
+        except (OSError, HTTPException):  # TimeoutError is an OSError
             if time.monotonic() > end:
                 raise
 
@@ -192,28 +233,33 @@ def outcomes(server: Server) -> dict[str, int]:
 def audit(counts: ClientCounts, counted: dict[str, int]) -> list[str]:
     """Contradictions between the server's counts and the clients'.
 
-    An abandoned call may count under any outcome, once. A call of several samples that is rejected before its body is
-    read counts as one request, since its number of samples is unknown.
+    An abandoned call may count under any outcome, once for each of its samples. A call of several samples whose end
+    comes before its body is read counts as one request, since its number of samples is unknown.
     """
-    problems, left = [], counts.left
-    fewest = most = counted.get("cancelled", 0)  # abandoned calls that the server counted
+    problems, calls, samples = [], counts.left, counts.left_samples
+    fewest = most = counted.get("cancelled", 0)  # requests of abandoned calls that the server counted
     for status, outcome in _OUTCOMES.items():
         here = counted.get(outcome, 0)
         least = here - counts.samples_of(status)
-        greatest = here - counts.calls_of(status) if outcome == "rejected" else least
+        greatest = here - counts.calls_of(status) if outcome in ("rejected", "expired") else least
         fewest, most = fewest + least, most + greatest
-        if greatest < 0 or least > left:
-            problems.append(f"{outcome}: the server counted {least:+d} beside the clients' count; {left} abandoned")
-    if not fewest <= left <= most:
-        problems.append(f"{left} calls abandoned, the server counted {fewest} to {most} of them")
+        if greatest < 0 or least > samples:
+            problems.append(f"{outcome}: the server counted {least:+d} beside the clients' count; {samples} abandoned")
+    if fewest > samples or most < calls:
+        about = f"{calls} calls of {samples} requests"
+        problems.append(f"{about} were abandoned, the server counted {fewest} to {most} requests of them")
     return problems
 
 
 def _unexplained(soak: Soak) -> list[str]:
-    """500s for good samples that no ordered error explains."""
+    """500s for good samples that no ordered error explains, and lost answers that no kill explains."""
     ordered = [at for at, fault in soak.faults if fault.startswith("error")]
     late = [at for at in soak.counts.failed_at if not any(-2 <= at - o <= _AFTER_ERROR_S for o in ordered)]
-    return [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
+    found = [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
+    for sent, ended, error in soak.counts.lost:
+        if not any(sent - _STALE_S <= at <= ended for at, _ in soak.kills):
+            found.append(f"{error}, sent at {sent:.1f} s, and nothing was killed")
+    return found
 
 
 def _calm(samples: Sequence[Sample]) -> list[Sample]:
@@ -231,47 +277,86 @@ def _medians(samples: Sequence[Sample]) -> ResourceUsage:
 
 
 def _grown(
-    early: ResourceUsage, late: ResourceUsage, idle: tuple[ResourceUsage, ResourceUsage], tolerance: float
+    early: ResourceUsage,
+    late: ResourceUsage,
+    idle: tuple[ResourceUsage, ResourceUsage],
+    tolerance: float,
+    gateways: int,
 ) -> list[str]:
     problems = []
     for then, name in ((late, "under load"), (idle[1], "when all calls had ended")):
         if then.rss_mb / early.rss_mb - 1 > tolerance:
             problems.append(f"memory went from {early.rss_mb} to {then.rss_mb} MB {name}")
-    if late.threads > early.threads + 1:
+    if late.threads > early.threads + 1 + _POOL * gateways:
         problems.append(f"threads went from {early.threads} to {late.threads}")
-    if idle[1].files > idle[0].files + 3:
+    if idle[1].files > idle[0].files + 3 + 4 * gateways:  # connections from gateways to the serving process stay open
         problems.append(f"open files of the idle server went from {idle[0].files} to {idle[1].files}")
     return problems
 
 
-def soak(minutes: float) -> dict[str, Any]:
-    """Run the soak and check it; `wrong` of the record is empty if everything is right."""
+def drain(server: Server) -> tuple[dict[str, Any], list[str]]:
+    """Send SIGTERM under load 0.5, and return what happened, and what was wrong."""
+    rate = LOAD / 2 * load_profile(PROFILE).capacity
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(lambda: uvloop.run(offer_pixels(server.url, rate, _DRAIN_S)))
+        time.sleep(_DRAINED_AT)
+        signalled = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        calls = load.result()
+    code = server.process.wait(_EXIT_WITHIN)
+    accepted = [call for call in calls if call.sent < signalled - _JUST_SENT_S]
+    lost = [call for call in accepted if call.outcome != OK]
+    wrong = [f"drain: {call.outcome}, sent {signalled - call.sent:.3f} s before SIGTERM" for call in lost]
+    if code:
+        wrong.append(f"drain: the exit code was {code}")
+    open_then = sum(call.ended > signalled for call in accepted)
+    outcomes = dict(Counter(call.outcome for call in calls))
+    return {"accepted": len(accepted), "open_at_sigterm": open_then, "outcomes": outcomes, "exit_code": code}, wrong
+
+
+def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, Any]:
+    """Run the soak and check it; `wrong` of the record is empty if everything is right.
+
+    Args:
+        minutes: its length.
+        gateways: number of gateways.
+        kill: whether processes are killed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         order = Path(folder) / "order"
         order_fault(order, "none")
         os.environ["DRILL_FILE"] = str(order)
-        command = (sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet")
-        with running(*command, "--device", f"emulated:{PROFILE}", "--policy", "greedy") as server:
+        command = [sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet", "--policy", "greedy"]
+        command += ["--device", f"emulated:{PROFILE}", *(budget_flags(gateways) if gateways else ("--gateways", "0"))]
+        with running(*command) as server:
             before = resource_usage(server.process.pid)
-            run = Soak(server, order, 60 * minutes)
+            run = Soak(server, order, 60 * minutes, kill=kill)
             uvloop.run(run.run())
             _settle(server)
             time.sleep(_RELEASED_S)
             after = resource_usage(server.process.pid)
             counted = outcomes(server)
+            processes = processes_of(server)
+            held = [held_by(server, pid) for pid in processes.gateways] if gateways and processes else []
+            drained, wrong = drain(server)
     calm, begin = _calm(run.samples), 60.0 * min(_EARLY, minutes / 8)
     early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
     late = _medians(calm[-_COMPARED:])
     tolerance = 0.05 if minutes >= 5 else 0.5  # a short run ends while memory still rises to its level
-    wrong = [*run.counts.wrong, *audit(run.counts, counted), *_unexplained(run)]
-    wrong += _grown(early, late, (before, after), tolerance)
+    wrong += [*run.counts.wrong, *([] if kill else audit(run.counts, counted)), *_unexplained(run)]
+    wrong += _grown(early, late, (before, after), tolerance, gateways)
+    wrong += [f"held when no call was open: {each}" for each in held if not each.is_nothing]
+    if len(held) != gateways:
+        wrong.append(f"{len(held)} gateways at the end")
     return {
         "minutes": minutes,
+        "gateways": gateways,
         "calls": sum(run.counts.ends.values()),
         "ends": {f"{kind}: {status}": n for (kind, status), n in sorted(run.counts.ends.items())},
         "counted_by_the_server": counted,
         "swaps": run.swaps,
         "faults": dict(Counter(fault for _, fault in run.faults)),
+        "kills": dict(Counter(what for _, what in run.kills)),
         "rss_mb": {"idle before": before.rss_mb, "early": early.rss_mb, "end": late.rss_mb, "idle after": after.rss_mb},
         "files": {"idle before": before.files, "early": early.files, "end": late.files, "idle after": after.files},
         "threads": {"early": early.threads, "end": late.threads},
@@ -280,6 +365,8 @@ def soak(minutes: float) -> dict[str, Any]:
             {"t_s": round(s.at, 1), "rss_mb": s.usage.rss_mb, "files": s.usage.files, "waiting": s.waiting}
             for s in run.samples[::_RECORDED]
         ],
+        "held_when_idle": [asdict(each) for each in held],
+        "drain": drained,
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
     }
@@ -302,7 +389,9 @@ def table(record: dict[str, Any]) -> str:
         ("calls", "ended with", "how many"), ((*key.split(": "), n) for key, n in record["ends"].items())
     )
     lines = [
-        f"The server counted {record['counted_by_the_server']}; {record['swaps']} swaps, {record['faults']} faults.",
+        f"The server counted {record['counted_by_the_server']}.",
+        f"{record['swaps']} swaps, {record['faults']} faults, {record['kills']} kills.",
+        f"Drain: {record['drain']}.",
         f"Memory {record['rss_mb']} MB, files {record['files']}, threads {record['threads']}.",
         f"Wrong: {record['wrong_in_all']}",
     ]
@@ -313,10 +402,14 @@ def main() -> None:
     """Soak, print and record; exit code 1 if anything was wrong."""
     parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--record", default="soak", help="name of the record")
+    parser.add_argument("--gateways", type=int, default=0, help="number of gateways")
+    parser.add_argument("--kills", action="store_true", help="kill gateways, and once the serving process")
+    parser.add_argument("--record", help="name of the record (default: soak, or soak_gateways with gateways)")
     chosen = parser.parse_args()
-    record = soak(chosen.minutes)
-    save_record(chosen.record, record)
+    if chosen.kills and not chosen.gateways:
+        parser.error("--kills needs processes that are started again: give --gateways, such as 2")
+    record = soak(chosen.minutes, chosen.gateways, kill=chosen.kills)
+    save_record(chosen.record or ("soak_gateways" if chosen.gateways else "soak"), record)
     print(table(record))
     raise SystemExit(1 if record["wrong_in_all"] else 0)
 

@@ -21,6 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import server.app.supervisor
 import server.backends.emulated
 from policies.profile import Profile
 from server.backends.emulated import EmulatedDevice
@@ -93,7 +94,11 @@ def order_fault(file: Path, fault: str) -> None:
 
 
 def main() -> None:
-    """Serve with FaultyDevice in place of the emulated device that serve-model imports."""
+    """Serve with FaultyDevice in place of the emulated device that serve-model imports.
+
+    With gateways, the serving process runs this function, too.
+    """
+    server.app.supervisor._SERVE = "from benchmarks.servers.fault_injection import main; main()"
     server.backends.emulated.EmulatedDevice = FaultyDevice  # type: ignore[misc, assignment]
     from server.cli import main as serve_model
 

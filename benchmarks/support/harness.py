@@ -91,20 +91,25 @@ def _labels(sample: Sample) -> str:
 
 @contextmanager
 def running(
-    *command: str, ready_within: float = 120.0, tls: ssl.SSLContext | None = None, files: int | None = None
+    *command: str,
+    ready_within: float = 120.0,
+    tls: ssl.SSLContext | None = None,
+    files: int | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """Run a server's command line on a free port until it is ready; send it SIGTERM at the end.
+    """Run a server's command line until it is ready; send it SIGTERM at the end.
 
     Args:
         command: the command line, without --port.
         ready_within: start-up time after which the run fails, s.
         tls: client context for a server that speaks TLS; None: plain HTTP.
         files: the server's limit of open files; None: this process's own limit.
+        port: the server's port; None: a free one.
 
     Raises:
         RuntimeError: the server ended or was not ready in time; the message contains its log.
     """
-    port = free_port()
+    port = port or free_port()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
 
     def limit_files() -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ _KINDS = {
 _SEVERAL = (2, 3, 4, 5)  # samples of one call
 SAMPLES = 1.0 + _KINDS["several"] * (sum(_SEVERAL) / len(_SEVERAL) - 1.0)  # mean over calls
 _OUTPUT = 4000  # bytes of one sample's logits
+_DELAYS = (0.005, 0.12)  # s from the last byte of an abandoned call until its connection is closed
 _LEAVING = ("while sending", "before the answer")
 _NEVER_CAME = "never came"
 
@@ -39,12 +41,14 @@ class ClientCounts:
         samples: number of samples by kind and status.
         wrong: descriptions of wrong answers.
         failed_at: instants of 500s for good samples, s after the start.
+        lost: calls without an answer: when they were sent and ended, s after the start, and the error.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     samples: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)
+    lost: list[tuple[float, float, str]] = field(default_factory=list)
 
     def end(self, kind: str, status: object, samples: int = 1) -> None:
         """Count a call that has ended."""
@@ -62,7 +66,15 @@ class ClientCounts:
     @property
     def left(self) -> int:
         """Number of abandoned calls of which the server received something."""
-        return sum(n for (kind, how), n in self.ends.items() if kind == "leaver" and how != _NEVER_CAME)
+        return self._left_of(self.ends)
+
+    @property
+    def left_samples(self) -> int:
+        """Number of samples of these calls."""
+        return self._left_of(self.samples)
+
+    def _left_of(self, counts: Counter[tuple[str, str]]) -> int:
+        return sum(n for (kind, how), n in counts.items() if kind == "leaver" and how != _NEVER_CAME)
 
 
 @dataclass(frozen=True)
@@ -140,11 +152,13 @@ class SoakClients:
             await self._abandon(message(images))
             return
         body, allowed = self._body(kind, images)
+        began = time.monotonic()
         try:
             status, answer = await self._post(body)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             self.counts.end(kind, "lost", n)
-            self.counts.wrong.append(f"{kind}: no answer: {type(error).__name__} {error}"[:200])
+            text = f"{kind}: no answer: {type(error).__name__} {error}"[:200]
+            self.counts.lost.append((instant, instant + time.monotonic() - began, text))
             return
         self.counts.end(kind, status, n)
         good = kind in ("good", "several", "hurried")
@@ -175,18 +189,32 @@ class SoakClients:
             return response.status, body[begin:]
 
     async def _abandon(self, sent: Message) -> None:
-        """Close the connection while sending, or at a random time after it."""
-        address = urlsplit(self._url)
-        head = f"POST {address.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent.body)}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items()) + "\r\n"
-        how = _LEAVING[self._rng.integers(2)]
-        part = sent.body if how == "before the answer" else sent.body[: len(sent.body) // 2]
-        delay = float(self._rng.uniform(0.005, 0.12))
-        writer: asyncio.StreamWriter | None = None
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
-            writer.write(head.encode() + part)
-            await asyncio.sleep(delay)
-            writer.close()
-            await writer.wait_closed()
-        self.counts.end("leaver", how if writer is not None else _NEVER_CAME)
+        self.counts.end("leaver", await abandon(self._url, sent.body, sent.headers, self._rng, _DELAYS))
+
+
+async def abandon(
+    url: str, body: bytes, headers: Mapping[str, str], rng: np.random.Generator, delays: tuple[float, float]
+) -> str:
+    """Close the connection of a call while sending, or at a random time after it; return how the call ended.
+
+    Args:
+        url: of the call.
+        body: of the call.
+        headers: of the call.
+        rng: draws when the connection is closed.
+        delays: least and greatest time after what was sent, s.
+    """
+    address = urlsplit(url)
+    head = f"POST {address.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    how = _LEAVING[rng.integers(2)]
+    part = body if how == "before the answer" else body[: len(body) // 2]
+    delay = float(rng.uniform(*delays))
+    writer: asyncio.StreamWriter | None = None
+    with suppress(OSError):
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head.encode() + part)
+        await asyncio.sleep(delay)
+        writer.close()
+        await writer.wait_closed()
+    return how if writer is not None else _NEVER_CAME
