@@ -82,7 +82,7 @@ def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:
     None also for settings with errors, or if the address cannot be bound: planning reports all that is wrong together.
     """
     settings = result.settings
-    if settings is None or result.errors or not (number := number_of_gateways(settings.gateways)):
+    if settings is None or result.errors or not (number := number_of_gateways(settings)):
         return None
     reloadable = settings.api_key_file is not None or settings.tls_cert is not None
     with suppress(SpecError):

@@ -29,6 +29,7 @@ from server.models.upstream_spec import METERS, upstreams_of
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
+_MOST_GATEWAYS = 64
 _OF_MODEL = (
     "device",
     "max_batch_size",
@@ -52,9 +53,15 @@ def _url(value: str) -> str:
     return value
 
 
+def _gateways(value: str) -> str:
+    if re.fullmatch(r"auto|\d{1,2}", value, re.ASCII) is None or (value != "auto" and int(value) > _MOST_GATEWAYS):
+        raise ValueError(f"give auto, or a number from 0 to {_MOST_GATEWAYS}")
+    return value
+
+
 _Url = Annotated[str, AfterValidator(_url)]
 Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
-Gateways = Annotated[str, BeforeValidator(str), StringConstraints(pattern=r"^(auto|[0-9]|[1-5][0-9]|6[0-4])$")]
+Gateways = Annotated[str, BeforeValidator(str), AfterValidator(_gateways)]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -136,7 +143,7 @@ class Settings(BaseSettings):
     gateways: Gateways = Field(
         "auto",
         description="HTTP processes in front of the process that has the devices; 0: that process speaks HTTP itself; "
-        "auto: see docs/running-in-production.md",
+        "auto: none with fewer than 4 CPUs, or on the CPU; else one for each 2 CPUs, but one less, and at most 6",
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")

@@ -61,7 +61,7 @@ def run_behind_gateways(
     settings = plan.settings
     with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
-        hub = GatewayHub(server.inference, settings, number_of_gateways(settings.gateways), folder, tracing)
+        hub = GatewayHub(server.inference, settings, number_of_gateways(settings), folder, tracing)
         app, listener = ProxiedApplication(server.inner, tracing), Listener(_UNLIMITED)
         return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
 

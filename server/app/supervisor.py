@@ -18,11 +18,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from policies.cpus import available_cpus
 from policies.types import SpecError
 from server.gateways.shared_buckets import create_table
 
+if TYPE_CHECKING:
+    from server.config import Settings
+
 _log = logging.getLogger("batchwright.gateways")
+_LEAST_CPUS, _MOST_GATEWAYS = 4, 6
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: folder and descriptor of the pipe, in the serving process
 _STOP_TIMEOUT = 15.0  # s for a process to end after the supervisor has closed the pipe
 _RESTART_DELAY = 0.1  # s, doubled for each process that is killed within `_SETTLED`
@@ -187,9 +194,20 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def number_of_gateways(setting: str) -> int:
-    """The number of gateways by the setting: itself, or with `auto` that which is best on this machine."""
-    return 0 if setting == "auto" else int(setting)
+def number_of_gateways(settings: "Settings") -> int:
+    """The number of gateways by the settings.
+
+    With `auto`: none with fewer than four processors, or if no device is a GPU or another server, since one process then
+    keeps the devices busy; else one for each two processors, but one less, and at most six.
+    """
+    if settings.gateways != "auto":
+        return int(settings.gateways)
+    cpus, devices = available_cpus(), [one.device for one in settings.by_device()]
+    return min(_MOST_GATEWAYS, cpus // 2 - 1) if cpus >= _LEAST_CPUS and any(map(_is_fast, devices)) else 0
+
+
+def _is_fast(device: str) -> bool:
+    return device.startswith(("cuda", "oip:")) or (device == "auto" and _NVIDIA_DRIVER.exists())
 
 
 def role_of_this_process() -> tuple[Path, int] | None:
