@@ -197,8 +197,8 @@ def exit_on_sigterm() -> None:
 def number_of_gateways(settings: "Settings") -> int:
     """The number of gateways by the settings.
 
-    With `auto`: none with fewer than four processors, or if no device is a GPU or another server, since one process then
-    keeps the devices busy; else one for each two processors, but one less, and at most six.
+    With `auto`: none with fewer than four processors, or if no device is a GPU or another server, since one process
+    then keeps the devices busy; else one for each two processors, but one less, and at most six.
     """
     if settings.gateways != "auto":
         return int(settings.gateways)
