@@ -35,6 +35,35 @@ def test_audit_compares_client_and_server_counts(ok: int, rejected: int, cancell
     assert (audit(counts(), {"ok": ok, "rejected": rejected, "cancelled": cancelled}) == []) is agree
 
 
+@pytest.mark.parametrize(
+    ("expired", "cancelled", "agree"),
+    [
+        (1, 1, True),  # both calls ended before their bodies were read
+        (4, 3, True),
+        (3, 2, True),
+        (5, 2, True),  # one request of the abandoned call expired
+        (0, 1, False),
+        (5, 3, False),
+        (1, 0, False),  # nothing of the abandoned call is counted
+        (4, 4, False),
+    ],
+)
+def test_audit_allows_for_samples_that_the_server_never_counted(expired: int, cancelled: int, agree: bool) -> None:
+    found = ClientCounts()
+    found.end("hurried", 504, 4)
+    found.end("leaver", "while sending", 3)
+    assert (audit(found, {"expired": expired, "cancelled": cancelled}) == []) is agree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_gateways_are_killed_and_nothing_else_is_wrong(killed: bool) -> None:
+    record = soak(0.4, 2, kill=killed)
+    assert record["wrong"] == []
+    assert record["drain"]["exit_code"] == 0
+    assert bool(record["kills"]) is killed
+
+
 @pytest.mark.slow
 def test_every_call_gets_its_own_answer_and_the_counts_agree() -> None:
     record = soak(0.4)
