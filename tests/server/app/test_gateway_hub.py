@@ -42,7 +42,7 @@ class Hub:
             8,
             MemoryBudget(2**20),
         )
-        self.hub = GatewayHub(inference, Settings(models=[model], gateways="2"), 2, folder)
+        self.hub = GatewayHub(inference, Settings(**dict[str, Any](models=[model], gateways=2)), 2, folder)
         self.hub.listen()
 
     async def accepted(self) -> socket.socket:
@@ -57,7 +57,8 @@ class Hub:
         connection.setblocking(True)
         greeting, (memory, page), _, _ = await asyncio.to_thread(socket.recv_fds, connection, GREETING.size, 2)
         connection.setblocking(False)
-        client, messages = FleetClient(StatePage(page)), []
+        client = FleetClient(StatePage(page))
+        messages: list[Any] = []
         client.on_control = messages.append
         await client.connect(connection, Slots(memory, GREETING.unpack(greeting)[0]))
         os.close(memory)
