@@ -268,7 +268,9 @@ def test_models_of_users_are_loaded_again_and_unloaded_while_serving(
         (tmp_path / "model.py").write_text(OWN)
         assert load(server).status == 200
         until(lambda: fetch(server.url, "/predict/mine", b"5").status == 200)
-        assert fetch(server.url, "/predict/mine", b"5").json["outputs"]["twice"] == 10.0, "its decode is used from now on"
+        assert fetch(server.url, "/predict/mine", b"5").json["outputs"]["twice"] == 10.0, (
+            "its decode is used from now on"
+        )
 
 
 def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: Path) -> None:
