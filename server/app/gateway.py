@@ -39,7 +39,7 @@ from server.transport.connection import Listener
 from server.transport.connection_limits import TimeLimits
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import JSON_CONTENT, AsgiContext, Handler
+from server.transport.request import JSON_CONTENT, AsgiContext, ClientDisconnectedError, Handler
 from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class GatewayApplication:
         name = self._infer.model_of(path) or self._predict.model_of(path)
         if name is None and path == "/predict" and len(self._names) == 1:
             (name,) = self._names
-        if name not in self._inference.models:
+        model = None if name is None else self._inference.models.get(name)
+        if model is None or self._inference.fleet.is_replaced(model.name, model.revision):
             return None
         return self._infer.find(path) or self._predict.find(path)
 
@@ -95,7 +96,8 @@ class GatewayApplication:
         elif scope["method"] == "GET" and path == "/v2/health/ready":
             await _respond(context, "ready", fleet.ready)
         else:
-            await self._proxy.serve(context, scope)
+            with suppress(ClientDisconnectedError):
+                await self._proxy.serve(context, scope)
 
 
 async def _respond(context: AsgiContext, key: str, value: bool) -> None:
@@ -202,7 +204,8 @@ class GatewayProcess:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         self._app = app
         serving = asyncio.ensure_future(server.serve(sockets=[self._bound]))
-        tasks = [asyncio.ensure_future(work) for work in (self._reconnect(), self._stop(server, fleet))]
+        works = (self._reconnect(), self._stop(server, fleet), self._log_slots(fleet))
+        tasks = [asyncio.ensure_future(work) for work in works]
         await asyncio.wait((serving, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
@@ -216,11 +219,23 @@ class GatewayProcess:
         """Stop as asked, without waiting for responses that nothing can answer any more."""
         await self._stopping.wait()
         await server.end_keep_alive()
+        server.end_accepting()
+        fleet.send_control(("closed",))
         server.stop.set()
         while fleet.connected:  # noqa: ASYNC110  (at most some seconds)
             await asyncio.sleep(0.1)
         await asyncio.sleep(_LAST_RESPONSES)
         server.force_exit = True
+        await asyncio.Event().wait()
+
+    async def _log_slots(self, fleet: FleetClient) -> None:
+        """Log the number of free slots at debug level once a second if it has changed."""
+        logged = -1
+        while _log.isEnabledFor(logging.DEBUG):
+            if fleet.free_slots != logged:
+                logged = fleet.free_slots
+                _log.debug("gateway %d: slots", self._number, extra={"free": logged})
+            await asyncio.sleep(1.0)
         await asyncio.Event().wait()
 
     async def _reconnect(self) -> None:

@@ -2,15 +2,17 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.inference import ANY_BODY
 from server.errors import UnavailableError
 from server.transport.memory_budget import MemoryBudget
+from server.transport.middleware import ADMIN_PREFIXES
 from server.transport.request import AsgiContext, Headers, headers_of
 
 if TYPE_CHECKING:
@@ -94,9 +96,16 @@ def _length(headers: Headers) -> int:
 class ProxiedApplication:
     """The application of the serving process for requests that gateways pass on, with what they know of the client."""
 
-    def __init__(self, app: ASGIApp, tracing: "Tracing | None" = None) -> None:
-        """Serve requests by `app`; with `tracing` the spans of batches are linked to those of their requests."""
+    def __init__(self, app: ASGIApp, publish: Callable[[], None], tracing: "Tracing | None" = None) -> None:
+        """Serve requests by `app`.
+
+        Args:
+            app: the application of the server.
+            publish: publishes the state; called before the response to a request that may have changed it.
+            tracing: links the spans of batches to those of requests.
+        """
         self._app = app
+        self._publish = publish
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,8 +115,18 @@ class ProxiedApplication:
             return
         headers = headers_of(scope)
         scope["scheme"] = headers[_SCHEME].decode()
+        if scope["path"].startswith(ADMIN_PREFIXES):
+            send = self._publishing(send)
         context = scope["state"]["context"] = AsgiContext(scope, receive, send)
         context.request_id = headers[_ID].decode()
         span = None if self._tracing is None else self._tracing.fields_in(headers.get(_SPAN))
         with nullcontext() if span is None or self._tracing is None else self._tracing.remote(span):
             await self._app(scope, receive, send)
+
+    def _publishing(self, send: Send) -> Send:
+        async def publish_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._publish()
+            await send(message)
+
+        return publish_and_send
