@@ -442,6 +442,7 @@ class Dispatcher:
                 if following is not None and not following.batch.inputs:
                     following = None  # a stage of the failed batch itself
                 await self._recover(run, error, following)
+                error.__traceback__ = None  # its frames would keep the batch alive until the next garbage collection
             else:
                 began = completion.finished
                 following = self._lookahead.end(began)

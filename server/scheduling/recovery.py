@@ -98,6 +98,7 @@ async def _retry(run: Run, restart: Restart, batch: Batch) -> Recovery:
     try:
         return Recovery([Part(0, len(batch.inputs), check_outputs(batch, await run(batch)))], None)
     except Exception as error:  # noqa: BLE001  (whatever the device raised is recovered part by part)
+        error.__traceback__ = None  # its frames would keep the batch alive until the next garbage collection
         return await recover(run, restart, batch, error)
 
 
