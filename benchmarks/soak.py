@@ -60,6 +60,7 @@ _KILL_S, _SERVING_KILLED = 120.0, 4  # s between two kills; which of them is tha
 _KILLED_S = 15.0  # s after it in which policies are not swapped
 _STALE_S = 0.5  # s after a kill in which a call may be sent on a connection that it has broken
 _POOL = 6  # threads that a gateway may start at any time
+_DRAIN_LOAD, _DRAIN_POLICY = 0.5, "static:32,max_wait_ms=1000"  # under which calls are open at any time
 _DRAIN_S, _DRAINED_AT, _EXIT_WITHIN = 6.0, 3.0, 60.0
 _JUST_SENT_S = 0.05  # s before the signal, in which the server may not have read a call yet
 _EARLY = 2.0  # minutes after which memory is compared
@@ -299,7 +300,8 @@ def _grown(
 
 def drain(server: Server) -> tuple[dict[str, Any], list[str]]:
     """Send SIGTERM under load 0.5, and return what happened, and what was wrong."""
-    rate = LOAD / 2 * load_profile(PROFILE).capacity
+    rate = _DRAIN_LOAD * load_profile(PROFILE).capacity
+    server.set_policy("googlenet", _DRAIN_POLICY)
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(lambda: uvloop.run(offer_pixels(server.url, rate, _DRAIN_S)))
         time.sleep(_DRAINED_AT)
@@ -362,8 +364,10 @@ def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, 
         "kills": dict(Counter(what for _, what in run.kills)),
         "rss_mb": {"idle before": before.rss_mb, "early": early.rss_mb, "end": late.rss_mb, "idle after": after.rss_mb},
         "private_mb": {
-            **{"idle before": before.private_mb, "early": early.private_mb},
-            **{"end": late.private_mb, "idle after": after.private_mb},
+            "idle before": before.private_mb,
+            "early": early.private_mb,
+            "end": late.private_mb,
+            "idle after": after.private_mb,
         },
         "files": {"idle before": before.files, "early": early.files, "end": late.files, "idle after": after.files},
         "threads": {"early": early.threads, "end": late.threads},
