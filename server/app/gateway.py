@@ -165,10 +165,8 @@ class GatewayProcess:
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until SIGTERM, or until the serving process asks to stop; return the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        """Serve until the serving process asks to stop, or until SIGINT; return the exit code."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._stopping.set)
         serving = asyncio.ensure_future(self._serve())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -341,6 +339,9 @@ async def _run(folder: str, number: str, bound: str, table: str) -> int:
 def main() -> None:
     """Run a gateway; the supervisor gives the folder, its number, and descriptors: socket, rate limits, and pipe."""
     *arguments, alive = sys.argv[1:]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # may be sent to all processes; the serving process drains first
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are files to read again
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))  # until it runs
     stop_with_supervisor(int(alive), Path(arguments[0]))
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

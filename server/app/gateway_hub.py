@@ -60,6 +60,7 @@ class GatewayHub:
         self._settings = settings
         self._expected = gateways
         self._path = folder / FLEET_SOCKET
+        self._socket = socket.socket(socket.AF_UNIX)
         self._page = create_page(len(inference.models))
         models = inference.models
         self._fleet = FleetServer(
@@ -73,17 +74,16 @@ class GatewayHub:
         self._told: dict[Gateway, dict[str, ServedModel]] = {}
         self._connected = 0
         self._announced = False
+        self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self) -> None:
         """Accept gateways from now on."""
-        server = socket.socket(socket.AF_UNIX)
-        server.bind(str(self._path))
-        server.listen()
-        server.setblocking(False)
+        self._socket.bind(str(self._path))
+        self._socket.listen()
+        self._socket.setblocking(False)
         self.publish()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(server.fileno(), self._accept, server)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     def publish(self) -> None:
         """Publish the state now, and then regularly."""
@@ -91,17 +91,20 @@ class GatewayHub:
 
     async def stop(self) -> None:
         """Have the gateways send their open responses and end."""
+        self._stopping = True
         self.publish()
         for gateway in self._fleet.gateways:
             gateway.send_control(("stop",))
         end = asyncio.get_running_loop().time() + _STOP_TIMEOUT
         while self._fleet.gateways and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110  (they tell by callback)
             await asyncio.sleep(0.02)
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
         await self._fleet.close()
 
-    def _accept(self, server: socket.socket) -> None:
+    def _accept(self) -> None:
         with suppress(BlockingIOError):
-            connection, _ = server.accept()
+            connection, _ = self._socket.accept()
             task = asyncio.get_running_loop().create_task(self._connect(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -109,22 +112,26 @@ class GatewayHub:
     async def _connect(self, connection: socket.socket) -> None:
         size = self._slot_size()
         count = max(16, min(_MOST_SLOTS, _SLOTS_MEMORY // size))
-        memory = create_memory(size, count)
         try:
-            connection.setblocking(True)  # the first message of a connection fits its buffer
-            socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page])
-            connection.setblocking(False)
-            self._connected += 1
-            gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
+            memory = create_memory(size, count)
+            try:
+                connection.setblocking(True)  # the first message of a connection fits its buffer
+                socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page])
+                connection.setblocking(False)
+                self._connected += 1
+                gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
+            finally:
+                os.close(memory)
         except OSError as error:
-            _log.warning("a gateway was lost while it connected: %s", error)
+            _log.warning("a gateway cannot be connected: %s", error)
             connection.close()
             return
-        finally:
-            os.close(memory)
-        self._told[gateway] = {}
+        if gateway not in self._fleet.gateways:  # lost already
+            return
         gateway.send_control(("setup", self._setup(), _portable(self._inference.models)))
         self._told[gateway] = dict(self._inference.models)
+        if self._stopping:
+            gateway.send_control(("stop",))
 
     def _setup(self) -> GatewaySetup:
         settings = self._settings

@@ -65,6 +65,8 @@ async def _serve(
     drains: list[asyncio.Task[None]] = []
 
     def on_signal(name: str) -> None:
+        if drains and hub is not None and name == "SIGTERM":
+            return  # systemd sends it to all processes; a second signal to the supervisor arrives as SIGINT
         if drains:
             _log.warning("%s again: stopping without waiting for answers", name)
             fleet.abandon()

@@ -78,9 +78,10 @@ class Supervisor:
                 _send(process, signal.SIGKILL)
 
     def _stop(self, number: signal.Signals) -> None:
-        self._stopping.set()
+        """Have the serving process drain, and then end the gateways; SIGINT, for a second signal, ends the drain."""
         if self._serving is not None:
-            _send(self._serving, number)  # it drains, and then ends the gateways
+            _send(self._serving, signal.SIGINT if self._stopping.is_set() else number)
+        self._stopping.set()
 
     def _reload(self) -> None:
         for process in self._gateways:

@@ -1,0 +1,109 @@
+"""The serving process and gateways that connect at odd moments."""
+
+import asyncio
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.rules.control_limit import greedy
+from server.api.inference import Inference
+from server.app import gateway_hub
+from server.app.gateway_hub import GatewayHub
+from server.config import Settings
+from server.gateways.fleet_client import FleetClient
+from server.gateways.setup import FLEET_SOCKET, GREETING
+from server.gateways.slots import Slots
+from server.gateways.state_page import StatePage
+from server.models.images.codec import emulated_model
+from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.fleet import Fleet
+from server.telemetry.metrics import Metrics
+from server.transport.memory_budget import MemoryBudget
+from tests.support.fakes import FakeExecutor, chosen
+
+
+class Hub:
+    """A hub, and the control messages that each connected gateway has received."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metrics = Metrics()
+        dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(8)), metrics, asyncio.get_running_loop().time)
+        (model,) = dispatcher.chosen
+        inference = Inference(
+            {model: emulated_model(model, 8)},
+            Fleet([dispatcher]),
+            metrics,
+            ThreadPoolExecutor(1),
+            8,
+            MemoryBudget(2**20),
+        )
+        self.hub = GatewayHub(inference, Settings(**dict[str, Any](models=[model], gateways=2)), 2, folder)
+        self.hub.listen()
+
+    async def accepted(self) -> socket.socket:
+        """The socket of a gateway that waits for the greeting."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, str(self.folder / FLEET_SOCKET))
+        return connection
+
+    async def connected(self, connection: socket.socket) -> tuple[FleetClient, list[Any]]:
+        """The client of a gateway, and a list of the control messages that it receives."""
+        connection.setblocking(True)
+        greeting, (memory, page), _, _ = await asyncio.to_thread(socket.recv_fds, connection, GREETING.size, 2)
+        connection.setblocking(False)
+        client = FleetClient(StatePage(page))
+        messages: list[Any] = []
+        client.on_control = messages.append
+        await client.connect(connection, Slots(memory, GREETING.unpack(greeting)[0]))
+        os.close(memory)
+        os.close(page)
+        return client, messages
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def test_a_gateway_that_connects_while_the_server_stops_is_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        hub = Hub(tmp_path)
+        first, told_first = await hub.connected(await hub.accepted())
+        await until(lambda: told_first)
+        stopping = asyncio.create_task(hub.hub.stop())
+        await until(lambda: told_first[1:])
+        second, told_second = await hub.connected(await hub.accepted())
+        await until(lambda: told_second[1:])
+        assert [[message[0] for message in told] for told in (told_first, told_second)] == [["setup", "stop"]] * 2
+        await first.close()
+        await second.close()
+        await stopping
+
+    asyncio.run(asyncio.wait_for(scenario(), 10.0))
+
+
+def test_a_gateway_that_cannot_be_connected_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It then tries again; one that is left waiting would never serve."""
+
+    def no_memory(*_: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    async def scenario() -> None:
+        hub = Hub(tmp_path)
+        monkeypatch.setattr(gateway_hub, "create_memory", no_memory)
+        connection = await hub.accepted()
+        assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+        connection.close()
+        monkeypatch.undo()
+        client, told = await hub.connected(await hub.accepted())
+        await until(lambda: told)
+        await client.close()
+        await hub.hub.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10.0))
