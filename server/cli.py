@@ -73,7 +73,7 @@ def _serve(result: SettingsResult, started: float) -> int:
     role = role_of_this_process()
     if role is None:
         return serving.run(result, FirstProfiles(), started)
-    return serving.run_behind_gateways(result, FirstProfiles(), started, *role)
+    return serving.run_behind_gateways(result, FirstProfiles(), started, role)
 
 
 def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:

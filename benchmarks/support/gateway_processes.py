@@ -53,10 +53,10 @@ def processes_of(server: Server) -> Processes | None:
     gateways, others = [], []
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):
-            line = child.cmdline()
-            if "server.app.gateway" in line:
+            program = " ".join(child.cmdline())
+            if "server.app.gateway" in program:
                 gateways.append(child.pid)
-            elif "-c" in line:
+            elif " -c " in program:
                 others.append(child.pid)
     if not gateways and not others:
         return Processes(pid, pid, (pid,))
@@ -68,7 +68,7 @@ class Held:
     """What a process that speaks HTTP holds while no call is open.
 
     Attributes:
-        bytes_reserved: of its memory budget.
+        bytes_reserved: of its memory budget, by calls that are not large.
         slots: answer to a call of more samples than there are slots. Status 413 says that all are free, 503 that some
             are in use; None without gateways, where there are no slots.
     """
@@ -96,7 +96,10 @@ def held_by(server: Server, pid: int) -> Held:
 
 
 def _reserved(server: Server, pid: int) -> int:
-    """Bytes that are reserved, by the error of a large call while another one reserves its body."""
+    """Bytes that small calls reserve, by the error of a large call beside another one.
+
+    The error has the bytes of all calls, and those of the large ones, which grow as their bodies arrive.
+    """
     with _connections(server, pid, 2) as (first, second):
         for connection, sent in ((first, _LARGE - 1), (second, _LARGE)):
             connection.putrequest("POST", _INFER)
@@ -106,10 +109,10 @@ def _reserved(server: Server, pid: int) -> int:
             with suppress(OSError):  # the server may answer before it has read the body
                 connection.send(bytes(sent))
         error = _error(second.getresponse())
-    found = re.search(r"calls reserve (\d+) of", error)
+    found = re.search(r"calls reserve (\d+) of \d+, large ones (\d+) of", error)
     if found is None:
         raise RuntimeError(f"a second body of {_LARGE} bytes was answered {error!r}; expected: no room in the budget")
-    return int(found[1]) - _LARGE
+    return int(found[1]) - int(found[2])
 
 
 def _error(response: HTTPResponse) -> str:

@@ -25,11 +25,13 @@ class ResourceUsage:
         rss_mb: resident memory, MB.
         files: open files.
         threads: number of threads.
+        private_mb: resident memory without what may be shared with other processes, such as slots and libraries, MB.
     """
 
     rss_mb: float
     files: int
     threads: int
+    private_mb: float
 
 
 def process_tree(pid: int) -> list[psutil.Process]:
@@ -40,14 +42,16 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 def resource_usage(pid: int) -> ResourceUsage:
     """What a process and its descendants use now; a process that ends meanwhile counts as 0."""
-    rss = files = threads = 0
+    rss = private = files = threads = 0
     with suppress(psutil.NoSuchProcess):
         for process in process_tree(pid):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                rss += process.memory_info().rss
+                memory = process.memory_info()
+                rss += memory.rss
+                private += memory.rss - memory.shared
                 files += process.num_fds()
                 threads += process.num_threads()
-    return ResourceUsage(round(rss / 2**20, 1), files, threads)
+    return ResourceUsage(round(rss / 2**20, 1), files, threads, round(private / 2**20, 1))
 
 
 def cpu_seconds(pid: int) -> float:

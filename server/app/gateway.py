@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -39,7 +39,7 @@ from server.transport.connection import Listener
 from server.transport.connection_limits import TimeLimits
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import RequestMiddleware
-from server.transport.request import JSON_CONTENT, AsgiContext, Handler
+from server.transport.request import JSON_CONTENT, AsgiContext, Handler, RequestContext
 from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
@@ -72,13 +72,29 @@ class GatewayApplication:
                 self._inference.models[name] = model
 
     def find_inference(self, path: str) -> Handler | None:
-        """Return the handler of POST requests with this path if they are inference calls that are served here."""
+        """Return the handler of POST requests with this path if they are inference calls that are served here.
+
+        A connection keeps the handler for the requests that it repeats, so that this passes them on when the model has
+        changed.
+        """
         name = self._infer.model_of(path) or self._predict.model_of(path)
         if name is None and path == "/predict" and len(self._names) == 1:
             (name,) = self._names
-        if name not in self._inference.models:
+        serve = self._infer.find(path) or self._predict.find(path)
+        if name is None or serve is None or not self._serves(name):
             return None
-        return self._infer.find(path) or self._predict.find(path)
+
+        def handler(context: RequestContext) -> Awaitable[None]:
+            if self._serves(name):
+                return serve(context)
+            return self._proxy.serve(context, path.encode(), [*context.headers.items()])
+
+        return handler
+
+    def _serves(self, name: str) -> bool:
+        """Whether calls of a model are served here; not if it was loaded again, until its new revision is known."""
+        model = self._inference.models.get(name)
+        return model is not None and not self._inference.fleet.is_replaced(name, model.revision)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -95,7 +111,8 @@ class GatewayApplication:
         elif scope["method"] == "GET" and path == "/v2/health/ready":
             await _respond(context, "ready", fleet.ready)
         else:
-            await self._proxy.serve(context, scope)
+            query = b"?" + scope["query_string"] if scope["query_string"] else b""
+            await self._proxy.serve(context, scope["raw_path"] + query, scope["headers"])
 
 
 async def _respond(context: AsgiContext, key: str, value: bool) -> None:
@@ -177,7 +194,10 @@ class GatewayProcess:
         budget = MemoryBudget(setup.memory, lambda: max(1, ceil(fleet.backlog())))
         metrics, pool = cast("Metrics", recorder), ThreadPoolExecutor()
         inference = Inference({}, fleet, metrics, pool, setup.queue_capacity, budget)
-        app = GatewayApplication(inference, Proxy(self._folder / HTTP_SOCKET, budget))
+        tls = load_tls(*setup.tls)
+        host = ":".join(map(str, self._bound.getsockname()[:2]))
+        proxy = Proxy(self._folder / HTTP_SOCKET, budget, "http" if tls is None else "https", host)
+        app = GatewayApplication(inference, proxy)
         app.set_models(self._models)
         buckets = SharedBuckets(self._table)
         keys = None if setup.api_key_file is None else load_keys(setup.api_key_file, buckets.bucket)
@@ -190,7 +210,6 @@ class GatewayProcess:
             shutting_down=lambda: self._stopping.is_set() or fleet.shutting_down,
             find_inference=app.find_inference,
         )
-        tls = load_tls(*setup.tls)
         listener = Listener(TimeLimits(*setup.time_limits), tls, requests, buffers=SlotBuffers(fleet))
         server = _GatewayServer(requests, listener, self._tell_address)
         files = {"API key file": keys, "TLS certificate": tls}
@@ -200,7 +219,8 @@ class GatewayProcess:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
         self._app = app
         serving = asyncio.ensure_future(server.serve(sockets=[self._bound]))
-        tasks = [asyncio.ensure_future(work) for work in (self._reconnect(), self._stop(server, fleet))]
+        works = (self._reconnect(), self._stop(server, fleet), self._log_slots(fleet))
+        tasks = [asyncio.ensure_future(work) for work in works]
         await asyncio.wait((serving, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
@@ -214,11 +234,23 @@ class GatewayProcess:
         """Stop as asked, without waiting for responses that nothing can answer any more."""
         await self._stopping.wait()
         await server.end_keep_alive()
+        server.end_accepting()
+        fleet.send_control(("closed",))
         server.stop.set()
         while fleet.connected:  # noqa: ASYNC110  (at most some seconds)
             await asyncio.sleep(0.1)
         await asyncio.sleep(_LAST_RESPONSES)
         server.force_exit = True
+        await asyncio.Event().wait()
+
+    async def _log_slots(self, fleet: FleetClient) -> None:
+        """Log the number of free slots at debug level once a second if it has changed."""
+        logged = -1
+        while _log.isEnabledFor(logging.DEBUG):
+            if fleet.free_slots != logged:
+                logged = fleet.free_slots
+                _log.debug("gateway %d: slots", self._number, extra={"free": logged})
+            await asyncio.sleep(1.0)
         await asyncio.Event().wait()
 
     async def _reconnect(self) -> None:

@@ -42,9 +42,20 @@ class GatewayHub:
         settings: Settings,
         gateways: int,
         folder: Path,
+        bound: socket.socket,
         tracing: "Tracing | None" = None,
     ) -> None:
-        """Serve the calls of this number of gateways, which find the sockets in `folder`."""
+        """Serve the calls of this number of gateways.
+
+        Args:
+            inference: the models.
+            settings: of the server.
+            gateways: how many there are.
+            folder: where they find the sockets.
+            bound: the socket that they listen on.
+            tracing: links the spans of calls and batches.
+        """
+        self._bound = bound
         self._inference = inference
         self._settings = settings
         self._expected = gateways
@@ -59,7 +70,7 @@ class GatewayHub:
         self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
         self._fleet.on_publish, self._fleet.submit = self._tell_models, self._submit
         self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision
-        self._listening: dict[Gateway, str] = {}  # address by gateway
+        self._listening: set[Gateway] = set()
         self._told: dict[Gateway, dict[str, ServedModel]] = {}
         self._connected = 0
         self._announced = False
@@ -153,6 +164,7 @@ class GatewayHub:
     ) -> "asyncio.Future[list[Sample]]":
         """Submit a call to the revision in service, which may have replaced the one that a gateway knows."""
         inference, served = self._inference, self._inference.models[model]
+        inference.fleet.check_loaded(model)  # the gateway may not have known yet that it was unloaded
         if revision != served.revision and self._signatures.get((model, revision)) != served.signature:
             raise UnavailableError(f"{model} was loaded again with other inputs; send the call again", 1)
         submitted = inference.fleet.submit(model, inputs, timeout, sizes, shapes, served.revision)
@@ -175,15 +187,24 @@ class GatewayHub:
             case ("metrics", calls):
                 replay(self._inference.metrics, calls)
             case ("listening", address):
-                self._listening[gateway] = address
+                self._listening.add(gateway)
                 if len(self._listening) >= self._expected and not self._announced:
                     self._announced = True
                     _log.info("ready on %s, by %d gateways", address, self._expected)
+            case ("closed",):
+                self._end_listening(gateway)
             case _:
                 pass
 
+    def _end_listening(self, gateway: Gateway) -> None:
+        """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing."""
+        self._listening.discard(gateway)
+        if not self._listening:
+            with suppress(OSError):
+                self._bound.shutdown(socket.SHUT_RD)
+
     def _on_lost(self, gateway: Gateway) -> None:
-        self._listening.pop(gateway, None)
+        self._listening.discard(gateway)
         self._told.pop(gateway, None)
 
 

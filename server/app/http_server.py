@@ -68,6 +68,11 @@ class HttpServer(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
+    def end_accepting(self) -> None:
+        """Accept no connections from now on."""
+        for server in self.servers:
+            server.close()
+
     async def end_keep_alive(self) -> None:
         """Give clients of open connections a short time to read Connection: close."""
         end = monotonic() + _KEEP_ALIVE_GRACE

@@ -2,16 +2,18 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.inference import ANY_BODY
 from server.errors import UnavailableError
 from server.transport.memory_budget import MemoryBudget
-from server.transport.request import AsgiContext, Headers, headers_of
+from server.transport.middleware import ADMIN_PREFIXES
+from server.transport.request import AsgiContext, ClientDisconnectedError, Headers, RequestContext, headers_of
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -26,29 +28,62 @@ _CHUNK = 2**18  # bytes
 class Proxy:
     """Passes requests on, and their responses back, each as a whole and on a connection of its own."""
 
-    def __init__(self, path: Path, budget: MemoryBudget) -> None:
-        """`path` is that of the socket; `budget` has room for the bodies."""
+    def __init__(self, path: Path, budget: MemoryBudget, scheme: str, host: str) -> None:
+        """Pass requests on.
+
+        Args:
+            path: that of the socket.
+            budget: has room for the bodies.
+            scheme: that of the clients' requests, http or https.
+            host: host and port for requests without a Host header.
+        """
         self._path = str(path)
         self._budget = budget
+        self._scheme = scheme.encode()
+        self._host = host.encode()
 
-    async def serve(self, context: AsgiContext, scope: Scope) -> None:
+    async def serve(self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Serve one request by the serving process.
+
+        Args:
+            context: the request.
+            target: its path and query, as the client has sent them.
+            headers: by lower-case name.
 
         Raises:
             UnavailableError: there is no serving process.
             TooLargeError: the body is over 64 MiB.
-            ClientDisconnectedError: the client closed the connection.
         """
-        with self._budget.reservation() as memory:
+        with self._budget.reservation() as memory, suppress(ClientDisconnectedError):
             body = await context.read_body(ANY_BODY, memory.grow_to)
-            request = _head(context, scope, len(body)) + body
+            request = self._head(context, target, headers, len(body)) + body
             del body
-            status, headers, answer = await context.wait_for(asyncio.ensure_future(self._exchange(request)))
+            status, given, answer = await context.wait_for(asyncio.ensure_future(self._exchange(request)))
             memory.resize(len(request) + len(answer))
             if context.method == "HEAD":
-                answer = bytes(_length(headers))  # the connection sends its length, and drops it
-            passed = [header for header in headers if header[0] not in _OF_CONNECTION]
+                answer = bytes(_length(given))  # the connection sends its length, and drops it
+            passed = [header for header in given if header[0] not in _OF_CONNECTION]
             await context.respond(status, answer, passed)
+
+    def _head(
+        self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]], length: int
+    ) -> bytes:
+        """The head of a request to the serving process."""
+        span = None if context.span is None else context.span.traceparent
+        replaced = _REPLACED if span is None else _REPLACED | {_SPAN}
+        passed = [header for header in headers if header[0] not in replaced]
+        if span is not None:
+            passed.append((_SPAN, span))
+        if b"host" not in context.headers:
+            passed.append((b"host", self._host))
+        passed += [
+            (b"connection", b"close"),
+            (b"content-length", b"%d" % length),
+            (_SCHEME, self._scheme),
+            (_ID, context.request_id.encode()),
+        ]
+        lines = [b"%b: %b\r\n" % header for header in passed]
+        return b"".join((b"%b %b HTTP/1.1\r\n" % (context.method.encode(), target), *lines, b"\r\n"))
 
     async def _exchange(self, request: bytes) -> tuple[int, Headers, bytes]:
         """Send a request; return status, headers by lower-case name, and body of the response."""
@@ -69,24 +104,6 @@ class Proxy:
         return int(first.split()[1]), headers, answer
 
 
-def _head(context: AsgiContext, scope: Scope, length: int) -> bytes:
-    """The head of a request to the serving process."""
-    query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    headers = [header for header in scope["headers"] if header[0] not in _REPLACED]
-    if b"host" not in context.headers:
-        headers.append((b"host", ":".join(map(str, scope["server"])).encode()))
-    headers += [
-        (b"connection", b"close"),
-        (b"content-length", b"%d" % length),
-        (_SCHEME, scope["scheme"].encode()),
-        (_ID, context.request_id.encode()),
-    ]
-    if context.span is not None and context.span.traceparent is not None:
-        headers = [header for header in headers if header[0] != _SPAN] + [(_SPAN, context.span.traceparent)]
-    lines = [b"%b: %b\r\n" % header for header in headers]
-    return b"".join((b"%b %b%b HTTP/1.1\r\n" % (context.method.encode(), scope["raw_path"], query), *lines, b"\r\n"))
-
-
 def _length(headers: Headers) -> int:
     return int(dict(headers).get(b"content-length", b"0"))
 
@@ -94,9 +111,16 @@ def _length(headers: Headers) -> int:
 class ProxiedApplication:
     """The application of the serving process for requests that gateways pass on, with what they know of the client."""
 
-    def __init__(self, app: ASGIApp, tracing: "Tracing | None" = None) -> None:
-        """Serve requests by `app`; with `tracing` the spans of batches are linked to those of their requests."""
+    def __init__(self, app: ASGIApp, publish: Callable[[], None], tracing: "Tracing | None" = None) -> None:
+        """Serve requests by `app`.
+
+        Args:
+            app: the application of the server.
+            publish: publishes the state; called before the response to a request that may have changed it.
+            tracing: links the spans of batches to those of requests.
+        """
         self._app = app
+        self._publish = publish
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,8 +130,18 @@ class ProxiedApplication:
             return
         headers = headers_of(scope)
         scope["scheme"] = headers[_SCHEME].decode()
+        if scope["path"].startswith(ADMIN_PREFIXES):
+            send = self._publishing(send)
         context = scope["state"]["context"] = AsgiContext(scope, receive, send)
         context.request_id = headers[_ID].decode()
         span = None if self._tracing is None else self._tracing.fields_in(headers.get(_SPAN))
         with nullcontext() if span is None or self._tracing is None else self._tracing.remote(span):
             await self._app(scope, receive, send)
+
+    def _publishing(self, send: Send) -> Send:
+        async def publish_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._publish()
+            await send(message)
+
+        return publish_and_send

@@ -1,10 +1,10 @@
 """What serve-model runs: a server that speaks HTTP itself, or the serving process behind gateways."""
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from server.app.http_server import bind_path
 from server.app.lifecycle import serve
 from server.app.plan import ServerPlan, make_plan
 from server.app.proxy import ProxiedApplication
-from server.app.supervisor import number_of_gateways, stop_with_supervisor
+from server.app.supervisor import ServingRole, number_of_gateways, stop_with_supervisor
 from server.app.traces import exported_traces
 from server.config import Settings, SettingsResult
 from server.gateways.setup import HTTP_SOCKET
@@ -44,25 +44,23 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
 
 
-def run_behind_gateways(
-    result: SettingsResult, profiles: ProfileSource, started: float, folder: Path, pipe: int
-) -> int:
+def run_behind_gateways(result: SettingsResult, profiles: ProfileSource, started: float, role: ServingRole) -> int:
     """Serve as the serving process of a supervisor; return the exit code.
 
     Args:
         result: the settings.
         profiles: for the models without a given profile.
         started: the time at which the command started, s.
-        folder: that of the sockets.
-        pipe: descriptor of the supervisor's pipe.
+        role: what the supervisor has given.
     """
-    stop_with_supervisor(pipe, folder)
-    plan = make_plan(result, profiles.cached, _CHECKS, lambda *_: bind_path(folder / HTTP_SOCKET))
+    stop_with_supervisor(role.pipe, role.folder)
+    plan = make_plan(result, profiles.cached, _CHECKS, lambda *_: bind_path(role.folder / HTTP_SOCKET))
     settings = plan.settings
     with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
-        hub = GatewayHub(server.inference, settings, number_of_gateways(settings), folder, tracing)
-        app, listener = ProxiedApplication(server.inner, tracing), Listener(_UNLIMITED)
+        listening = socket.socket(fileno=role.bound)
+        hub = GatewayHub(server.inference, settings, number_of_gateways(settings), role.folder, listening, tracing)
+        app, listener = ProxiedApplication(server.inner, hub.publish, tracing), Listener(_UNLIMITED)
         return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.cpus import available_cpus
 from policies.types import SpecError
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright.gateways")
 _LEAST_CPUS, _MOST_GATEWAYS = 4, 6
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
-ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: folder and descriptor of the pipe, in the serving process
+ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: folder and descriptors of the serving process
 _STOP_TIMEOUT = 15.0  # s for a process to end after the supervisor has closed the pipe
 _RESTART_DELAY = 0.1  # s, doubled for each process that is killed within `_SETTLED`
 _MAX_RESTART_DELAY = 10.0  # s
 _SETTLED = 30.0  # s after which a process is taken to work
 _MAX_FOLDER = 90  # characters; the path of a socket has at most 107
 _SERVE = "from batchwright.commands import serve_model; serve_model()"
+_SERVE_AS_MODULE = "import runpy; runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
 _GATEWAY = "import batchwright.commands; from server.app.gateway import main; main()"
 
 
@@ -89,10 +90,11 @@ class Supervisor:
     async def _keep_serving(self) -> int:
         """Run the serving process, again if it was killed; return its exit code."""
         delay = _RESTART_DELAY
-        environment = {**os.environ, ROLE: f"{self._folder}:{self._alive}"}
+        descriptors = self._bound.fileno(), self._alive
+        environment = {**os.environ, ROLE: ":".join(map(str, (self._folder, *descriptors)))}
         while not self._stopping.is_set():
             began = time.monotonic()
-            process = await _start((*_python(_SERVE), *self._arguments), (self._alive,), environment)
+            process = await _start((*_python(_serve_program()), *self._arguments), descriptors, environment)
             self._serving = process
             if self._stopping.is_set():  # by a signal that arrived meanwhile
                 _send(process, signal.SIGTERM)
@@ -142,6 +144,12 @@ async def _start(
 ) -> asyncio.subprocess.Process:
     """Start a process in a session of its own, so that Ctrl-C reaches the supervisor alone."""
     return await asyncio.create_subprocess_exec(*command, pass_fds=descriptors, env=environment, start_new_session=True)
+
+
+def _serve_program() -> str:
+    """The program of the serving process: the module that this process runs, or else serve-model."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return _SERVE if spec is None else _SERVE_AS_MODULE.format(spec.name)
 
 
 def _python(program: str) -> tuple[str, ...]:
@@ -215,7 +223,21 @@ def _is_fast(device: str) -> bool:
     return device.startswith(("cuda", "oip:")) or (device == "auto" and _NVIDIA_DRIVER.exists())
 
 
-def role_of_this_process() -> tuple[Path, int] | None:
-    """The folder and the pipe of the supervisor if this is its serving process, else None."""
-    folder, _, pipe = os.environ.get(ROLE, "").rpartition(":")
-    return (Path(folder), int(pipe)) if folder else None
+class ServingRole(NamedTuple):
+    """What the serving process of a supervisor is given.
+
+    Attributes:
+        folder: that of the sockets between the processes.
+        bound: descriptor of the socket that gateways listen on.
+        pipe: descriptor of the supervisor's pipe.
+    """
+
+    folder: Path
+    bound: int
+    pipe: int
+
+
+def role_of_this_process() -> ServingRole | None:
+    """The role of this process if it is the serving process of a supervisor, else None."""
+    folder, *descriptors = os.environ.get(ROLE, "").rsplit(":", 2)
+    return ServingRole(Path(folder), *map(int, descriptors)) if folder else None

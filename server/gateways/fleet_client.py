@@ -102,6 +102,11 @@ class FleetClient:
         """Take a slot to receive a body in; None if all are in use, or there is no serving process."""
         return None if self._channel is None or self._slots is None else self._slots.take()
 
+    @property
+    def free_slots(self) -> int:
+        """The number of free slots; 0 without a serving process."""
+        return 0 if self._slots is None else self._slots.free
+
     def send_control(self, message: object) -> None:
         """Send a small object to the serving process."""
         if self._channel is not None:
@@ -145,6 +150,11 @@ class FleetClient:
         """Whether new calls of the model should be sent to this server."""
         state = self._latest()
         return state is not None and state.models[model].ready
+
+    def is_replaced(self, model: str, revision: int) -> bool:
+        """Whether new calls of the model are served by another revision than this one."""
+        state = self._latest()
+        return state is not None and state.models[model].revision != revision
 
     @property
     def waiting(self) -> int:

@@ -29,7 +29,7 @@ _ASSETS = ("app.js", "charts.js", "form.js", "style.css", "plotly.js", "plotly.c
 _LIVE = ("/live", "/live/policy", "/live/form")
 _PUBLIC = frozenset({"/", *_LIVE, "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS)})
 _PUBLIC_PREFIX = "/v2/health/"
-_ADMIN_PREFIXES = ("/admin/", "/v2/repository/models/")
+ADMIN_PREFIXES = ("/admin/", "/v2/repository/models/")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _CLOSE = (b"connection", b"close")
 _CHALLENGE: Headers = [(b"www-authenticate", b"Bearer")]
@@ -129,7 +129,7 @@ class RequestMiddleware:
 
     def _authorise(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
         """Authorise a request; return the name of its key, None on routes that need none."""
-        admin = path.startswith(_ADMIN_PREFIXES) or path == "/admin"
+        admin = path.startswith(ADMIN_PREFIXES) or path == "/admin"
         if admin:
             self._check_browser_request(headers.get(b"origin"), headers.get(b"host", b""))
         if self._keys is None or _is_public(path):

@@ -1,6 +1,10 @@
 """Device faults: recovery of failed batches, the batch timeout, lost devices."""
 
 import asyncio
+import gc
+import logging
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +15,13 @@ from hypothesis import strategies as st
 
 from policies.catalog import Chosen
 from policies.rules.control_limit import greedy
-from server.backends.executor import Batch, Completion
+from server.backends.executor import Batch, Completion, ThreadExecutor
 from server.errors import (
     BatchTimeoutError,
     DeviceLostError,
     DrainingError,
     ExecutionError,
+    NotFiniteError,
     OutOfMemoryError,
     UnavailableError,
 )
@@ -24,7 +29,7 @@ from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.recovery import Recovery, recover
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import FakeExecutor, chosen, run_scenario
+from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario
 from tests.support.virtual_clock import pause, virtual_loop
 
 
@@ -282,3 +287,38 @@ def test_an_exception_without_a_text_fails_only_its_request() -> None:
         assert dispatcher.alive
 
     run_scenario(scenario, chosen(greedy(8)), executor)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("error", [ValueError("a bad sample"), NotFiniteError("the output is not finite")])
+def test_inputs_of_a_failed_batch_are_free_before_the_next_garbage_collection(
+    size: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the slots of a gateway they take memory that is needed again."""
+    monkeypatch.setattr(logging.getLogger("batchwright.dispatcher"), "disabled", True)  # pytest keeps what is logged
+
+    class Failing:
+        def serve(self, batch: Batch, /) -> Sequence[Any]:
+            raise type(error)(*error.args)
+
+    async def scenario() -> list[object]:
+        executor = ThreadExecutor(Failing())
+        dispatcher = Dispatcher(executor, chosen(greedy(8)), Metrics(), time.monotonic, UNLIMITED)
+        running = asyncio.ensure_future(dispatcher.run())
+        inputs = [np.zeros(3, np.float32) for _ in range(size)]
+        kept = [*map(weakref.ref, inputs)]
+        calls = [dispatcher.submit("m", [each]) for each in inputs]
+        del inputs
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} <= {ExecutionError, NotFiniteError}
+        del calls, results
+        await asyncio.sleep(0.1)  # the end of the tasks and of the thread's work
+        running.cancel()
+        executor.close()
+        return [ref() for ref in kept]
+
+    gc.disable()
+    try:
+        assert asyncio.run(scenario()) == [None] * size
+    finally:
+        gc.enable()

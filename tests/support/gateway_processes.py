@@ -1,0 +1,78 @@
+"""Servers with gateways: their processes and their log."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.support.harness import Server
+
+
+@dataclass(frozen=True)
+class LoggedServer(Server):
+    """A server whose log can be read."""
+
+    log_file: Path
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of the log so far."""
+        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
+    def logged(self, text: str) -> list[dict[str, Any]]:
+        """The lines with this text."""
+        return [line for line in self.log if text in line["event"]]
+
+
+@contextmanager
+def logged_server(folder: Path, *arguments: str, module: str = "server.cli") -> Iterator[LoggedServer]:
+    """Run serve-model, or another module with its arguments, on a free port until it is ready; end it by SIGTERM."""
+    file = folder / "log"
+    with file.open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", "0"], stderr=log)
+    try:
+        started = LoggedServer("", process, file)
+        until(lambda: process.poll() is not None or started.logged("ready on"))
+        assert process.poll() is None, file.read_text()
+        url = started.logged("ready on")[0]["event"].split()[2].rstrip(",")
+        yield LoggedServer(url, process, file)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(timeout=60)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Poll a condition until it is true, bounded by the time limit of the test."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    """All processes of a server but the supervisor."""
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def gateways(server: Server) -> list[psutil.Process]:
+    """The gateways of a server."""
+    return [each for each in processes(server) if _is_gateway(each)]
+
+
+def serving_process(server: Server) -> psutil.Process:
+    """The serving process of a server."""
+    (found,) = [each for each in processes(server) if not _is_gateway(each)]
+    return found
+
+
+def _is_gateway(process: psutil.Process) -> bool:
+    try:
+        return any("server.app.gateway" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
