@@ -21,7 +21,7 @@ def test_a_gateway_that_cannot_be_started_is_tried_again(
     begin, tries, tried_again = supervisor._start, [], asyncio.Event()
 
     async def start(command: Sequence[str], *arguments: Any) -> asyncio.subprocess.Process:
-        serving = "serve_model()" in command[2]
+        serving = "server.app.gateway" not in command[2]
         if not serving:
             tries.append(command)
             if len(tries) == 1:
