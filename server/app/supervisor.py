@@ -117,12 +117,16 @@ class Supervisor:
         command = (*_python(_GATEWAY), *words)
         while not self._stopping.is_set():
             began = time.monotonic()
-            process = await _start(command, descriptors, dict(os.environ))
-            self._gateways.add(process)
-            code = await process.wait()
-            self._gateways.discard(process)
-            if not self._stopping.is_set():
+            try:
+                process = await _start(command, descriptors, dict(os.environ))
+            except OSError as error:  # such as a limit on processes
+                how = f"cannot be started: {error.strerror}"
+            else:
+                self._gateways.add(process)
+                code = await process.wait()
+                self._gateways.discard(process)
                 how = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
+            if not self._stopping.is_set():
                 _log.error("gateway %d %s; it is started again", number, how)
                 delay = await self._wait(delay, began)
 

@@ -4,7 +4,7 @@
                               |    Slots ------- inputs in shared memory ------> (read only) |
                               |    StatePage <------ queue, readiness, revisions ------------|
 
-Each gateway has a stream socket and a memory of slots of its own, both made before it starts. Arrays of inputs are in
+Each gateway has a stream socket and a memory of slots of its own, both made when it connects. Arrays of inputs are in
 slots, everything else is in messages. The serving process publishes its state in a page that all gateways read without
 messages, so that a gateway rejects a call before it reads the body. The serving process admits calls finally.
 

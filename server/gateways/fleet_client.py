@@ -1,7 +1,8 @@
 """The fleet as a gateway sees it: calls are sent to the serving process, and rejected early by the state it publishes.
 
 An array that lies in a slot that the gateway holds, where the HTTP layer received it, stays there. Any other is copied
-into a free slot. Arrays of few bytes, arrays larger than a slot, and all other values are part of the message.
+into a free slot. Arrays of few bytes, arrays larger than a slot, and all other values are part of the message. So are
+arrays for which no slot is free, since bodies that arrive slowly may hold all slots.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ MAX_INLINE = 4 * 2**20  # bytes of a call that are not in slots
 _SMALL = 2048  # bytes; copying a smaller array into the message takes less time than a slot
 _ALIGNMENT = 64  # bytes, of arrays that are copied into one slot
 _MAX_AGE = 5.0  # s of a published state, from which on the serving process is considered hung
-_MAX_BACKLOG = 2**20  # bytes that the serving process does not read, from which on calls are rejected
+_MAX_BACKLOG = 8 * MAX_INLINE  # bytes not yet read by the serving process, from which on calls are rejected
 
 
 class Answer(NamedTuple):
@@ -217,7 +218,7 @@ class FleetClient:
 
         Raises:
             UnavailableError: there is no serving process, or it does not read its messages.
-            QueueFullError: no slots are free for the inputs.
+            QueueFullError: no slots are free for inputs that do not fit into a message.
             TooLargeError: the inputs fit neither into slots nor into a message.
         """
         channel = self._channel
@@ -231,7 +232,7 @@ class FleetClient:
             call = (model, revision, self._clock() + timeout, sizes, shapes, tuple(packed), fields)
             content = pickle.dumps(call, 5)
             if len(content) > MAX_INLINE:
-                raise _too_large(len(content), self._slots.slot_size)
+                raise placed.error(len(content))
         except BaseException:
             placed.free()
             raise
@@ -283,11 +284,13 @@ class _PlacedArrays:
         slots: the slots that the call uses.
     """
 
-    __slots__ = ("_last", "_left", "_memory", "_start", "slots")
+    __slots__ = ("_full", "_inlined", "_last", "_left", "_memory", "_start", "slots")
 
     def __init__(self, memory: Slots) -> None:
         self.slots: list[Slot] = []
         self._memory = memory
+        self._full = False  # whether an array is in the message since calls use all slots
+        self._inlined = 0  # bytes of arrays in the message
         self._last: Slot | None = None  # into which an array was copied
         self._start = self._left = 0  # the rest of it, bytes
 
@@ -295,16 +298,12 @@ class _PlacedArrays:
         """Place a C-contiguous array.
 
         Raises:
-            QueueFullError: no slot is free.
+            QueueFullError: it does not fit into a message, and no slot is free.
             TooLargeError: it fits neither into a slot nor into a message.
         """
         memory, size = self._memory, array.nbytes
-        if size <= _SMALL:
-            return inline(array)
-        if size > memory.slot_size:
-            if size > MAX_INLINE:
-                raise _too_large(size, memory.slot_size)
-            return inline(array)
+        if size <= _SMALL or size > memory.slot_size:
+            return self._inline(array)
         found = memory.find(array.__array_interface__["data"][0], size)
         if found is not None and self._uses(found[0]):
             return found[1]
@@ -315,6 +314,22 @@ class _PlacedArrays:
         for slot in self.slots:
             slot.end_reading()
 
+    def error(self, size: int) -> ServerError:
+        """The error of a call with so many bytes outside of slots."""
+        count = self._memory.count
+        if self._full and len(self.slots) < count:
+            return QueueFullError(f"calls use all {count} slots of this gateway; retry in 1 s", 1)
+        return TooLargeError(
+            f"the inputs take {size} bytes outside of slots of {self._memory.slot_size} bytes, over the maximum of "
+            f"{MAX_INLINE}; send fewer samples per call"
+        )
+
+    def _inline(self, array: NDArray[Any]) -> Place:
+        self._inlined += array.nbytes
+        if self._inlined > MAX_INLINE:
+            raise self.error(self._inlined)
+        return inline(array)
+
     def _uses(self, slot: Slot) -> bool:
         """Whether the call can use a slot; false if the slot is free, or another call uses it."""
         if slot.held:
@@ -323,36 +338,28 @@ class _PlacedArrays:
             return True
         return slot in self.slots
 
-    def _copy(self, array: NDArray[Any]) -> int:
-        """Copy into the last slot, or else a free one, and return the offset in the memory."""
+    def _copy(self, array: NDArray[Any]) -> Place:
+        """Copy into the last slot, or else a free one, or else into the message."""
         slot, size = self._last, array.nbytes
         if slot is None or self._left < size:
-            slot = self._last = self._take()
-            self._start, self._left = 0, self._memory.slot_size
+            slot = self._take()
+            if slot is None:
+                self._full = True
+                return self._inline(array)
+            self._last, self._start, self._left = slot, 0, self._memory.slot_size
         start, used = self._start, -(-size // _ALIGNMENT) * _ALIGNMENT
         slot.view[start : start + size] = array.data.cast("B")
         self._start, self._left = start + used, self._left - used
         return self._memory.offset_of(slot) + start
 
-    def _take(self) -> Slot:
+    def _take(self) -> Slot | None:
         slot = self._memory.take()
-        if slot is None:
-            count = self._memory.count
-            if len(self.slots) == count:
-                raise TooLargeError(f"the inputs of a call may take {count} slots; send fewer samples per call")
-            raise QueueFullError(f"calls use all {count} slots of this gateway; retry in 1 s", 1)
-        slot.lend()
-        slot.release()
-        self.slots.append(slot)
+        if slot is not None:
+            slot.lend()
+            slot.release()
+            self.slots.append(slot)
         return slot
 
 
 def _unavailable() -> ServerError:
     return UnavailableError("the serving process does not answer for now; send the request again", 1)
-
-
-def _too_large(size: int, slot_size: int) -> TooLargeError:
-    return TooLargeError(
-        f"the inputs take {size} bytes outside of slots of {slot_size} bytes, over the maximum of {MAX_INLINE}; send "
-        "fewer samples per call"
-    )

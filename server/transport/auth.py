@@ -75,9 +75,7 @@ MakeBucket = Callable[[str, float], TokenBucket]
 class Keys:
     """The API keys of a server, with their rate limits."""
 
-    def __init__(
-        self, keys: Sequence[Key], origin: Path | None = None, make_bucket: "MakeBucket | None" = None
-    ) -> None:
+    def __init__(self, keys: Sequence[Key], origin: Path | None = None, make_bucket: MakeBucket | None = None) -> None:
         """Keys of the file `origin`, which `reload` reads; without it they do not change.
 
         `make_bucket` makes the token bucket of an entry, by its name and hash, and its rate, 1/s.

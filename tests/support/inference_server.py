@@ -225,7 +225,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def run(work: Any, loop: str = "uvloop") -> Any:
-    """Run a coroutine on a new event loop of that kind, for at most 20 s."""
+    """Run a coroutine on a new event loop of that kind, for at most 5 s."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         return runner.run(asyncio.wait_for(work, 5))
 

@@ -29,7 +29,7 @@ from tests.support.fakes import FakeExecutor, chosen
 class Hub:
     """A hub, and the control messages that each connected gateway has received."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bound: socket.socket) -> None:
         self.folder = folder
         metrics = Metrics()
         dispatcher = Dispatcher(FakeExecutor(), chosen(greedy(8)), metrics, asyncio.get_running_loop().time)
@@ -42,7 +42,7 @@ class Hub:
             8,
             MemoryBudget(2**20),
         )
-        self.hub = GatewayHub(inference, Settings(**dict[str, Any](models=[model], gateways=2)), 2, folder)
+        self.hub = GatewayHub(inference, Settings(**dict[str, Any](models=[model], gateways=2)), 2, folder, bound)
         self.hub.listen()
 
     async def accepted(self) -> socket.socket:
@@ -72,8 +72,8 @@ async def until(condition: Any) -> None:
 
 
 def test_a_gateway_that_connects_while_the_server_stops_is_told_so(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        hub = Hub(tmp_path)
+    async def scenario(bound: socket.socket) -> None:
+        hub = Hub(tmp_path, bound)
         first, told_first = await hub.connected(await hub.accepted())
         await until(lambda: told_first)
         stopping = asyncio.create_task(hub.hub.stop())
@@ -85,7 +85,8 @@ def test_a_gateway_that_connects_while_the_server_stops_is_told_so(tmp_path: Pat
         await second.close()
         await stopping
 
-    asyncio.run(asyncio.wait_for(scenario(), 10.0))
+    with socket.socket() as bound:
+        asyncio.run(asyncio.wait_for(scenario(bound), 10.0))
 
 
 def test_a_gateway_that_cannot_be_connected_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +95,8 @@ def test_a_gateway_that_cannot_be_connected_is_disconnected(tmp_path: Path, monk
     def no_memory(*_: int) -> int:
         raise OSError(28, "No space left on device")
 
-    async def scenario() -> None:
-        hub = Hub(tmp_path)
+    async def scenario(bound: socket.socket) -> None:
+        hub = Hub(tmp_path, bound)
         monkeypatch.setattr(gateway_hub, "create_memory", no_memory)
         connection = await hub.accepted()
         assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
@@ -106,4 +107,5 @@ def test_a_gateway_that_cannot_be_connected_is_disconnected(tmp_path: Path, monk
         await client.close()
         await hub.hub.stop()
 
-    asyncio.run(asyncio.wait_for(scenario(), 10.0))
+    with socket.socket() as bound:
+        asyncio.run(asyncio.wait_for(scenario(bound), 10.0))

@@ -152,22 +152,38 @@ def test_large_inputs_without_a_slot_are_part_of_the_message_up_to_a_limit() -> 
             client.submit("m", [np.zeros(MAX_INLINE + 1, np.uint8)])
         with pytest.raises(TooLargeError, match=f"maximum of {MAX_INLINE}"):
             client.submit("m", [image(0), b"x" * MAX_INLINE])
-        with pytest.raises(TooLargeError, match="may take 2 slots"):
-            client.submit("m", [image(n) for n in range(3)])
+        with pytest.raises(TooLargeError, match="send fewer samples"):
+            client.submit("m", [image(n) for n in range(2 + MAX_INLINE // SLOT + 1)])
         await processes.all_free()
 
     run_scenario(scenario)
 
 
-def test_calls_are_rejected_when_the_slots_are_used_up() -> None:
+def test_calls_beside_large_messages_are_admitted() -> None:
+    async def scenario(processes: Processes) -> None:
+        client = await processes.start_gateway()
+        calls = [client.submit("m", [np.zeros(MAX_INLINE - 1000, np.uint8)]) for _ in range(4)]
+        await asyncio.sleep(0)  # they are being sent
+        calls.append(client.submit("m", [1.0]))
+        await asyncio.gather(*calls)
+
+    run_scenario(scenario)
+
+
+def test_when_the_slots_are_used_up_calls_that_fit_into_a_message_are_served() -> None:
     async def scenario(processes: Processes) -> None:
         client = await processes.start_gateway(count=3)
-        call = client.submit("m", [image(0), image(1)])
+        uploads = [client.take_slot() for _ in range(2)]  # bodies that are still being received
+        many = [image(n) for n in range(MAX_INLINE // SLOT + 2)]
         with pytest.raises(QueueFullError, match="all 3 slots") as caught:
-            client.submit("m", [image(2), image(3)])
+            client.submit("m", many)
         assert caught.value.retry_after == 1
         assert processes.slots[0].free == 1
-        await call
+        answers = await client.submit("m", many[:5])
+        assert all(np.array_equal(answer.output, image(n)) for n, answer in enumerate(answers))
+        for upload in uploads:
+            assert upload is not None
+            upload.release()
         await processes.all_free()
 
     run_scenario(scenario)
