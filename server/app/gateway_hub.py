@@ -212,6 +212,14 @@ def _portable(models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None
     """The models as gateways have them; None for one whose calls gateways pass on unread."""
     found: dict[str, ServedModel | None] = {}
     for name, model in models.items():
-        codec = None if model.size_predictor is not None else model.codec.for_gateways()
+        served = model.size_predictor is None and _fits(model.signature)
+        codec = model.codec.for_gateways() if served else None
         found[name] = None if codec is None else replace(model, codec=codec)
     return found
+
+
+def _fits(signature: Signature) -> bool:
+    """Whether each sample has a known size and fits into a slot; others could take more than a message holds."""
+    inputs = signature.inputs
+    known = signature.has_fixed_shapes and all(spec.datatype != "BYTES" for spec in inputs)
+    return known and sum(spec.sample_bytes for spec in inputs) <= _LARGEST_SLOT - _HEADER_ROOM

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batchwright import Model, Tensor
 from policies.rules.control_limit import greedy
 from server.api.inference import Inference
 from server.app import gateway_hub
@@ -19,11 +20,31 @@ from server.gateways.setup import FLEET_SOCKET, GREETING
 from server.gateways.slots import Slots
 from server.gateways.state_page import StatePage
 from server.models.images.codec import emulated_model
+from server.models.model import ServedModel
+from server.models.tensors.codec import TensorCodec
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget
 from tests.support.fakes import FakeExecutor, chosen
+
+
+@pytest.mark.parametrize(
+    ("tensors", "served"),
+    [
+        ({"x": Tensor("FP32", [4])}, True),
+        ({"x": Tensor("FP32", [4]), "y": Tensor("INT64", [2, 2])}, True),
+        ({"x": Tensor("FP32", [2**22 - 2**11])}, True),  # a slot of 16 MiB without the room for a header
+        ({"x": Tensor("FP32", [2**22])}, False),
+        ({"x": Tensor("FP32", [-1])}, False),
+        ({"x": Tensor("BYTES", [1])}, False),
+    ],
+)
+def test_gateways_serve_models_whose_samples_fit_into_a_slot(tensors: dict[str, Tensor], served: bool) -> None:
+    model = Model()
+    model.inputs, model.outputs = tensors, {"y": Tensor("FP32", [1])}  # type: ignore[misc]  # of the class
+    described: ServedModel = ServedModel("m", TensorCodec(model), (), "emulated", 8)
+    assert (gateway_hub._portable({"m": described})["m"] is not None) == served
 
 
 class Hub:
