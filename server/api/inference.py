@@ -43,7 +43,8 @@ _HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
 _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
 _MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
-_THREADS = min(28, available_cpus())  # for decoding; the pool has at least four more, for short work
+# For decoding. Two more than processors, so that one begins at once when another ends; the pool has more for short work
+_THREADS = min(28, 2 + available_cpus())
 _USER_THREADS = 16
 _LARGE_OUTPUTS = 2**20  # bytes of the outputs of a call, from which on memory is reserved for them
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
