@@ -18,7 +18,7 @@ _INFER = "/v2/models/googlenet/infer"
 _ATTEMPTS = 500  # connections that are opened to reach a certain process
 _TIMEOUT_S = 30.0
 _LARGE = 50 * 2**20  # bytes; two such bodies are over the half of the share that large calls may reserve
-_SAMPLES = 520  # samples of a call, more than a gateway has slots
+_SAMPLES = 545  # samples of a call: more than a gateway has slots, and than a message holds beside them
 SHARE = 160 * 2**20  # bytes of the memory budget of each process for which these numbers hold
 
 
@@ -79,7 +79,7 @@ class Held:
     @property
     def is_nothing(self) -> bool:
         """Whether nothing is reserved, and all slots are free."""
-        return not self.bytes_reserved and (self.slots is None or self.slots.startswith("413 the inputs of a call may"))
+        return not self.bytes_reserved and (self.slots is None or self.slots.startswith("413 the inputs take"))
 
 
 def held_by(server: Server, pid: int) -> Held:

@@ -57,7 +57,13 @@ def test_only_the_outputs_of_the_same_tensors_are_right(drawn: dict[str, list[Mi
     ("held", "nothing"),
     [
         (Held(0, None), True),
-        (Held(0, "413 the inputs of a call may take 512 slots; send fewer samples per call"), True),
+        (
+            Held(
+                0,
+                "413 the inputs take 4214784 bytes outside of slots of 158720 bytes, over 4194304; send fewer",
+            ),
+            True,
+        ),
         (Held(1, None), False),
         (Held(0, "503 calls use all 512 slots of this gateway; retry in 1 s"), False),
     ],
