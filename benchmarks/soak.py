@@ -60,7 +60,7 @@ _KILL_S, _SERVING_KILLED = 120.0, 4  # s between two kills; which of them is tha
 _KILLED_S = 15.0  # s after it in which policies are not swapped
 _STALE_S = 0.5  # s after a kill in which a call may be sent on a connection that it has broken
 _POOL = 6  # threads that a gateway may start at any time
-_DRAIN_LOAD, _DRAIN_POLICY = 0.5, "static:32,max_wait_ms=1000"  # under which calls are open at any time
+_DRAIN_LOAD, _DRAIN_POLICY = 0.5, "static:8,max_wait_ms=1000"  # calls are open at any time; faults may have left 8
 _DRAIN_S, _DRAINED_AT, _EXIT_WITHIN = 6.0, 3.0, 60.0
 _JUST_SENT_S = 0.05  # s before the signal, in which the server may not have read a call yet
 _EARLY = 2.0  # minutes after which memory is compared

@@ -56,12 +56,11 @@ def test_audit_allows_for_samples_that_the_server_never_counted(expired: int, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True])
-def test_gateways_are_killed_and_nothing_else_is_wrong(killed: bool) -> None:
-    record = soak(0.4, 2, kill=killed)
+def test_gateways_are_killed_and_nothing_else_is_wrong() -> None:
+    record = soak(0.4, 2, kill=True)
     assert record["wrong"] == []
     assert record["drain"]["exit_code"] == 0
-    assert bool(record["kills"]) is killed
+    assert record["kills"]
 
 
 @pytest.mark.slow
