@@ -96,7 +96,7 @@ class Soak:
     def __init__(self, server: Server, order: Path, seconds: float, *, kill: bool = False) -> None:
         """Run for some seconds; `order` is the file from which the device reads its faults."""
         self._server, self._order, self._seconds, self._kill = server, order, seconds, kill
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self.samples: list[Sample] = []
         self.faults: list[tuple[float, str]] = []
         self.swaps: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Soak:
         self.counts = ClientCounts()
 
     def _now(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     async def run(self) -> None:
         """Offer load, swap policies, inject faults and sample, until every call has ended."""
@@ -113,7 +113,7 @@ class Soak:
             clients = SoakClients(self._server.url, session, np.random.default_rng(1))
             self.counts = clients.counts
             await clients.learn()
-            self._began = time.monotonic()
+            self.began = time.monotonic()
             step = min(1.0, self._seconds / 120)  # a short run has the same sequence at a faster pace
             async with asyncio.TaskGroup() as calls:  # calls outlive the tasks that start them
 
@@ -258,8 +258,8 @@ def _unexplained(soak: Soak) -> list[str]:
     late = [at for at in soak.counts.failed_at if not any(-2 <= at - o <= _AFTER_ERROR_S for o in ordered)]
     found = [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
     for sent, ended, error in soak.counts.lost:
-        if not any(sent - _STALE_S <= at <= ended for at, _ in soak.kills):
-            found.append(f"{error}, sent at {sent:.1f} s, and nothing was killed")
+        if not any(sent - _STALE_S <= soak.began + at <= ended for at, _ in soak.kills):
+            found.append(f"{error}, sent at {sent - soak.began:.1f} s, and nothing was killed")
     return found
 
 

@@ -41,7 +41,7 @@ class ClientCounts:
         samples: number of samples by kind and status.
         wrong: descriptions of wrong answers.
         failed_at: instants of 500s for good samples, s after the start.
-        lost: calls without an answer: when they were sent and ended, s after the start, and the error.
+        lost: calls without an answer: when they were sent and ended, s of time.monotonic, and the error.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -158,7 +158,7 @@ class SoakClients:
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             self.counts.end(kind, "lost", n)
             text = f"{kind}: no answer: {type(error).__name__} {error}"[:200]
-            self.counts.lost.append((instant, instant + time.monotonic() - began, text))
+            self.counts.lost.append((began, time.monotonic(), text))
             return
         self.counts.end(kind, status, n)
         good = kind in ("good", "several", "hurried")

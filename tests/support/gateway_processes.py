@@ -23,8 +23,9 @@ class LoggedServer(Server):
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of the log so far."""
-        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+        """The complete lines of the log so far."""
+        lines = self.log_file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def logged(self, text: str) -> list[dict[str, Any]]:
         """The lines with this text."""
