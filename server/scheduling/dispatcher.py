@@ -121,7 +121,6 @@ class Dispatcher:
         self._calls: dict[Call, None] = {}  # in order of arrival
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
-        self._pending_results: BatchRecord | None = None  # of a completed batch, delivered during the next one
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
         self._expiry_timer_at = inf
@@ -393,7 +392,6 @@ class Dispatcher:
             case Wait(until):
                 self._last_finish = None
                 self._next_step_by = until
-                self._deliver()
                 if self._recoverable is not None and self._clock() >= self._check_at:
                     self._check_at = self._clock() + _CHECK_INTERVAL
                     await self._recoverable.check()
@@ -434,7 +432,6 @@ class Dispatcher:
         while following is not None:
             run = following
             self._lookahead.begin(run, began)
-            self._deliver()  # the results before, while the device runs this batch
             try:
                 completion = check_outputs(run.batch, await run.running)
             except Exception as error:  # noqa: BLE001  (whatever the device raised, as few requests as possible fail)
@@ -455,7 +452,7 @@ class Dispatcher:
                 start_timeout(following.running, len(following.batch.inputs), self._timeout(following.batch))
 
     def _complete(self, run: BatchRun, completion: Completion, following: BatchRun | None) -> None:
-        """Account for a completed batch, whose results are delivered later."""
+        """Answer the calls of a completed batch, which the device may have followed by another one."""
         if self._last_finish is not None:
             self._metrics.idle_gap(self._executor.name, completion.started - self._last_finish)
         if following is not None and following.launch.requests is run.launch.requests:
@@ -464,7 +461,7 @@ class Dispatcher:
         else:
             set_last_stages(run.launch, run.launch.requests, completion)
             finished = self._batcher.complete(run.launch)
-        self._pending_results = self._record(run, completion, finished)
+        self._answer(self._record(run, completion, finished))
         self._last_finish = completion.finished if following is not None or len(self._batcher) else None
 
     def _on_change(self) -> None:
@@ -564,17 +561,9 @@ class Dispatcher:
             generated_lengths(completion.outputs),
         )
 
-    def _deliver(self) -> None:
-        batch, self._pending_results = self._pending_results, None
-        if batch is not None:
-            self._answer(batch)
-
     def _answer(self, batch: BatchRecord) -> None:
-        """Fan out the results of a completed batch to its calls, the metrics, the log, the trace and the controller."""
+        """Give the results of a batch to its calls, and then account for it: the answers are sent before that."""
         now = self._clock()
-        self._metrics.batch_completed(batch)
-        self._metrics.requests_completed(batch.device, batch.finished)
-        log_batch(batch, self._batcher.queue_length)
         if self.tracing is not None:
             self.tracing.batch(batch)
         for request in batch.finished:
@@ -586,11 +575,19 @@ class Dispatcher:
             sample.call.complete()
             if not sample.call.missing:
                 self._admission.observe(sample.call.earliest, now)
+        # one turn of the loop sends the answers, and the next one accounts for them
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._account, batch, self._batcher.queue_length, now)
+
+    def _account(self, batch: BatchRecord, waiting: int, answered: float) -> None:
+        """Report a batch, with the queue length at its end, to the metrics, the log and the controller."""
+        self._metrics.batch_completed(batch)
+        self._metrics.requests_completed(batch.device, batch.finished)
+        log_batch(batch, waiting)
         if self.shared or not batch.whole or batch.launch.requests[0].kind.retired:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
-            now = self._clock()
-            responses = [now - request.arrival for request in batch.finished]
+            responses = [answered - request.arrival for request in batch.finished]
             self._report(self.on_served, batch.model, batch.size, batch.service, responses)
 
     def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:

@@ -19,6 +19,7 @@ def test_requests_are_counted_once_and_energies_add_up_over_stages() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> tuple[list[Sample], str]:
         answers = await dispatcher.submit("m", [1.0, 2.0])
         assert len(executor.log) == 4
+        await asyncio.sleep(0.001)  # metrics come after the answers
         return answers, dispatcher._metrics.render().decode()
 
     answers, metrics = run_scenario(scenario, lazy(), FakeExecutor(STAGED))

@@ -85,9 +85,11 @@ def test_batches_of_a_replaced_revision_and_beside_one_that_is_loaded_are_no_evi
         dispatcher.set_revision("m", 1, chosen(static(1))["m"])
         await call
         await dispatcher.submit("m", [2], revision=1)
+        await asyncio.sleep(0.001)  # the controller hears of a batch after its answers
         assert (served, unprofiled) == (["m"], ["m"])
         dispatcher.shared = True  # another one is being loaded
         await dispatcher.submit("m", [3], revision=1)
+        await asyncio.sleep(0.001)
         assert (served, unprofiled) == (["m"], ["m", "m"])
 
     run_scenario(scenario, chosen(static(1)))
