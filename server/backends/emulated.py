@@ -11,7 +11,7 @@ from server.models.images.codec import ImageCodec
 from server.models.model import Codec
 
 _WAKE_UP = 3e-4  # s; about the delay of a sleeping thread's wake-up
-_OUTPUT = 2e-5  # s; about the time to make an output
+_OUTPUT = 5e-5  # s; about the time to make an output from an input that is in no cache
 
 
 class EmulatedDevice:
@@ -38,12 +38,10 @@ class EmulatedDevice:
         span = (size, batch.first_stage, batch.last_stage)
         end = time.monotonic() + profile.launch_time(*span)
         is_last = batch.last_stage is None or batch.last_stage >= profile.stages
-        self._sleep(end - _OUTPUT * size)  # like a GPU it leaves the interpreter to the event loop at first
+        # like a GPU it leaves the interpreter to the event loop at first
+        time.sleep(max(0.0, end - time.monotonic() - _WAKE_UP - _OUTPUT * size))
         outputs = [*map(self._codecs[batch.model].emulate, batch.inputs)] if is_last else batch.inputs
         self._meter.add(profile.launch_energy(*span) or 0.0)
-        self._sleep(end)
-        return outputs
-
-    def _sleep(self, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
+        while (left := end - time.monotonic()) > 0:
             time.sleep(max(0.0, left - _WAKE_UP))  # the rest is spent yielding, since a sleep would end late
+        return outputs
