@@ -21,6 +21,7 @@ from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
 from profiler import cache
+from profiler.conditions import conditions_of
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.energy_sweep import EnergySweep, make_rig, with_energy
 from profiler.first_profile import make_subject
@@ -129,7 +130,9 @@ def profile_model(
     energy_time: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Time for measuring energy on a device with a sensor, s; 0 skips it (default: about 300)."
+            min=0,
+            help="Time for measuring energy on a device with a sensor, s, about 60 at least; 0 skips it (default: "
+            "about 300).",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the profile as JSON to this file.")] = None,
@@ -239,7 +242,7 @@ def _torch_job(
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.CacheKey(model, device_name, max_batch_size, setting)
-    subject = make_subject(executor, served, meter_for(str(place)))
+    subject = replace(make_subject(executor, served, meter_for(str(place))), conditions=conditions_of(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
     return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
 

@@ -3,17 +3,19 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from policies.profile import Profile
 from policies.types import SpecError
 from profiler import cache
+from profiler.conditions import Conditions, conditions_of, unknown_conditions
 from profiler.energy_plan import quick_energy_plan
 from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
@@ -29,6 +31,8 @@ from server.models.sources import source_of
 from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
+_COLD_BYTES = 128 * 2**20  # of samples; more than the last level of cache of most servers' processors
+_MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in service
 
 
 def first_profile(
@@ -87,8 +91,9 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key, tunes = _key(settings, model.name, model.max_batch_size), autotunes(settings.device, model)
+        subject = replace(make_subject(executor, model, meter), conditions=_conditions(settings))
         with _memory_errors(key):
-            return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
+            return first_profile(subject, key.max_batch_size, key, tunes, settings.stages)
 
     def measured_while_serving(
         self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
@@ -147,6 +152,14 @@ def _device(settings: Settings) -> tuple[str, str]:
     return name, torch_device.device_settings(place, stages=settings.stages)
 
 
+def _conditions(settings: Settings) -> Callable[[], Conditions | None]:
+    if is_upstream(settings.device):
+        return unknown_conditions
+    from server.backends import torch_device
+
+    return conditions_of(str(torch_device.resolve_device(settings.device)[0]))
+
+
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     device_name, device_about = _device(settings)
     model_about = source_of(settings.specs[model]).settings(model)
@@ -159,6 +172,7 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
 def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
     """A served model on a device with this meter, with its synthetic samples.
 
+    There are so many images that batches do not find theirs in the processor's cache, as those of clients are not.
     Of a model whose inputs vary in shape only those with the shape of the first are used, since samples of different
     shapes share no batch.
     """
@@ -167,11 +181,22 @@ def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> 
     if codec.varies_in_shape:
         shape = codec.shape_of(samples[0])
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]
+    if meter.scope != "batches":  # an emulated device does not read them
+        samples = cold_copies(samples)
     return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
 
 
+def cold_copies(samples: Sequence[Any]) -> list[Any]:
+    """Copies of samples that are arrays, more in all than the processor's caches hold; other samples as they are."""
+    if not all(isinstance(sample, np.ndarray) for sample in samples):
+        return list(samples)
+    rounds = max(1, -(-_COLD_BYTES // max(1, sum(sample.nbytes for sample in samples))))
+    largest = max(1, _MAX_COPIES // len(samples))
+    return [sample.copy() for _ in range(min(rounds, largest)) for sample in samples]
+
+
 def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey) -> Profile:
-    """Measure service times and, on a device with a sensor, the energy of four sizes, which takes five seconds more."""
+    """Measure service times and, on a device with a sensor, the energy of four sizes, which takes about 20 s more."""
     rng, progress = np.random.default_rng(0), _Progress(subject.model)
     measurement = asyncio.run(measure_service_times(subject, plan, rng, progress))
     about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.package_versions().items())])

@@ -103,7 +103,9 @@ def read_driver(nvml: Any = None) -> Driver:
         NvmlError: there is no driver.
     """
     if nvml is None:
-        import pynvml as nvml
+        import pynvml
+
+        nvml = pynvml
     with _converted_errors(nvml):
         nvml.nvmlInit()
         cuda = int(nvml.nvmlSystemGetCudaDriverVersion())

@@ -13,12 +13,13 @@ from batchwright import Model, Tensor
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
-from profiler.first_profile import first_profile, make_subject
+from profiler.first_profile import cold_copies, first_profile, make_subject
 from server.backends.executor import Batch, Completion
-from server.energy.meters import NoMeter
+from server.energy.meters import CountingMeter, NoMeter
 from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
+from tests.support.timeline import Timeline
 
 KEY = CacheKey("net", "Some CPU", 4, "fp32")
 
@@ -36,10 +37,7 @@ class KnownExecutor:
         return completed(batch.inputs, float(len(batch.inputs)))
 
 
-def completed(outputs: Sequence[Any], service_time: float) -> asyncio.Future[Completion]:
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    done.set_result(Completion(outputs, 0.0, service_time))
-    return done
+completed = Timeline().completed
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +114,12 @@ def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypat
     monkeypatch.setattr(cache, "device_lock", after_another)
     assert first_profile(subject, 4, KEY, autotunes=False).name == "other process"
     assert executor.batches == 0
+
+
+def test_images_exceed_the_processors_caches_and_other_samples_are_kept() -> None:
+    subject = make_subject(KnownExecutor(), emulated_model("net", 4), NoMeter())
+    assert sum(sample.nbytes for sample in subject.samples) > 100e6
+    assert len({sample.ctypes.data for sample in subject.samples}) == len(subject.samples)
+    assert len(make_subject(KnownExecutor(), emulated_model("net", 4), CountingMeter()).samples) == 16
+    assert cold_copies([{"x": 1}, {"x": 2}]) == [{"x": 1}, {"x": 2}]
+    assert len(cold_copies([np.zeros(4)])) == 4096
