@@ -21,6 +21,7 @@ from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
+from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
 from server.backends.executor import Executor
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
@@ -36,7 +37,12 @@ _MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in se
 
 
 def first_profile(
-    subject: Subject, max_batch_size: int, key: cache.CacheKey, autotunes: bool, stages: int | None = None
+    subject: Subject,
+    max_batch_size: int,
+    key: cache.CacheKey,
+    autotunes: bool,
+    stages: int | None = None,
+    pads: bool = False,
 ) -> Profile:
     """Return the cached profile of `key`, else measure one and cache it.
 
@@ -46,13 +52,14 @@ def first_profile(
         key: cache key of the profile.
         autotunes: whether the device's first batch of each size is slow (cuDNN).
         stages: number of stages the model is split into; None: it is not, and no stage is measured.
+        pads: whether the device pads batches to buckets, which alone are then measured.
     """
     cached = cache.load_cached_profile(key)
     if cached is None:
         with cache.device_lock(key.device):
             cached = cache.load_cached_profile(key)  # another process may have measured it while this one waited
             if cached is None:
-                profile = _measure_all(subject, key, quick_plan(max_batch_size, autotunes), stages)
+                profile = _measure_all(subject, key, autotunes, stages, pads)
                 cache.store_profile(key, profile)
                 _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
@@ -60,7 +67,10 @@ def first_profile(
     return cached
 
 
-def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, stages: int | None) -> Profile:
+def _measure_all(
+    subject: Subject, key: cache.CacheKey, autotunes: bool, stages: int | None, pads: bool = False
+) -> Profile:
+    plan = quick_plan(key.max_batch_size, autotunes, bucket_sizes(key.max_batch_size) if pads else ())
     model, began = subject.model, monotonic()
     _log.info("%s: measuring a quick profile up to batch size %d on %s", model, key.max_batch_size, key.device)
     profile = _measure(subject, plan, key)
@@ -72,7 +82,7 @@ def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, s
         sizes = power_of_two_sizes(key.max_batch_size)
         profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))
     _log.info("%s: profiled in %.1f s", model, monotonic() - began)
-    return profile
+    return padded(profile) if pads else profile
 
 
 class FirstProfiles:
@@ -80,7 +90,8 @@ class FirstProfiles:
 
     def cached(self, settings: Settings, model: str, largest: int) -> Profile | None:
         """Return the cached profile of a model on a real device for batches of up to `largest`, or None."""
-        return cache.load_cached_profile(_key(settings, model, largest))
+        profile = cache.load_cached_profile(_key(settings, model, largest))
+        return None if profile is None else _earned(settings, profile)
 
     def cached_or_measured(
         self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter
@@ -93,7 +104,10 @@ class FirstProfiles:
         key, tunes = _key(settings, model.name, model.max_batch_size), autotunes(settings.device, model)
         subject = replace(make_subject(executor, model, meter), conditions=_conditions(settings))
         with _memory_errors(key):
-            return first_profile(subject, key.max_batch_size, key, tunes, settings.stages)
+            profile = first_profile(
+                subject, key.max_batch_size, key, tunes, settings.stages, _pads(settings, model.name)
+            )
+        return _earned(settings, profile)
 
     def measured_while_serving(
         self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
@@ -113,11 +127,23 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key = _key(settings, model.name, model.max_batch_size)
-        plan = quick_plan(key.max_batch_size, autotunes(settings.device, model))
+        tunes = autotunes(settings.device, model)
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
-            profile = _measure_all(subject, key, plan, settings.stages)
+            profile = _measure_all(subject, key, tunes, settings.stages, _pads(settings, model.name))
+        profile = _earned(settings, profile)
         return profile if before is None else with_power_of(before, profile)
+
+
+def _pads(settings: Settings, model: str) -> bool:
+    return pads_to_buckets(settings.device, source_of(settings.specs[model]), settings.stages, settings.optimise)
+
+
+def _earned(settings: Settings, profile: Profile) -> Profile:
+    """The profile up to the largest batch that is worth its time, where no setting gives the largest."""
+    if settings.of(profile.model).max_batch_size is not None or not _pads(settings, profile.model):
+        return profile
+    return profile.truncated(earned_batch_size(profile))
 
 
 def with_power_of(before: Profile, profile: Profile) -> Profile:
@@ -149,7 +175,7 @@ def _device(settings: Settings) -> tuple[str, str]:
     from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
 
     place, name = torch_device.resolve_device(settings.device)
-    return name, torch_device.device_settings(place, stages=settings.stages)
+    return name, torch_device.device_settings(place, stages=settings.stages, optimise=settings.optimise)
 
 
 def _conditions(settings: Settings) -> Callable[[], Conditions | None]:

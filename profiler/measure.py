@@ -165,21 +165,22 @@ class Measurement:
         )
 
 
-def full_plan(max_batch_size: int) -> MeasurementPlan:
-    """Plan for every batch size, to a confidence interval of 2 %."""
-    sizes = tuple(range(1, max_batch_size + 1))
+def full_plan(max_batch_size: int, sizes: tuple[int, ...] = ()) -> MeasurementPlan:
+    """Plan for every batch size, or for `sizes`, to a confidence interval of 2 %."""
+    sizes = sizes or tuple(range(1, max_batch_size + 1))
     return MeasurementPlan(sizes, warm_ups=2 * sizes[::-1])
 
 
-def quick_plan(max_batch_size: int, autotunes: bool) -> MeasurementPlan:
+def quick_plan(max_batch_size: int, autotunes: bool, sizes: tuple[int, ...] = ()) -> MeasurementPlan:
     """Plan for about two sizes per octave, which takes about ten seconds for GoogLeNet on one CPU core.
 
     Args:
         max_batch_size: largest batch size.
         autotunes: whether the device's first batch of each size is slow, as with cuDNN. Otherwise, as on the CPU, the
             largest batch warms the memory up and small batches the rest.
+        sizes: the batch sizes to measure in place of these.
     """
-    sizes = coarse_sizes(max_batch_size)
+    sizes = sizes or coarse_sizes(max_batch_size)
     warm_ups = tuple(b for b in sizes[::-1] if autotunes or b <= 4 or b == max_batch_size)
     return MeasurementPlan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
 

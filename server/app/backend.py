@@ -14,6 +14,7 @@ from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
+from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
@@ -202,16 +203,16 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     for name, source in sources.items():
         model, runnable = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
         sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
-        loaded.append((sampled, _device_of(sampled, runnable, settings.device)))
+        loaded.append((sampled, _device_of(sampled, runnable, settings)))
     return loaded
 
 
-def _device_of(model: ServedModel, runnable: Any, name: str) -> Device:
-    if is_upstream(name):
+def _device_of(model: ServedModel, runnable: Any, settings: Settings) -> Device:
+    if is_upstream(settings.device):
         return UpstreamDevice(model)
     from server.backends import loading, torch_device
 
-    return loading.device_of(runnable, model, torch_device.resolve_device(name)[0])
+    return loading.device_of(runnable, model, torch_device.resolve_device(settings.device)[0], settings.optimise)
 
 
 def _ready(
@@ -223,7 +224,8 @@ def _ready(
         assert profile is not None
         return model, profile
     every_size = autotunes(settings.device, model)
-    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size)
+    pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
+    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size, pads)
     profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile

@@ -19,6 +19,7 @@ from server.models.model import ServedModel
 _log = logging.getLogger("batchwright")
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Optimise = Literal["auto", "none", "compile"]
 
 
 def resolve_device(spec: str) -> tuple[torch.device, str]:
@@ -90,11 +91,14 @@ def cpu_threads() -> int:
     return max(1, available_cpus() - 1)
 
 
-def device_settings(device: torch.device, precision: Precision = "auto", stages: int | None = None) -> str:
+def device_settings(
+    device: torch.device, precision: Precision = "auto", stages: int | None = None, optimise: Optimise = "auto"
+) -> str:
     """Settings of the device that change service times, for a profile's note and its key in the cache."""
     threads = f", {cpu_threads()} threads" if device.type == "cpu" else ""
     split = "" if stages is None else f", {stages} stages"
-    return f"{resolve_precision(precision, device)}{threads}{split}"
+    optimised = f", optimise {optimise}" if device.type == "cuda" else ""
+    return f"{resolve_precision(precision, device)}{threads}{split}{optimised}"
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
