@@ -97,7 +97,8 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 	$(VENV)/audit/bin/pip-audit --skip-editable \
 		--path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
-	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
+gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it three times, nine minutes each (STAGE=A|B|C, OUT=folder)
+	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
+		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
 
 .PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper paper-batching audit gpu
