@@ -49,6 +49,15 @@ def find_gpu() -> str | None:
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
 
 
+def _reason() -> str:
+    """Why there is no CUDA device."""
+    try:
+        from server.backends.torch_device import unusable_gpu
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    return unusable_gpu() or "NVIDIA's driver has no GPU, or is not installed"
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect the numbers."""
     found = {"python": platform.python_version()}
@@ -225,7 +234,7 @@ def main() -> None:
         return
     began, gpu = time.monotonic(), "a rehearsal" if arguments.rehearse else find_gpu()
     if gpu is None:
-        print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure")
+        print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure; {_reason()}")
         return
     folder: Path = arguments.out
     folder.mkdir(parents=True, exist_ok=True)

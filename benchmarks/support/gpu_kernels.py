@@ -20,7 +20,7 @@ from server.models.images.torchvision_source import PixelNet, load_image_model
 
 SIZES = 128, 64, 8, 1  # batch sizes, in the order of measurement
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_REPEATS = 30
+_REPEATS, _AT_MOST = 30, 1.0  # of a launch, and s after which no other is started
 _RING = 512  # samples in pinned memory
 _RUNS = 1, 8, 64, 256  # consecutive samples of one upload
 
@@ -96,11 +96,13 @@ class Cuda:
     def kernels(self, launch: Callable[[], object]) -> int | None:
         """Count by torch.profiler."""
         activities = [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as seen:
-            launch()
-            self.synchronize()
-        device = torch.autograd.DeviceType.CUDA
-        return sum(event.count for event in seen.key_averages() if event.device_type == device)
+        try:
+            with torch.profiler.profile(activities=activities) as seen:
+                launch()
+                self.synchronize()
+        except RuntimeError:  # the driver may refuse it
+            return None
+        return sum(int(event.count) for event in seen.key_averages() if event.device_type.name == "CUDA")
 
 
 class Rehearsal:
@@ -202,18 +204,23 @@ def _measure(
 
 
 def _median(device: Accelerator, launch: Callable[[], object]) -> float:
-    for _ in range(3):
-        launch()
-    return 1e3 * statistics.median(device.seconds(launch) for _ in range(_REPEATS))
+    """Median time of some launches after a warm-up, ms."""
+    launch()
+    until, times = time.perf_counter() + _AT_MOST, [device.seconds(launch)]
+    while len(times) < _REPEATS and time.perf_counter() < until:
+        times.append(device.seconds(launch))
+    return 1e3 * statistics.median(times)
 
 
 def _turn_around(device: Accelerator, replay: Callable[[], object]) -> float:
     """Time from one replay to the next where the host waits for each, us."""
     began = time.perf_counter()
-    for _ in range(_REPEATS):
+    count = 0
+    while count < _REPEATS and time.perf_counter() < began + _AT_MOST:
         replay()
         device.synchronize()
-    return 1e6 * (time.perf_counter() - began) / _REPEATS
+        count += 1
+    return 1e6 * (time.perf_counter() - began) / count
 
 
 def measure_uploads(device: Accelerator, samples: int = _RING) -> None:

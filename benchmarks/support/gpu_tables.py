@@ -54,7 +54,7 @@ def _profile(results: Results) -> str:
             cells += [f"{row['marginal_mj'] / b:.2f}", f"{spread.get(b, float('nan')):.1%}"]
         rows.append([b, f"{1e3 * times[b - 1]:.3f}", f"{b / times[b - 1]:.0f}", *cells])
     head = ("b", "l(b), ms", "requests/s", "P(b), W", "ζ(b), mJ", "±", "ζ(b) / b, mJ", "between passes")
-    return f"{markdown_table(head, rows)}\n\n{profile['note']}"
+    return f"{markdown_table(head, rows)}\n\n{profile.get('note', '')}"
 
 
 def _sensor(results: Results) -> str:

@@ -1,0 +1,56 @@
+"""Stage A of benchmarks/gpu.py on the CPU, in place of CUDA."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.support.gpu_kernels import Rehearsal, Step, measure_kernels, measure_uploads
+
+
+def results(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::result ")]
+    return dict(json.loads(line.removeprefix("::result ")) for line in lines)
+
+
+class Stubborn(Rehearsal):
+    """Captures no graph."""
+
+    def capture(self, step: Step) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+def test_each_size_of_each_variant_has_times_and_a_small_error(capsys: pytest.CaptureFixture[str]) -> None:
+    measure_kernels("squeezenet1_1", Rehearsal(), (2, 1), compile_too=False, until=1e12)
+    cells = results(capsys)["cells"]
+    assert [(cell["variant"], cell["batch_size"]) for cell in cells] == [("plain", 2), ("plain", 1)]
+    for cell in cells:
+        assert cell["relative_l2"] == 0.0
+        assert cell["finite"]
+        assert min(cell["eager_ms"], cell["graph_ms"], cell["first_call_ms"]) > 0
+
+
+def test_a_network_that_cannot_be_captured_has_its_eager_times(capsys: pytest.CaptureFixture[str]) -> None:
+    measure_kernels("squeezenet1_1", Stubborn(), (1,), compile_too=False, until=1e12)
+    (cell,) = results(capsys)["cells"]
+    assert cell["graph"] == "not captured: operation not permitted when stream is capturing"
+    assert cell["eager_ms"] > 0
+    assert "graph_ms" not in cell
+
+
+def test_sizes_for_which_there_is_no_time_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    measure_kernels("squeezenet1_1", Rehearsal(), (1,), compile_too=False, until=0.0)
+    assert results(capsys) == {"stopped": "no time for plain at 1 and what follows"}
+
+
+def test_uploads_are_measured_by_the_length_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    class Counting(Rehearsal):
+        def pinned(self, *shape: int) -> Tensor:
+            return torch.ones(shape, dtype=torch.uint8)
+
+    measure_uploads(Counting(), samples=16)
+    rows = results(capsys)["uploads"]
+    assert [row["samples"] for row in rows] == [1, 8]
+    assert all(row["gb_per_s"] > 0 for row in rows)
