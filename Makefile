@@ -4,6 +4,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 EXTRAS ?= [dev]
+TORCH  ?= "torch>=2.11,<2.14"
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -15,7 +16,7 @@ $(STAMP): pyproject.toml
 	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install $(TORCH)
 	$(BIN)/python -m pip install --editable ".$(EXTRAS)"
 	@touch $(STAMP)
 
