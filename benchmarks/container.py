@@ -45,6 +45,7 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
 def target(all_steps: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
     """The instructions of a build stage, after those of the stages that it is based on."""
     stages: dict[str, list[tuple[str, str]]] = {}
+    current: list[tuple[str, str]] = []
     for instruction, rest in all_steps:
         if instruction == "FROM":
             base, _, stage = rest.partition(" AS ")

@@ -123,7 +123,8 @@ def parts_of(stage: str, models: Sequence[str]) -> list[Part]:
 
 def _write_profiles(record: Mapping[str, Any], folder: Path) -> None:
     for name, part in record.get("parts", {}).items():
-        if (profile := part.get("results", {}).get("profile")) is not None:
+        profile = part.get("results", {}).get("profile")
+        if name.startswith("profile:") and profile is not None:
             with suppress(SpecError):  # the record has it, too
                 text = parse_profile(json.dumps(profile), name).to_json()
                 (folder / f"{name.partition(':')[2]}.profile.json").write_text(text)

@@ -1,13 +1,16 @@
 """Stage A of benchmarks/gpu.py on the CPU, in place of CUDA."""
 
+import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.support.gpu_kernels import Rehearsal, Step, measure_kernels, measure_uploads
+from benchmarks.support.gpu_kernels import Cuda, Rehearsal, Step, measure_kernels, measure_uploads
 
 
 def results(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -43,6 +46,70 @@ def test_a_network_that_cannot_be_captured_has_its_eager_times(capsys: pytest.Ca
 def test_sizes_for_which_there_is_no_time_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Rehearsal(), (1,), compile_too=False, until=0.0)
     assert results(capsys) == {"stopped": "no time for plain at 1 and what follows"}
+
+
+class FakeEvent:
+    """An event of CUDA, with the time in ms at which it was recorded."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing
+        self.time = 0.0
+
+    def record(self, stream: object) -> None:
+        FakeCuda.now += 2.5
+        self.time = FakeCuda.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: "FakeEvent") -> float:
+        return other.time - self.time
+
+
+class FakeCuda:
+    """torch.cuda as far as the measurements use it, with a log of its calls."""
+
+    now = 0.0
+
+
+def test_cuda_is_timed_by_events_and_captured_on_its_own_stream_after_all_work_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            log.append("replay")
+
+    @contextmanager
+    def capture(graph: Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "") -> Iterator[None]:
+        log.append(f"begin on {stream}, {capture_error_mode}")
+        yield
+        log.append("end")
+
+    @contextmanager
+    def use(stream: str) -> Iterator[None]:
+        log.append(f"with {stream}")
+        yield
+
+    real = inspect.signature(torch.cuda.graph.__init__).parameters
+    assert {"stream", "capture_error_mode"} <= set(real), "the fake takes what the real one does"
+    for name, fake in {
+        "Stream": lambda place: "side",
+        "Event": FakeEvent,
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "stream": use,
+        "synchronize": lambda place=None: log.append("synchronize"),
+        "set_device": lambda place: log.append(f"device {place}"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    cuda = Cuda(1)
+    assert torch.backends.cudnn.benchmark
+    replay = cuda.capture(lambda: torch.zeros(1))
+    assert cuda.seconds(replay) == 2.5e-3
+    assert log == ["device cuda:1", "synchronize", "begin on side, thread_local", "end", "with side", "replay"]
 
 
 def test_uploads_are_measured_by_the_length_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
