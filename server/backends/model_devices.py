@@ -16,6 +16,7 @@ from server.backends.executor import (
     Device,
     Executor,
     LoadedDevice,
+    RunningBatch,
     ThreadExecutor,
     with_timeout,
 )
@@ -37,6 +38,17 @@ class ModelDevices:
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
         return self._devices[batch.model, batch.revision].serve(batch)
+
+    def launch(self, batch: Batch, /) -> RunningBatch | None:
+        """Start the batch; None if its model's device cannot launch."""
+        launch = getattr(self._devices[batch.model, batch.revision], "launch", None)
+        running: RunningBatch | None = None if launch is None else launch(batch)
+        return running
+
+    def upload(self, model: str, revision: int, sample: Any) -> Any:
+        """Start the copy of a sample to its model's device, if that can, and return a batch's input in its place."""
+        upload = getattr(self._devices.get((model, revision)), "upload", None)
+        return sample if upload is None else upload(sample)
 
     def load(self) -> None:
         """Load the models that are loaded on the executor's thread.
