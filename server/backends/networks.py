@@ -119,7 +119,7 @@ def optimised(
         only = choose({"compile": known["compile"]}, measure, math.inf)
         if only is None:
             raise SpecError("torch.compile fails for this network, as the log says; give --optimise auto")
-        return only.network
+        return _settled(only)
     before = key.load() or ""
     choice = choose({before: known[before]}, measure) if before in known else None
     if choice is None:
@@ -129,7 +129,7 @@ def optimised(
         key.store(choice)
     times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in choice.times.items())
     _log.info("%s: network implementation %s (geometric means of batch times: %s)", key.model, choice.name, times)
-    return choice.network
+    return _settled(choice)
 
 
 def reference_batches(
@@ -200,6 +200,18 @@ def _compiled(net: torch.nn.Module) -> Network:
         if len(pixels) > 1:
             torch._dynamo.maybe_mark_dynamic(pixels, 0)
         return compiled(pixels)
+
+    return network
+
+
+def _settled(choice: Choice) -> Network:
+    """The network, which compiles nothing more: a batch size that needs it, at tens of seconds, runs uncompiled."""
+    if choice.name != "compile":
+        return choice.network
+
+    def network(pixels: Tensor) -> Tensor:
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return choice.network(pixels)
 
     return network
 
