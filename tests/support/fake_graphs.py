@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class FakeRuntime:
     def upload(self, copies: Sequence[tuple[Tensor, Tensor]]) -> CopyEvent:
         self.uploads.append([1 if source.ndim == 3 else len(source) for _, source in copies])
         for target, source in copies:
-            self.copies.append(lambda target=target, source=source: target.copy_(source))
+            self.copies.append(partial(target.copy_, source))
         return FakeEvent(self.copies)
 
     @contextmanager

@@ -106,7 +106,7 @@ def test_the_fastest_implementation_that_works_is_chosen(caplog: pytest.LogCaptu
         "fair": constant(3.0),
     }
     with caplog.at_level(logging.WARNING):
-        choice = choose(known, measure, 0.5)  # type: ignore[arg-type]
+        choice = choose(known, measure, 0.5)
     stuck.set()
     assert choice is not None
     assert (choice.name, choice.times) == ("fast", {"eager": 0.003, "fast": 0.001, "fair": 0.002})
