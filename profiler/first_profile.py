@@ -20,7 +20,7 @@ from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
-from server.backends.executor import Executor
+from server.backends.executor import Executor, uploaded
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter, NoMeter
@@ -192,6 +192,7 @@ def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> 
     if codec.varies_in_shape:
         shape = codec.shape_of(samples[0])
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]
+    samples = uploaded(executor, model.name, samples)  # as those of requests are when their batch is launched
     return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
 
 

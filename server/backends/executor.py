@@ -178,6 +178,12 @@ def start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: flo
     running.add_done_callback(lambda _: timer.cancel())
 
 
+def uploaded(executor: Executor, model: str, samples: Sequence[Any], revision: int = 0) -> list[Any]:
+    """The samples as inputs of batches: copied to the device before, if the executor can, so that batches need not."""
+    upload: Callable[[str, int, Any], Any] | None = getattr(executor, "upload", None)
+    return [*samples] if upload is None else [upload(model, revision, sample) for sample in samples]
+
+
 def check_outputs(batch: Batch, completion: Completion) -> Completion:
     """Check that the completion has one output for each input, and return it.
 

@@ -37,7 +37,7 @@ class _Buffers:
 
     def __init__(self, runtime: Runtime, largest: int, classes: int) -> None:
         self.host_index = runtime.pinned((largest,), torch.int64)
-        self.index = torch.zeros(largest, dtype=torch.int64, device=runtime.device)
+        self.index = torch.empty(largest, dtype=torch.int64, device=runtime.device)
         self.logits = runtime.pinned((largest, classes), torch.float32)
         self.finite = runtime.pinned((1,), torch.bool)
         self.in_use = False
@@ -57,7 +57,8 @@ class GraphDevice:
         self._runtime = runtime
         self._network = network
         self._sizes = bucket_sizes(largest)
-        self._rows = torch.zeros((slots + largest, *shape), dtype=torch.uint8, device=runtime.device)
+        # not zeros, which the default stream might write after the first uploads
+        self._rows = torch.empty((slots + largest, *shape), dtype=torch.uint8, device=runtime.device)
         self._uploads = Uploads(runtime, self._rows, slots)
         self._staged = runtime.pinned((largest, *shape), torch.uint8)  # samples of a batch that have no slot
         self._first_staged = slots  # their first row on the device
@@ -156,7 +157,7 @@ class GraphBatch:
 
     def __init__(self, runtime: Runtime, uploads: Uploads, buffers: _Buffers, inputs: Sequence[Any]) -> None:
         """Begin to use the buffers, and the slots of these inputs."""
-        uploaded = [sample for sample in inputs if isinstance(sample, UploadedSample)]
+        uploaded = [*dict.fromkeys(sample for sample in inputs if isinstance(sample, UploadedSample))]
         if any(sample.use.state is SlotState.FILLED for sample in uploaded):
             uploads.flush()
         uploads.slots.launch(sample.use for sample in uploaded)

@@ -18,6 +18,7 @@ from server.backends.executor import (
     LoadedDevice,
     RunningBatch,
     ThreadExecutor,
+    uploaded,
     with_timeout,
 )
 from server.errors import BatchTimeoutError, DeviceLostError
@@ -182,6 +183,11 @@ class RevisionExecutor:
         The future raises BatchTimeoutError after the timeout.
         """
         return asyncio.ensure_future(self._run(replace(batch, revision=self.revision)))
+
+    def upload(self, model: str, _: int, sample: Any) -> Any:
+        """Start the copy of a sample to the device, if the executor can, and return a batch's input in its place."""
+        (found,) = uploaded(self.executor, model, [sample], self.revision)
+        return found
 
     async def _run(self, batch: Batch) -> Completion:
         completion = await with_timeout(self.executor, batch, self.timeout)

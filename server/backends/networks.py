@@ -157,9 +157,9 @@ def seconds_per_batch(
     logarithms = []
     with torch.inference_mode():
         for pixels, expected in batches:
-            logits = torch.zeros_like(expected)
-            run = partial(_run, network, pixels, logits)
             with runtime.computing():
+                logits = torch.empty_like(expected)
+                run = partial(_run, network, pixels, logits)
                 for _ in range(3):
                     run()
                 runtime.record().synchronize()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
+from server.backends.executor import Batch, Completion, Standby, ThreadExecutor, uploaded
 from server.backends.graph import GraphDevice
 from server.backends.model_devices import ModelDevices
 from server.backends.uploads import UploadedSample
@@ -83,6 +83,15 @@ def test_uploaded_samples_and_arrays_share_a_batch(device: GraphDevice, runtime:
     inputs = [device.upload(sample(1)), sample(2), device.upload(sample(3)), sample(4)]
     assert [type(each) for each in inputs] == [UploadedSample, np.ndarray] * 2
     assert listed(device.serve(Batch("m", inputs))) == logits(1, 2, 3, 4)
+
+
+def test_a_measured_batch_may_have_a_sample_several_times(device: GraphDevice, runtime: FakeRuntime) -> None:
+    executor = ThreadExecutor(ModelDevices({"m": device}), "d")
+    one, other = uploaded(executor, "m", [sample(1), sample(2)])
+    executor.close()
+    for _ in range(3):
+        assert listed(device.serve(Batch("m", [one, other, one, one]))) == logits(1, 2, 1, 1)
+    assert runtime.uploads == [[2]]
 
 
 def test_samples_of_one_turn_of_the_loop_are_uploaded_as_one_group_of_consecutive_slots(
