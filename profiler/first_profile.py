@@ -22,7 +22,7 @@ from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
-from server.backends.executor import Executor
+from server.backends.executor import Executor, uploaded
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter, NoMeter
@@ -209,7 +209,14 @@ def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> 
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]
     if meter.scope != "batches":  # an emulated device does not read them
         samples = cold_copies(samples)
+    samples = _on_device(executor, model.name, samples)
     return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
+
+
+def _on_device(executor: Executor, model: str, samples: Sequence[Any]) -> list[Any]:
+    """The samples as those of requests are when their batch is launched: the ones that are uploaded, if some can be."""
+    inputs = uploaded(executor, model, samples)
+    return [each for each, sample in zip(inputs, samples, strict=True) if each is not sample] or inputs
 
 
 def cold_copies(samples: Sequence[Any]) -> list[Any]:

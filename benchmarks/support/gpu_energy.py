@@ -19,11 +19,12 @@ from profiler.energy import UnmeasuredError
 from profiler.energy_plan import EnergyPlan, full_energy_plan
 from profiler.energy_sweep import EnergySweep, make_rig, with_energy
 from profiler.first_profile import make_subject
-from profiler.measure import MeasurementPlan, Subject, full_plan, measure_service_times
+from profiler.measure import MeasurementPlan, full_plan, measure_service_times
 from profiler.preflight import preflight
 from server.backends.buckets import bucket_sizes, padded
 from server.backends.executor import ThreadExecutor
 from server.energy.meters import EnergyMeter, meter_for
+from server.models.model import ServedModel
 
 ENERGY_SIZES = 8  # of a profile up to 128
 PASSES = 2
@@ -86,12 +87,16 @@ class DeviceUnderTest:
     """A model on a device.
 
     Attributes:
-        subject: the model, its executor, samples and meter.
+        executor: runs the batches.
+        served: the model.
+        meter: of the device.
         about: settings and versions, for a profile's note.
         name: of the device.
     """
 
-    subject: Subject
+    executor: ThreadExecutor
+    served: ServedModel
+    meter: EnergyMeter
     about: str
     name: str
 
@@ -110,10 +115,9 @@ def loaded(model: str, device: str, max_batch_size: int, meters: Meters = meter_
     executor = ThreadExecutor(devices, device)
     try:
         executor.call(devices.load).result()
-        subject = replace(make_subject(executor, served, meters(device)), conditions=conditions_of(device))
         versions = ", ".join(f"{package} {number}" for package, number in cache.package_versions().items())
         about = f"{device_settings(place)}, weights random, {versions}; {found.note}"
-        yield DeviceUnderTest(subject, about, name)
+        yield DeviceUnderTest(executor, served, meters(device), about, name)
     finally:
         executor.close()
 
@@ -139,7 +143,8 @@ def measure_profile(model: str, device: str, max_batch_size: int, seconds: float
     """
     until = time.monotonic() + seconds
     with loaded(model, device, max_batch_size, meters) as under_test:
-        subject, rng = under_test.subject, np.random.default_rng(0)
+        subject = make_subject(under_test.executor, under_test.served, under_test.meter)
+        subject, rng = replace(subject, conditions=conditions_of(device)), np.random.default_rng(0)
         left = until - time.monotonic()
         emit("load_s", seconds - left)
         plan = service_time_plan(max_batch_size, _TIMES * left)

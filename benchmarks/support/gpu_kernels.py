@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.gpu_parts import emit
+from server.backends.networks import makers
 from server.backends.torch_device import resolve_precision
+from server.errors import one_line
 from server.models.images.codec import synthetic_images
 from server.models.images.torchvision_source import PixelNet, load_image_model
 
@@ -134,10 +136,9 @@ class Rehearsal:
 
 def variants(net: PixelNet, compile_too: bool) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """The network's implementations by name, in the order of measurement; compiling takes longest."""
-    yield "plain", net
-    if compile_too:
-        options = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
-        yield "compiled", torch.compile(net, **options)  # type: ignore[call-overload]
+    for name, make in makers(net).items():
+        if name != "compile" or compile_too:
+            yield name, make()
 
 
 def measure_kernels(model: str, device: Accelerator, sizes: tuple[int, ...], compile_too: bool, until: float) -> None:
@@ -162,7 +163,11 @@ def measure_kernels(model: str, device: Accelerator, sizes: tuple[int, ...], com
                     emit("stopped", f"no time for {name} at {size} and what follows")
                     return
                 pixels = [images[:size].roll(shift, 0).to(device.place) for shift in range(4)]
-                cell = {"variant": name, "batch_size": size, **_measure(device, run, pixels, exact)}
+                cell: dict[str, Any] = {"variant": name, "batch_size": size}
+                try:
+                    cell |= _measure(device, run, pixels, exact)
+                except Exception as error:  # noqa: BLE001  (a compiler may raise anything; the others are measured)
+                    cell["failed"] = f"{type(error).__name__}: {one_line(error)}"
                 cells.append(cell)
                 emit("cells", cells)
 

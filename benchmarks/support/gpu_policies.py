@@ -24,9 +24,10 @@ from policies.profile import Profile
 from policies.queue.arrivals import poisson
 from policies.types import SpecError
 from profiler.energy import Instruments, LoadProgress, RunningLoad, Steady, Windows, steady_power
-from profiler.measure import Subject
+from profiler.first_profile import cold_copies
 from server.backends.buckets import bucket_sizes
-from server.backends.executor import Batch, Executor
+from server.backends.executor import Executor
+from server.backends.warm_up import warm_up
 from server.energy.meters import EnergyMeter, meter_for
 from server.errors import ServerError
 from server.scheduling.admission import Limits
@@ -209,22 +210,18 @@ def measure_policies(model: str, device: str, profile: Profile, seconds: float, 
     """
     until = time.monotonic() + seconds - _CELL
     with loaded(model, device, profile.max_batch_size, meters) as under_test:
-        subject, cells = under_test.subject, list[dict[str, Any]]()
-        asyncio.run(_warm_up(subject, profile))
+        cells = list[dict[str, Any]]()
+        asyncio.run(warm_up(under_test.executor, under_test.served, bucket_sizes(profile.max_batch_size)))
+        samples = cold_copies(under_test.served.codec.synthetic_samples(16, np.random.default_rng(1)))
 
         def record(cell: dict[str, Any]) -> None:
             cells.append(cell)
             emit("joules", cells)
 
         measured = DeviceUnderTest(
-            subject.executor, profile, subject.samples, time.monotonic, power_measurement(subject.meter)
+            under_test.executor, profile, samples, time.monotonic, power_measurement(under_test.meter)
         )
         asyncio.run(compare(measured, until, record))
-
-
-async def _warm_up(subject: Subject, profile: Profile) -> None:
-    for size in reversed(bucket_sizes(profile.max_batch_size)):
-        await subject.executor.run(Batch(subject.model, [subject.samples[0]] * size))
 
 
 def power_measurement(meter: EnergyMeter) -> PowerMeasurement:

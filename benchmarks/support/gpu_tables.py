@@ -31,8 +31,26 @@ def _part(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _kernels(results: Results) -> str:
     keys = ("eager_ms", "graph_ms", "first_call_ms", "event_to_replay_us", "kernels", "relative_l2")
-    rows = [[c["variant"], c["batch_size"], *(_number(c.get(key)) for key in keys)] for c in results["cells"]]
-    head = ("network", "b", "eager, ms", "graph, ms", "first call, ms", "event to replay, us", "kernels", "relative L2")
+    rows = [
+        [
+            c["variant"],
+            c["batch_size"],
+            *(_number(c.get(key)) for key in keys),
+            c.get("failed") or c.get("graph") or "-",
+        ]
+        for c in results["cells"]
+    ]
+    head = (
+        "network",
+        "b",
+        "eager, ms",
+        "graph, ms",
+        "first call, ms",
+        "event to replay, us",
+        "kernels",
+        "relative L2",
+        "failed",
+    )
     return markdown_table(head, rows)
 
 

@@ -46,17 +46,15 @@ def padded(profile: Profile) -> Profile:
     """The profile of a device that pads each batch to its bucket: all values of a size are those of its bucket."""
     sizes = bucket_sizes(profile.max_batch_size)
 
-    def pad(values: Sequence[_T] | None) -> tuple[_T, ...] | None:
-        if values is None:
-            return None
+    def pad(values: Sequence[_T]) -> tuple[_T, ...]:
         return tuple(values[size - 1] for below, size in pairwise((0, *sizes)) for _ in range(below, size))
 
     return replace(
         profile,
         service_times=pad(profile.service_times),
-        cvs=pad(profile.cvs),
-        energies=pad(profile.energies),
-        total_energies=pad(profile.total_energies),
+        cvs=profile.cvs and pad(profile.cvs),
+        energies=profile.energies and pad(profile.energies),
+        total_energies=profile.total_energies and pad(profile.total_energies),
     )
 
 

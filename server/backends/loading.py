@@ -10,7 +10,7 @@ from server.backends.executor import Device
 from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
 from server.backends.torch_device import Optimise
-from server.backends.torch_images import make_image_device
+from server.backends.torch_images import make_graph_device, make_image_device
 from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
 from server.models.sources import LoadedModel, TensorSource
@@ -31,6 +31,8 @@ def device_of(runnable: Any, served: ServedModel, device: torch.device, _: Optim
 
 @device_of.register
 def _(net: PixelNet, served: ServedModel[Any], device: torch.device, optimise: Optimise = "auto") -> Device:
+    if device.type == "cuda" and net.stages == 1 and optimise != "none":
+        return make_graph_device(served, net, device, optimise)
     return make_image_device([(served, net)], device)
 
 

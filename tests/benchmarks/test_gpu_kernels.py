@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.support import gpu_kernels
 from benchmarks.support.gpu_kernels import Cuda, Rehearsal, Step, measure_kernels, measure_uploads
 
 
@@ -28,16 +29,33 @@ class Stubborn(Rehearsal):
 def test_each_size_of_each_variant_has_times_and_a_small_error(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Rehearsal(), (2, 1), compile_too=False, until=1e12)
     cells = results(capsys)["cells"]
-    assert [(cell["variant"], cell["batch_size"]) for cell in cells] == [("plain", 2), ("plain", 1)]
+    assert [(cell["variant"], cell["batch_size"]) for cell in cells] == [
+        (variant, size) for variant in dict.fromkeys(cell["variant"] for cell in cells) for size in (2, 1)
+    ]
+    assert cells[0]["variant"] == "eager"
+    assert cells[0]["relative_l2"] == 0.0
     for cell in cells:
-        assert cell["relative_l2"] == 0.0
+        assert cell["relative_l2"] < 1e-4
         assert cell["finite"]
         assert min(cell["eager_ms"], cell["graph_ms"], cell["first_call_ms"]) > 0
 
 
+def test_an_implementation_that_fails_leaves_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Tensor) -> Tensor:
+        raise ValueError("no kernel\nfound")
+
+    monkeypatch.setattr(gpu_kernels, "makers", lambda net: {"fused": lambda: broken, "eager": lambda: net})
+    measure_kernels("squeezenet1_1", Rehearsal(), (1,), compile_too=False, until=1e12)
+    fused, eager = results(capsys)["cells"]
+    assert fused == {"variant": "fused", "batch_size": 1, "failed": "ValueError: no kernel found"}
+    assert eager["graph_ms"] > 0
+
+
 def test_a_network_that_cannot_be_captured_has_its_eager_times(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Stubborn(), (1,), compile_too=False, until=1e12)
-    (cell,) = results(capsys)["cells"]
+    cell = results(capsys)["cells"][0]
     assert cell["graph"] == "not captured: operation not permitted when stream is capturing"
     assert cell["eager_ms"] > 0
     assert "graph_ms" not in cell
@@ -45,7 +63,7 @@ def test_a_network_that_cannot_be_captured_has_its_eager_times(capsys: pytest.Ca
 
 def test_sizes_for_which_there_is_no_time_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Rehearsal(), (1,), compile_too=False, until=0.0)
-    assert results(capsys) == {"stopped": "no time for plain at 1 and what follows"}
+    assert results(capsys) == {"stopped": "no time for eager at 1 and what follows"}
 
 
 class FakeEvent:
