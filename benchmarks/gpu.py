@@ -34,7 +34,7 @@ MODELS = "resnet50", "googlenet"
 MAX_BATCH_SIZE = 128
 BUDGET = 9 * 60.0  # s of a stage
 STAGES: Mapping[str, tuple[Part, ...]] = {  # MODEL stands for each of the models
-    "A": (Part("tests", 2.0), Part("uploads", 0.5), Part("kernels:MODEL", 3.0)),
+    "A": (Part("tests", 3.0), Part("uploads", 1.0), Part("kernels:MODEL", 3.0)),
     "B": (Part("profile:MODEL", 1.0),),
     "C": (Part("policies:MODEL", 1.2), Part("http:MODEL", 1.0)),
 }
@@ -173,7 +173,7 @@ def _run_tests(rehearse: bool, seconds: float) -> None:
 def _measure_uploads(rehearse: bool) -> None:
     from benchmarks.support.gpu_kernels import Cuda, Rehearsal, measure_uploads
 
-    measure_uploads(Rehearsal() if rehearse else Cuda())
+    measure_uploads(*((Rehearsal(), 64) if rehearse else (Cuda(),)))
 
 
 def _measure_kernels(model: str, rehearse: bool, largest: int, until: float) -> None:
