@@ -4,6 +4,7 @@ The load generator runs on the same machine. Each cell has the processors that t
 of them used nearly a whole processor, it and not the GPU may be what limited the cell.
 """
 
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,12 +37,20 @@ def measure_http(model: str, device: str, profile: Path, gateways: Sequence[int]
         seconds: about the time that this takes.
     """
     until, cells = time.monotonic() + seconds, list[dict[str, Any]]()
+    first_rate = min(_FIRST_RATE, 0.5 * Profile.load(profile).capacity)
+    failures: dict[int, str] = {}
     for index, count in enumerate(gateways):
         share = (until - time.monotonic()) / (len(gateways) - index + 1)  # the last share is that of the policies
-        with _server(model, device, profile, count, until) as server:
-            for row in _rates(server, time.monotonic() + share):
-                cells.append({"gateways": count, **row})
-                emit("throughput", cells)
+        try:
+            with _server(model, device, profile, count, until) as server:
+                for row in _rates(server, first_rate, time.monotonic() + share):
+                    cells.append({"gateways": count, **row})
+                    emit("throughput", cells)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:  # the other numbers of gateways are measured
+            failures[count] = str(error)
+            emit("failures", failures)
+    if not cells:
+        raise RuntimeError(f"no server was measured: {failures}")
     sound = [cell for cell in cells if not cell["client_late"]] or cells
     best = max(sound, key=lambda cell: float(cell["throughput_hz"]))
     emit("best", best)
@@ -68,10 +77,10 @@ def _server(model: str, device: str, profile: Path, gateways: int, until: float)
     return serving(model, *flags, "--gateways", str(gateways), ready_within=left)
 
 
-def _rates(server: Server, until: float) -> Iterable[dict[str, Any]]:
+def _rates(server: Server, first_rate: float, until: float) -> Iterable[dict[str, Any]]:
     """Cells of growing rates, until one is not answered or the time is up."""
-    rate = _FIRST_RATE
-    while time.monotonic() < until - _CELL_S or rate == _FIRST_RATE:
+    rate = first_rate
+    while time.monotonic() < until - _CELL_S or rate == first_rate:
         cell = _cell(server, rate)
         yield cell
         if cell["throughput_hz"] < 0.9 * rate:
@@ -80,7 +89,7 @@ def _rates(server: Server, until: float) -> Iterable[dict[str, Any]]:
 
 
 def _cell(server: Server, rate: float) -> dict[str, Any]:
-    load = ["--pixels", "--rate", str(rate), "--duration", str(_LOAD_S), "--seed", "1"]
+    load = ["--pixels", "--rate", str(rate), "--duration", str(_LOAD_S), "--seed", "1", "--give-up-after", "5"]
     before, began = _cpu_seconds(server), time.monotonic()
     report = run_json("generate-load", server.url, *load, "--processes", "auto", "--precise", within=60)
     elapsed = time.monotonic() - began
