@@ -75,5 +75,5 @@ def test_a_server_that_does_not_start_leaves_the_others(
 def test_without_any_server_the_part_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:
-    with pytest.raises(RuntimeError, match="no server was measured: .*did not become ready"):
+    with pytest.raises(RuntimeError, match=r"no server was measured: .*did not become ready"):
         measured(monkeypatch, capsys, profile, {1, 2, 4})
