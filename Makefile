@@ -4,6 +4,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 EXTRAS ?= [dev]
+TORCH  ?= "torch>=2.11,<2.14"
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -15,7 +16,7 @@ $(STAMP): pyproject.toml
 	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install $(TORCH)
 	$(BIN)/python -m pip install --editable ".$(EXTRAS)"
 	@touch $(STAMP)
 
@@ -41,6 +42,8 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.solver
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.ceiling
+	$(BIN)/python -m benchmarks.graph_like
+	$(BIN)/python -m benchmarks.jpeg
 	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
@@ -97,7 +100,8 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 	$(VENV)/audit/bin/pip-audit --skip-editable \
 		--path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-gpu:  ## on a machine with a GPU: tests, profile, throughput; writes a record under benchmarks/
-	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu
+gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it three times, nine minutes each (STAGE=A|B|C, OUT=folder)
+	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
+		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
 
 .PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper paper-batching audit gpu

@@ -42,6 +42,19 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], " ".join(line.split()[1:])) for line in lines if line.strip()]
 
 
+def target(all_steps: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
+    """The instructions of a build stage, after those of the stages that it is based on."""
+    stages: dict[str, list[tuple[str, str]]] = {}
+    current: list[tuple[str, str]] = []
+    for instruction, rest in all_steps:
+        if instruction == "FROM":
+            base, _, stage = rest.partition(" AS ")
+            current = stages[stage or base] = list(stages.get(base, ()))
+        else:
+            current.append((instruction, rest))
+    return stages[name]
+
+
 def last(all_steps: list[tuple[str, str]], instruction: str) -> str:
     """The arguments of an instruction where it occurs last."""
     return [rest for name, rest in all_steps if name == instruction][-1]
@@ -155,7 +168,7 @@ def status(pid: int) -> dict[str, str]:
 def main() -> None:
     """Print and record the checks; exit code 1 if one fails."""
     argument_parser(__doc__).parse_args()
-    all_steps, port = steps((ROOT / "Dockerfile").read_text()), free_port()
+    all_steps, port = target(steps((ROOT / "Dockerfile").read_text()), "any"), free_port()
     with TemporaryDirectory(prefix="image-") as name:
         folder = Path(name)
         (folder / "tree").mkdir()

@@ -1,33 +1,43 @@
-"""On a machine with a GPU, unattended and within nine minutes: tests, profiles with energy, throughput, one record.
+"""On a machine with a GPU: correctness, kernels, profiles with energy, and throughput, in three runs of nine minutes.
 
-First the tests marked gpu, then for each model its full profile, the accuracy of the energy sensor and joules per
-request (benchmarks/support/gpu_energy.py); in the remaining time, throughput over HTTP.
+A: tests marked gpu, the network's implementations by batch size, uploads. B: profiles of two models with energies.
+C: policies on these profiles, without HTTP and through gateways. Without --stage a run takes the first stage that is
+not complete in the records, so that three runs make all of them. A part that fails is repeated once by the next run.
 
 Needs no network and no package beyond pyproject.toml's. Run as `make gpu`, or where the project is not installed as
 `PYTHONPATH=.:FOLDER_OF_WHEELS python3 -m benchmarks.gpu`. Without a GPU it prints a message, and the exit code is 0.
 """
 
+import argparse
 import datetime
 import json
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from benchmarks.support.gpu_energy import Study, run_study
-from benchmarks.support.harness import RECORDS, argument_parser, markdown_table, run_json, save_record, serving
-from profiler.energy import UnmeasuredError
+from benchmarks.support.gpu_parts import Part, emit, is_done, python, read_record, run_parts, write_record
+from benchmarks.support.gpu_tables import report
+from benchmarks.support.harness import RECORDS, ROOT, argument_parser
+from policies.profile import Profile, parse_profile
+from policies.types import SpecError
 
-MODELS = ("googlenet", "resnet50")
-MAX_BATCH_SIZE = 64
-RATES = (250, 500, 1000, 1500, 2000, 3000, 4000)  # offered, 1/s; the client's maximum is near the last
-BUDGET = 9 * 60.0  # s
-STUDIES = 0.85  # share of the budget for joules per request, divided evenly between the models
-LEAST = 60.0  # s that a server needs at least: cuDNN tunes every batch size first
+MODELS = "resnet50", "googlenet"
+MAX_BATCH_SIZE = 128
+BUDGET = 9 * 60.0  # s of a stage
+STAGES: Mapping[str, tuple[Part, ...]] = {  # MODEL stands for each of the models
+    "A": (Part("tests", 3.0), Part("uploads", 1.0), Part("kernels:MODEL", 3.0)),
+    "B": (Part("profile:MODEL", 1.0),),
+    "C": (Part("policies:MODEL", 1.2), Part("http:MODEL", 1.0)),
+}
 
 
 def find_gpu() -> str | None:
@@ -39,10 +49,19 @@ def find_gpu() -> str | None:
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
 
 
+def _reason() -> str:
+    """Why there is no CUDA device."""
+    try:
+        from server.backends.torch_device import unusable_gpu
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    return unusable_gpu() or "NVIDIA's driver has no GPU, or is not installed"
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect the numbers."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "torchvision", "numpy", "uvicorn", "uvloop", "fastapi"):
+    for name in ("torch", "torchvision", "numpy", "uvicorn", "uvloop", "fastapi", "batchwright"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -50,156 +69,202 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run_tests() -> str:
-    """Run the tests marked gpu, and return pytest's last line."""
-    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
-    return done.stdout.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}"
+def next_stage(folder: Path, models: Sequence[str] = MODELS) -> str | None:
+    """The first stage that the records lack for these models; None if they are complete."""
+    return next((s for s in STAGES if not is_done(read_record(_path(folder, s)), parts_of(s, models))), None)
 
 
-def throughput(model: str, until: float) -> list[dict[str, Any]]:
-    """Answered by offered rates with raw pixels under greedy, five seconds each, until one exceeds the capacity."""
-    arguments = ["--device", "cuda:0", "--weights", "random", "--max-batch-size", str(MAX_BATCH_SIZE)]
-    rows = []
-    left = until - time.monotonic()
-    with serving(model, *arguments, "--policy", "greedy", ready_within=left) as server:
-        for rate in RATES:
-            if time.monotonic() > until - 10.0:
-                break
-            load = ["--pixels", "--rate", str(rate), "--duration", "5", "--seed", "1"]
-            report = run_json("generate-load", server.url, *load, within=90)
-            keys = ("throughput_hz", "ok", "mean_ms", "p99_ms", "mean_batch_size", "send_lag_p99_ms")
-            rows.append({"offered_hz": rate, **{key: report[key] for key in keys}})
-            print(rows[-1], flush=True)
-            if report["throughput_hz"] < 0.9 * rate:
-                break
-    return rows
+def _path(folder: Path, stage: str) -> Path:
+    return folder / f"stage-{stage.lower()}.json"
 
 
-def table(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
-    parts = [f"# {record['device']}, {record['date']}", f"{record['versions']}", f"tests: {record['tests']}"]
-    for model, part in record["models"].items():
-        parts += [f"## {model}", *(f"failed: {part['failed']}" for _ in range("failed" in part))]
-        parts += [write(part) for key, write in _TABLES.items() if key in part]
-    return "\n\n".join(parts) + "\n"
+def run_stage(stage: str, folder: Path, arguments: argparse.Namespace, device: str, until: float, repeat: bool) -> bool:
+    """Run what a stage's record lacks, and write the record, profiles and report.md; return whether it is complete.
+
+    Args:
+        stage: A, B or C.
+        folder: of the records, at most eight files.
+        arguments: --models, --max-batch-size and --rehearse, for the parts.
+        device: its name.
+        until: end of the stage, s of time.monotonic.
+        repeat: whether parts that have failed twice are run again.
+    """
+    path, parts = _path(folder, stage), parts_of(stage, arguments.models)
+    record = read_record(path)
+    record |= {"stage": stage, "device": device, "versions": versions()}
+    record["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+
+    def command(part: Part, limit: float) -> list[str]:
+        options = ["--max-batch-size", str(arguments.max_batch_size), *["--rehearse"] * arguments.rehearse]
+        return python(
+            "benchmarks.gpu", "--part", part.name, "--seconds", f"{limit:.0f}", "--out", str(folder), *options
+        )
+
+    def save() -> None:
+        write_record(path, record)
+        _write_profiles(record, folder)
+
+    run_parts(record, parts, command, until, save, repeat)
+    save()
+    known = {letter: found for letter in STAGES if (found := read_record(_path(folder, letter)))}
+    (folder / "report.md").write_text(report(known))
+    print(report({stage: record}), flush=True)
+    return all(record["parts"].get(part.name, {}).get("done") for part in parts)
 
 
-def _profile_table(part: dict[str, Any]) -> str:
-    times = part["profile"]["service_time_s"]
-    energies = {row["batch_size"]: row for row in part.get("energy", [])}
-    rows = []
-    for b in (b for b in (1, 2, 4, 8, 16, 32, 64) if b <= len(times)):
-        energy = ["-"] * 5
-        if (row := energies.get(b)) is not None:
-            energy = [f"{row['power_w']:.0f}", f"{row['marginal_mj']:.1f}", f"{row['marginal_error_mj']:.1f}"]
-            energy += [f"{row['total_mj']:.1f}", f"{row['marginal_mj'] / b:.1f}"]
-        rows.append([b, f"{1e3 * times[b - 1]:.3f}", f"{b / times[b - 1]:.0f}", *energy])
-    head = ("b", "l(b), ms", "requests/s", "P(b), W", "ζ(b) above idle, mJ", "±", "total, mJ", "above idle, mJ each")
-    return f"{markdown_table(head, rows)}\n\n{part['profile']['note']}"
+def parts_of(stage: str, models: Sequence[str]) -> list[Part]:
+    """The parts of a stage for these models."""
+    return [
+        Part(part.name.replace("MODEL", model), part.weight)
+        for part in STAGES[stage]
+        for model in (models if "MODEL" in part.name else [""])
+    ]
 
 
-def _sensor_text(part: dict[str, Any]) -> str:
-    found = part["sensor"]
-    idle = " and ".join(f"{found['idle_power_w'][when]['value']:.1f} W {when}" for when in ("before", "after"))
-    loads = ", ".join(f"{power:.0f} W at {load:.2f}" for load, power in found["power_w_by_load"])
-    error = found["duty_cycle_error"]
-    return (
-        f"Sensor: {found['meter']}, a step every {1e3 * found['step_s']:.0f} ms. Idle, with the context open: {idle}.\n"
-        f"Power by load (b = {found['batch_size']}): {loads}. Largest distance from the best line: "
-        f"{found['off_the_line']:.1%};\nfrom the sum of idle power and batches: "
-        f"{'-' if error is None else f'{error:+.1%}'}."
+def _write_profiles(record: Mapping[str, Any], folder: Path) -> None:
+    for name, part in record.get("parts", {}).items():
+        profile = part.get("results", {}).get("profile")
+        if name.startswith("profile:") and profile is not None:
+            with suppress(SpecError):  # the record has it, too
+                text = parse_profile(json.dumps(profile), name).to_json()
+                (folder / f"{name.partition(':')[2]}.profile.json").write_text(text)
+
+
+def profile_of(model: str, folder: Path) -> Profile:
+    """The profile that stage B has measured.
+
+    Raises:
+        SpecError: there is none.
+    """
+    path = folder / f"{model}.profile.json"
+    if not path.is_file():
+        raise SpecError(f"no profile of {model} at {path}; run stage B first: make gpu STAGE=B")
+    return Profile.load(path)
+
+
+def run_part(name: str, arguments: argparse.Namespace) -> None:
+    """Measure one part of a stage, in this process."""
+    kind, _, model = name.partition(":")
+    rehearse, seconds = arguments.rehearse, arguments.seconds
+    device = "cpu" if rehearse else "cuda:0"
+    meters = _rehearsal_meters() if rehearse else {}
+    largest = arguments.max_batch_size
+    parts: Mapping[str, Callable[[], object]] = {
+        "tests": partial(_run_tests, rehearse, seconds),
+        "uploads": partial(_measure_uploads, rehearse),
+        "kernels": partial(_measure_kernels, model, rehearse, largest, time.monotonic() + seconds),
+        "profile": partial(_measure_profile, model, device, largest, seconds, meters),
+        "policies": partial(_measure_policies, model, device, arguments.out, seconds, meters),
+        "http": partial(_measure_http, model, device, arguments.out, seconds),
+    }
+    parts[kind]()
+
+
+def _run_tests(rehearse: bool, seconds: float) -> None:
+    # without the settings of pyproject.toml, which name plugins that the machine may lack
+    options = ["-c", os.devnull, "--rootdir", str(ROOT), "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    command = python("pytest", "tests/gpu", *(["--collect-only"] if rehearse else ["-m", "gpu"]), *options)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
+    emit("tests", done.stdout.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}")
+    sys.exit(done.returncode)
+
+
+def _measure_uploads(rehearse: bool) -> None:
+    from benchmarks.support.gpu_kernels import Cuda, Rehearsal, measure_uploads
+
+    measure_uploads(*((Rehearsal(), 64) if rehearse else (Cuda(),)))
+
+
+def _measure_kernels(model: str, rehearse: bool, largest: int, until: float) -> None:
+    from benchmarks.support.gpu_kernels import SIZES, Cuda, Rehearsal, measure_kernels
+
+    sizes = tuple(size for size in SIZES if size <= largest)
+    measure_kernels(model, Rehearsal() if rehearse else Cuda(), sizes, not rehearse, until)
+
+
+def _measure_profile(model: str, device: str, largest: int, seconds: float, meters: Mapping[str, Any]) -> None:
+    from benchmarks.support.gpu_energy import measure_profile
+
+    measure_profile(model, device, largest, seconds, **meters)
+
+
+def _measure_policies(model: str, device: str, folder: Path, seconds: float, meters: Mapping[str, Any]) -> None:
+    from benchmarks.support.gpu_policies import measure_policies
+
+    measure_policies(model, device, profile_of(model, folder), seconds, **meters)
+
+
+def _measure_http(model: str, device: str, folder: Path, seconds: float) -> None:
+    from benchmarks.support.gpu_http import GATEWAYS, measure_http
+
+    profile_of(model, folder)
+    most = max(1, (os.cpu_count() or 1) - 2)
+    gateways = [count for count in GATEWAYS if count <= most]
+    measure_http(model, device, folder / f"{model}.profile.json", gateways, seconds)
+
+
+def _rehearsal_meters() -> dict[str, Any]:
+    from benchmarks.support.gpu_rehearsal import RehearsalMeter
+
+    return {"meters": lambda device: RehearsalMeter()}
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--stage", choices=("next", *STAGES, "all"), default="next", help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=RECORDS / "gpu", help="folder of the records (default: %(default)s)"
     )
-
-
-def _joules_table(part: dict[str, Any]) -> str:
-    rows = []
-    for cell in part["joules"]:
-        if "failed" in cell:
-            rows.append([f"{cell['load']:.2f}", "-", cell["policy"], cell["failed"], *["-"] * 5])
-            continue
-        slo = f"{cell['slo_p95_ms']:.2f}{'' if cell['kept'] else ' (missed)'}" if "slo_p95_ms" in cell else "-"
-        policy = cell["policy"].partition(":")[0]
-        row = [f"{cell['load']:.2f}", f"{cell['answered_hz']:.0f}", policy, slo, f"{cell['p95_ms']:.2f}"]
-        row += [f"{cell[key]:.1f}" for key in ("mean_batch_size", "total_mj", "marginal_mj")]
-        rows.append([*row, f"{cell.get('marginal_over_greedy', 1.0):.0%}"])
-    head = ("load", "1/s", "policy", "SLO ms", "p95 ms", "mean batch", "mJ each, total", "above idle", "of greedy's")
-    return markdown_table(head, rows)
-
-
-def _throughput_table(part: dict[str, Any]) -> str:
-    columns = {"throughput_hz": ".0f", "mean_ms": ".2f", "p99_ms": ".2f", "mean_batch_size": ".1f"}
-    rows = (
-        [row["offered_hz"], *(format(row[key], style) for key, style in columns.items())] for row in part["throughput"]
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="time of a stage, s (default: %(default)s)")
+    parser.add_argument("--max-batch-size", type=int, default=MAX_BATCH_SIZE, help="default: %(default)s")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="default: %(default)s")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="run all parts on the CPU with a made-up energy counter"
     )
-    return markdown_table(("offered, 1/s", "answered, 1/s", "mean ms", "p99 ms", "mean batch"), rows)
-
-
-_TABLES: Mapping[str, Callable[[dict[str, Any]], str]] = {
-    "profile": _profile_table,
-    "sensor": _sensor_text,
-    "joules": _joules_table,
-    "throughput": _throughput_table,
-}
-
-
-def attempt(part: dict[str, Any], do: Callable[[], object]) -> None:
-    """Measure a part; on failure add the message to the part's record and keep what was measured."""
-    try:
-        do()
-    except (RuntimeError, OSError, subprocess.TimeoutExpired, UnmeasuredError) as error:
-        print(f"failed: {error}", flush=True)
-        part["failed"] = "; ".join(filter(None, (part.get("failed"), str(error))))
-
-
-def measure(record: dict[str, Any], name: str, began: float) -> None:
-    """Fill the record, model by model, saving it after each part; the budget counts from `began`, s."""
-    models = record["models"]
-
-    def keep(model: str, key: str, value: Any) -> None:
-        models[model][key] = json.loads(value) if key == "profile" else value
-        if key == "profile":
-            (RECORDS / f"{name}-{model}-profile.json").write_text(value)
-        print(f"{time.monotonic() - began:.0f} s: {model}: {key}", flush=True)
-        save_record(name, record)
-
-    for number, model in enumerate(MODELS, 1):
-        models[model] = {}
-        until = began + BUDGET * STUDIES * number / len(MODELS)
-        study = Study(model, "cuda:0", MAX_BATCH_SIZE, until - 12.0)  # a cell takes about that long
-        attempt(models[model], partial(run_study, study, partial(keep, model)))
-    for number, model in enumerate(MODELS, 1):
-        left = began + BUDGET - time.monotonic()
-        until = time.monotonic() + left / (len(MODELS) - number + 1)
-        if until - time.monotonic() > LEAST:
-            attempt(models[model], partial(_throughput, partial(keep, model), model, until))
-    save_record(name, record)
-
-
-def _throughput(keep: Callable[[str, Any], object], model: str, until: float) -> None:
-    keep("throughput", throughput(model, until))
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Measure and write benchmarks/records/gpu-DEVICE.json and .md, and the profiles beside them."""
-    began = time.monotonic()
-    gpu = find_gpu()
-    if gpu is None:
-        print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure")
+    """Run a stage, or with --part a part of one."""
+    arguments = parse()
+    if arguments.part is not None:
+        run_part(arguments.part, arguments)
         return
-    RECORDS.mkdir(exist_ok=True)
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    record: dict[str, Any] = {"device": gpu, "date": today, "versions": versions(), "tests": run_tests(), "models": {}}
-    name = f"gpu-{gpu.lower().replace(' ', '-')}"
-    measure(record, name, began)
-    (RECORDS / f"{name}.md").write_text(table(record))
-    print(table(record))
-    failed = any("failed" in part for part in record["models"].values()) or "passed" not in record["tests"]
-    sys.exit(1 if failed or "failed" in record["tests"] else 0)
+    began, gpu = time.monotonic(), "a rehearsal" if arguments.rehearse else find_gpu()
+    if gpu is None:
+        print(f"no CUDA device that the torch of {sys.executable} can use: nothing to measure; {_reason()}")
+        return
+    folder: Path = arguments.out
+    folder.mkdir(parents=True, exist_ok=True)
+    _continue_from(RECORDS / "gpu", folder)
+    chosen = [arguments.stage]
+    if arguments.stage in {"next", "all"}:
+        first = next_stage(folder, arguments.models)
+        chosen = (
+            [] if first is None else [first] if arguments.stage == "next" else list(STAGES)[list(STAGES).index(first) :]
+        )
+    if not chosen:
+        print(f"the records in {folder} are complete; give --stage to repeat the failed parts of one, or another --out")
+        return
+    complete = True
+    for index, stage in enumerate(chosen):
+        begin = began if index == 0 else time.monotonic()
+        repeat = arguments.stage == stage
+        complete &= run_stage(stage, folder, arguments, gpu, begin + arguments.seconds, repeat)
+    sys.exit(0 if complete else 1)
+
+
+def _continue_from(earlier: Path, folder: Path) -> None:
+    """Copy the records of earlier runs to a folder that has none."""
+    if earlier.resolve() == folder.resolve() or any(folder.glob("stage-*.json")):
+        return
+    for path in [*earlier.glob("stage-*.json"), *earlier.glob("*.profile.json")]:
+        shutil.copy(path, folder)
 
 
 if __name__ == "__main__":
-    argument_parser(__doc__).parse_args()
+    os.chdir(ROOT)
     main()

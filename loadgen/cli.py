@@ -143,6 +143,14 @@ def generate_load(
         str,
         typer.Option("--processes", help="Number of sending processes, or auto: one per 1000 requests/s at the peak."),
     ] = "1",
+    precise: Annotated[
+        bool,
+        typer.Option(
+            "--precise",
+            help="Send at the instants of a thread that sleeps to about 0.1 ms; event loops round to 1 ms, so that at "
+            "thousands of requests/s several are sent together.",
+        ),
+    ] = False,
     slo_ms: Annotated[
         float | None, typer.Option(help="Response time objective, ms: report the share of requests within it.")
     ] = None,
@@ -185,6 +193,7 @@ def generate_load(
             "--sample excludes --image, --pixels and --sizes; leave them out": sample is not None
             and (pixels or image is not None or sizes is not None),
             "--processes is for a server; leave it out": not is_live and processes_ != "1",
+            "--precise is for a server; leave it out": not is_live and precise,
             "--output takes one run; use --policy instead of --compare": bool(compare) and output is not None,
             "two policies of --compare are the same; name each once": len(set(specs)) < len(specs),
             f"--slo-ms is {slo_ms}; give a number above 0": not _is_positive(slo_ms),
@@ -210,6 +219,7 @@ def generate_load(
         "rate": None if rate is None else f"{rate:g}/s",
         "duration": None if duration is None else f"{duration:g} s",
         "processes": processes_ if is_live else None,
+        "precise": "yes" if precise else None,
         "sizes": sizes if size_scale == 1.0 else f"{sizes}, times {size_scale:g}",
         "bin error": f"{bin_error:g}" if bin_error else None,
     }
@@ -220,7 +230,9 @@ def generate_load(
     )
     if url is not None:
         lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
-        target = LoadTarget(url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample)
+        target = LoadTarget(
+            url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample, precise
+        )
         if report_ is not None and not compare:
             job = replace(job, about=about | read_policy_info(target.url, model, target.key))
         _run_live(job, target, processes.process_count(processes_, job.schedule, available_cpus()))

@@ -6,13 +6,14 @@ Response times count from the scheduled instant, so that delays of the client it
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import orjson
 
+from loadgen.precise_timer import precise_instants
 from loadgen.report import OK, Record, Status
 
 GIVE_UP_AFTER = 300.0
@@ -69,6 +70,7 @@ async def offer(
     log: RunLog,
     clock: Callable[[], float] = time.monotonic,
     start: float | None = None,
+    precise: bool = False,
 ) -> None:
     """Send one request at each instant and wait for all responses.
 
@@ -78,17 +80,20 @@ async def offer(
         log: log of the run; requests in flight when this coroutine is cancelled are recorded as interrupted.
         clock: current time, s; not the loop's clock, which uvloop advances in steps of 1 ms.
         start: start of the run by that clock, s; None is now.
+        precise: whether a thread that sleeps precisely wakes the loop at each instant, in place of the loop's timers.
     """
     origin = clock() if start is None else start
 
     def elapsed() -> float:
         return clock() - origin
 
-    async with asyncio.TaskGroup() as exchanges:
-        for instant in instants:
-            await _until(instant, elapsed)
-            log.sent += 1
-            exchanges.create_task(_exchange(sender, instant, elapsed, log))
+    due = list(instants)
+    with precise_instants(due, elapsed) if precise else nullcontext() as released:
+        async with asyncio.TaskGroup() as exchanges:
+            for instant in due:
+                await (_until(instant, elapsed) if released is None else released.acquire())
+                log.sent += 1
+                exchanges.create_task(_exchange(sender, instant, elapsed, log))
 
 
 async def _until(instant: float, elapsed: Callable[[], float]) -> None:

@@ -22,7 +22,7 @@ from policies.types import SpecError
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """Server, model and content of the requests.
+    """Server, model and content of the requests, and how they are sent.
 
     Attributes:
         url: URL of the server.
@@ -34,6 +34,7 @@ class LoadTarget:
         lengths: lengths of the samples to send in order, such as tokens of texts; None sends samples of one length.
         sample: file with the sample to send as tensors; None sends an image, a text or synthetic samples, as the model
             takes.
+        precise: whether requests are sent at the instants of a thread that sleeps precisely.
     """
 
     url: str
@@ -44,6 +45,7 @@ class LoadTarget:
     key: str | None = None
     lengths: Sequence[int] | None = None
     sample: Path | None = None
+    precise: bool = False
 
     async def sender(self, session: ClientSession) -> client.PostSender:
         """Make the sender for the model's input.
@@ -108,7 +110,7 @@ async def _run_load(target: LoadTarget, schedule: Schedule, progress: Progress, 
         sender = await target.sender(session)
         ticker = asyncio.create_task(_tick(progress, log))
         try:
-            await client.offer(sender, schedule.instants.tolist(), log)
+            await client.offer(sender, schedule.instants.tolist(), log, precise=target.precise)
         finally:
             ticker.cancel()
             await asyncio.wait([ticker])

@@ -156,7 +156,7 @@ async def _work(pipe: Connection, target: LoadTarget, instants: Sequence[float])
             return
         pipe.send(None)
         start, log = await asyncio.to_thread(pipe.recv), RunLog()
-        sending = asyncio.create_task(offer(sender, instants, log, start=start))
+        sending = asyncio.create_task(offer(sender, instants, log, start=start, precise=target.precise))
         _cancel_on_message(sending, pipe)
         reported = (0, 0)
         while not sending.done():

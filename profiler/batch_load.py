@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
+from profiler.back_to_back import Rotation, back_to_back
 from profiler.energy import RunningLoad, feed_batches
-from server.backends.executor import Batch, Completion, Executor
+from server.backends.executor import Batch, Executor
 
 
 class BatchLoad(Protocol):
@@ -48,26 +50,25 @@ class ExecutorLoad:
     @contextmanager
     def __call__(self, batch_size: int, share: float = 1.0, /) -> Iterator[RunningLoad]:
         """Run batches while the context is open; leaving it waits for the batch in service, also on Ctrl-C."""
-        batch = Batch(self.model, make_batch(self.samples, batch_size))
+        inputs = Rotation(self.samples)
+        batches = (Batch(self.model, inputs.take(batch_size)) for _ in count())
         # created and closed here but used on the thread, so its event loop must not become this thread's current one
         with (
             asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner,
-            feed_batches(lambda: self._run_batch(runner, batch, share), self.clock) as load,
+            feed_batches(lambda on_batch: runner.run(self._run(batches, share, on_batch)), self.clock) as load,
         ):
             yield load
 
-    def _run_batch(self, runner: asyncio.Runner, batch: Batch, share: float) -> None:
-        """Run one batch and sleep for the gap after it."""
-
-        async def once() -> Completion:
-            return await self.executor.run(batch)
-
-        completion = runner.run(once())
-        if share < 1.0:
+    async def _run(self, batches: Iterator[Batch], share: float, on_batch: Callable[[], bool]) -> None:
+        """Run batches until `on_batch`, called after each, returns False."""
+        if share == 1.0:
+            async with aclosing(back_to_back(self.executor, batches)) as cycles:
+                async for _ in cycles:
+                    if not on_batch():
+                        return
+        for batch in batches:
+            completion = await self.executor.run(batch)
             service = completion.finished - completion.started
             self.sleep(service * (1.0 / share - 1.0) * float(self.rng.uniform(0.5, 1.5)))
-
-
-def make_batch(samples: Sequence[Any], batch_size: int) -> list[Any]:
-    """Inputs of one batch, which uses the samples in rotation."""
-    return [samples[i % len(samples)] for i in range(batch_size)]
+            if not on_batch():
+                return

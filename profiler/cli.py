@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -21,6 +21,7 @@ from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
 from profiler import cache
+from profiler.conditions import conditions_of
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.energy_sweep import EnergySweep, make_rig, with_energy
 from profiler.first_profile import make_subject
@@ -36,6 +37,7 @@ from profiler.measure import (
 from profiler.preflight import preflight
 from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
+from server.backends.buckets import LARGEST, bucket_sizes, padded, pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import ThreadExecutor
 from server.backends.model_devices import ModelDevices
@@ -65,11 +67,19 @@ class _ProfilingJob:
     about: str
     max_batch_size: int
     autotunes: bool = False
+    pads: bool = False  # to buckets, which alone are measured
     key: cache.CacheKey | None = None
     stages: int | None = None
 
     def quick_plan(self) -> MeasurementPlan:
-        return quick_plan(self.max_batch_size, self.autotunes)
+        return quick_plan(self.max_batch_size, self.autotunes, self._buckets)
+
+    def full_plan(self) -> MeasurementPlan:
+        return full_plan(self.max_batch_size, self._buckets)
+
+    @property
+    def _buckets(self) -> tuple[int, ...]:
+        return bucket_sizes(self.max_batch_size) if self.pads else ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class _Plans:
     energy_time: float | None
 
     def service_times(self, job: _ProfilingJob) -> MeasurementPlan:
-        return job.quick_plan() if self.quick else full_plan(job.max_batch_size)
+        return job.quick_plan() if self.quick else job.full_plan()
 
     def energies(self, service_times: Sequence[float]) -> EnergyPlan:
         plan = (quick_energy_plan if self.quick else full_energy_plan)(service_times)
@@ -104,7 +114,9 @@ def profile_model(
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=4096, help="Largest batch size to measure (default: 32, or the emulated profile's largest)."
+            min=1,
+            max=4096,
+            help="Largest batch size to measure (default: 32, 128 on CUDA, or the emulated profile's largest).",
         ),
     ] = None,
     weights: Annotated[
@@ -122,6 +134,13 @@ def profile_model(
         int | None,
         typer.Option(min=1, max=64, help="Split the network into this many stages and measure each as well."),
     ] = None,
+    optimise: Annotated[
+        Literal["auto", "none", "compile"],
+        typer.Option(
+            help="Networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
+            "compile (captured graphs of torch.compile's) or none."
+        ),
+    ] = "auto",
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Measure about a dozen batch sizes, in seconds, and interpolate the others."),
@@ -129,7 +148,9 @@ def profile_model(
     energy_time: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Time for measuring energy on a device with a sensor, s; 0 skips it (default: about 300)."
+            min=0,
+            help="Time for measuring energy on a device with a sensor, s, about 60 at least; 0 skips it (default: "
+            "about 300).",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the profile as JSON to this file.")] = None,
@@ -139,7 +160,7 @@ def profile_model(
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
-    job = _make_job(model, device, weights, max_batch_size, stages, sample, meter)
+    job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise)
     if quick and job.key is not None and cache.load_cached_profile(job.key) is not None:
         job = replace(job, key=None)  # a quick profile must not replace a cached full one
     profile, sweep = _measure(job, _Plans(quick, energy_time))
@@ -161,6 +182,7 @@ def _make_job(
     stages: int | None,
     sample: Path | None,
     meter: str,
+    optimise: Literal["auto", "none", "compile"],
 ) -> _ProfilingJob:
     check_weights(weights)
     model, _, spec = model.partition("=")
@@ -182,7 +204,7 @@ def _make_job(
         job = _upstream_job(model, source, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, sample, meter)
     else:
         with Console(stderr=True).status(f"loading {model}"):
-            job = _torch_job(model, source, device, weights, max_batch_size or _DEFAULT_MAX_BATCH_SIZE, stages, sample)
+            job = _torch_job(model, source, device, weights, max_batch_size, stages, sample, optimise)
     return replace(job, stages=stages)
 
 
@@ -217,9 +239,10 @@ def _torch_job(
     source: ModelSource,
     device: str,
     weights: str,
-    max_batch_size: int,
+    max_batch_size: int | None,
     stages: int | None,
     sample: Path | None,
+    optimise: Literal["auto", "none", "compile"],
 ) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
     from server.backends.loading import make_device
@@ -228,20 +251,25 @@ def _torch_job(
     place, device_name = resolve_device(device)
     found = preflight(str(place))
     source.check(model, weights, stages)
+    pads = pads_to_buckets(device, source, stages, optimise)
+    max_batch_size = max_batch_size or (LARGEST if pads else _DEFAULT_MAX_BATCH_SIZE)
     max_batch_size = min(max_batch_size, source.max_batch_size or max_batch_size)
     served, net = source.load(model, weights, max_batch_size, stages or 1)
     served = _with_sample(source, served, sample)
-    models = make_device([(served, net)], place)
+    models = make_device([(served, net)], place, optimise)
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
-    setting = ", ".join(filter(None, (device_settings(place, stages=stages), source.settings(model))))
+    setting = ", ".join(
+        filter(None, (device_settings(place, stages=stages, optimise=optimise), source.settings(model)))
+    )
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
     key = cache.CacheKey(model, device_name, max_batch_size, setting)
-    subject = make_subject(executor, served, meter_for(str(place)))
+    subject = replace(make_subject(executor, served, meter_for(str(place))), conditions=conditions_of(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
-    return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, autotunes(place, served), key)
+    tunes = autotunes(place, served)
+    return _ProfilingJob(executor, subject, name, device_name, about, max_batch_size, tunes, pads, key)
 
 
 def _with_sample(source: ModelSource, model: ServedModel[Any], sample: Path | None) -> ServedModel[Any]:
@@ -266,9 +294,10 @@ def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | 
         if subject.by_length is not None:
             sizes, repeats = power_of_two_sizes(job.max_batch_size), 1 if plans.quick else _LENGTH_REPEATS
             profile = asyncio.run(with_lengths(profile, subject, sizes, repeats, phase("lengths")))
-        if plans.energy_time == 0:
-            return profile, None
-        return with_energy(profile, make_rig(subject, rng), plans.energies, phase("energy"))
+        sweep = None
+        if plans.energy_time != 0:
+            profile, sweep = with_energy(profile, make_rig(subject, rng), plans.energies, phase("energy"))
+        return (padded(profile) if job.pads else profile), sweep
 
 
 @contextmanager

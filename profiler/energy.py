@@ -18,6 +18,7 @@ from threading import Event, Thread
 
 import numpy as np
 
+from profiler.conditions import Conditions, unknown_conditions
 from server.energy.meters import EnergyMeter
 
 _POLL_INTERVAL = 5e-4  # s
@@ -55,11 +56,13 @@ class Instruments:
         meter: the device's energy meter.
         clock: current time, s.
         sleep: sleeps for a number of seconds; the load keeps running.
+        conditions: reads the device's clocks and why they are lowered; None where it has none to read.
     """
 
     meter: EnergyMeter
     clock: Callable[[], float]
     sleep: Callable[[float], object]
+    conditions: Callable[[], Conditions | None] = unknown_conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,12 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A step of the counter: time in s, reading in J, and the load's progress (None without a load)."""
+    """A step of the counter: time in s, reading in J, the load's progress (None without a load), and conditions."""
 
     time: float
     joules: float
     progress: LoadProgress | None = None
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,13 @@ class Steady:
         power: mean power, idle power included, W.
         rate: batch rate, 1/s.
         energy: total energy per batch, J.
+        conditions: of the device at the edges of the windows, as far as it has any to read.
     """
 
     power: Mean
     rate: Mean
     energy: Mean
+    conditions: tuple[Conditions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,8 @@ def tick(instruments: Instruments, load: RunningLoad | None = None) -> Tick:
         if instruments.clock() - began > _TICK_TIMEOUT:
             raise UnmeasuredError(f"the meter ({instruments.meter.about}) did not change for {_TICK_TIMEOUT:g} s")
         instruments.sleep(_POLL_INTERVAL)
-    return Tick(instruments.clock(), joules, load and load())
+    now, progress = instruments.clock(), load and load()
+    return Tick(now, joules, progress, instruments.conditions())
 
 
 def steady_power(instruments: Instruments, load: RunningLoad, windows: Windows) -> Steady:
@@ -157,7 +164,9 @@ def steady_power(instruments: Instruments, load: RunningLoad, windows: Windows) 
     ticks = _ticks(instruments, load, windows)
     powers = [_power(a, b) for a, b in pairwise(ticks)]
     rates = [_rate(a, b) for a, b in pairwise(ticks)]
-    return Steady(mean(powers), mean(rates), mean([p / r for p, r in zip(powers, rates, strict=True)]))
+    energies = [p / r for p, r in zip(powers, rates, strict=True)]
+    conditions = tuple(tick.conditions for tick in ticks if tick.conditions is not None)
+    return Steady(mean(powers), mean(rates), mean(energies), conditions)
 
 
 def idle_power(instruments: Instruments, windows: Windows) -> Mean:
@@ -195,11 +204,12 @@ def duty_cycle(idle: float, busy: float, load: float, measured: float) -> DutyCh
 
 
 @contextmanager
-def feed_batches(run: Callable[[], object], clock: Callable[[], float]) -> Iterator[RunningLoad]:
+def feed_batches(run: Callable[[Callable[[], bool]], object], clock: Callable[[], float]) -> Iterator[RunningLoad]:
     """Run batches back to back on a thread while the context is open.
 
     Args:
-        run: runs one batch and returns when it is complete. An exception is raised by the next read of the progress.
+        run: runs batches, calls its argument after each, and returns once that returns False. An exception is raised by
+            the next read of the progress.
         clock: current time, s.
     """
     loop = _BatchLoop(run, clock)
@@ -213,7 +223,7 @@ def feed_batches(run: Callable[[], object], clock: Callable[[], float]) -> Itera
 
 
 class _BatchLoop:
-    def __init__(self, run: Callable[[], object], clock: Callable[[], float]) -> None:
+    def __init__(self, run: Callable[[Callable[[], bool]], object], clock: Callable[[], float]) -> None:
         self.stop = Event()
         self._run = run
         self._clock = clock
@@ -222,11 +232,13 @@ class _BatchLoop:
 
     def feed(self) -> None:
         try:
-            while not self.stop.is_set():
-                self._run()
-                self._progress = LoadProgress(self._progress.batches + 1, self._clock())
+            self._run(self._count)
         except BaseException as error:  # noqa: BLE001 - raised on the measuring thread
             self._failure = error
+
+    def _count(self) -> bool:
+        self._progress = LoadProgress(self._progress.batches + 1, self._clock())
+        return not self.stop.is_set()
 
     def progress(self) -> LoadProgress:
         if self._failure is not None:

@@ -6,7 +6,9 @@ run back to back the device waits for the next one; that share of time counts as
 service.
 
 The model assumes that power depends only on whether the device is idle or busy now. The duty-cycle check tests it with
-loads of one size that have gaps between the batches.
+loads of one size that have gaps between the batches. A device that keeps its clocks up in such gaps draws more than
+idle power there ("active idle"). Batches are then charged with what they add to that power, since a server under load
+waits in such gaps.
 """
 
 import logging
@@ -20,6 +22,7 @@ from scipy.interpolate import PchipInterpolator
 
 from policies.profile import EnergySource, Profile
 from profiler.batch_load import BatchLoad, ExecutorLoad
+from profiler.conditions import Conditions, reasons_of, summarise
 from profiler.energy import (
     DutyCheck,
     Instruments,
@@ -51,11 +54,18 @@ class EnergyRig:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """Steady load of one batch size: power, W, and batch rate, 1/s, with standard errors over the passes."""
+    """Steady load of one batch size: power, W, and batch rate, 1/s, with standard errors over the passes.
+
+    Attributes:
+        passes: the powers of the passes, W.
+        conditions: of the device at the edges of the windows.
+    """
 
     batch_size: int
     power: Mean
     rate: Mean
+    passes: tuple[float, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +113,32 @@ class EnergySweep:
             max(half_difference, error) if isfinite(error) else half_difference,
         )
 
+    def active_idle(self, service_times: Sequence[float]) -> float | None:
+        """Power in the gaps of the partial loads, W: the least-squares fit; None without partial loads."""
+        if not self.part_loads:
+            return None
+        busy, loads = self._checked_power(service_times), self._loads(service_times)
+        gaps = [1.0 - load for load in loads]
+        beyond = [p.power.value - load * busy for p, load in zip(self.part_loads, loads, strict=True)]
+        squares = sum(gap * gap for gap in gaps)
+        return sum(gap * watts for gap, watts in zip(gaps, beyond, strict=True)) / squares if squares else None
+
+    def baseline(self, service_times: Sequence[float]) -> Mean:
+        """Power that batches are charged above, W: active idle if a duty-cycle check fails, else idle power."""
+        active = self.active_idle(service_times)
+        if active is None or all(check.passed for _, check in self.checks(service_times)):
+            return self.idle
+        return Mean(active, self.idle.standard_error)
+
     def batch_energies(self, service_times: Sequence[float]) -> tuple[BatchEnergy, ...]:
         """Energies of the measured sizes; `service_times` are l(b), s, for b = 1, 2, ..."""
-        return tuple(self._batch_energy(point, service_times[point.batch_size - 1]) for point in self.points)
+        base = self.baseline(service_times)
+        return tuple(self._batch_energy(point, service_times[point.batch_size - 1], base) for point in self.points)
 
-    def _batch_energy(self, point: LoadPoint, service_time: float) -> BatchEnergy:
+    def _batch_energy(self, point: LoadPoint, service_time: float, baseline: Mean) -> BatchEnergy:
         power = self._power_in_service(point, service_time)
         total = Mean(service_time * power.value, service_time * power.standard_error)
-        return BatchEnergy(point.batch_size, power, total, marginal(total, self.idle, service_time))
+        return BatchEnergy(point.batch_size, power, total, marginal(total, baseline, service_time))
 
     def _power_in_service(self, point: LoadPoint, service_time: float) -> Mean:
         """Power without the idle time between batches, W."""
@@ -129,18 +157,28 @@ class EnergySweep:
 
     def checks(self, service_times: Sequence[float]) -> tuple[tuple[float, DutyCheck], ...]:
         """Loads reached in the duty-cycle check, with predicted and measured power."""
-        service_time = service_times[self.plan.checked - 1]
-        busy = next((p for p in self.points if p.batch_size == self.plan.checked), self.points[0])
-        power = self._power_in_service(busy, service_time).value
-        loads = [point.rate.value * service_time for point in self.part_loads]
+        power, loads = self._checked_power(service_times), self._loads(service_times)
         return tuple(
             (load, duty_cycle(self.idle.value, power, load, point.power.value))
             for load, point in zip(loads, self.part_loads, strict=True)
         )
 
+    def _checked_power(self, service_times: Sequence[float]) -> float:
+        """Power in service of the size of the duty-cycle check, W."""
+        busy = next((p for p in self.points if p.batch_size == self.plan.checked), self.points[0])
+        return self._power_in_service(busy, service_times[self.plan.checked - 1]).value
+
+    def _loads(self, service_times: Sequence[float]) -> list[float]:
+        return [point.rate.value * service_times[self.plan.checked - 1] for point in self.part_loads]
+
+    @property
+    def conditions(self) -> tuple[Conditions, ...]:
+        """Of the device, in all windows under load."""
+        return tuple(each for point in (*self.points, *self.part_loads) for each in point.conditions)
+
     def apply_to(self, profile: Profile, meter: EnergyMeter) -> Profile:
         """Return the profile with these energies, as measured by this meter."""
-        idle, powers = self.idle.value, self.powers(profile.service_times)
+        idle, powers = self.baseline(profile.service_times).value, self.powers(profile.service_times)
         by_size = list(zip(powers, profile.service_times, strict=True))
         return replace(
             profile,
@@ -159,8 +197,15 @@ class EnergySweep:
             self._precision(service_times),
             f"idle power before and after {watts(self.before)} and {watts(self.after)}",
         ]
+        if self.conditions:
+            notes.append(summarise(self.conditions))
         checks = [f"{check.error:+.1%} at load {load:.2f}" for load, check in self.checks(service_times)]
-        return notes + [f"power against idle plus batches of {plan.checked}: {', '.join(checks)}"] * bool(checks)
+        if checks:
+            notes.append(f"power against idle plus batches of {plan.checked}: {', '.join(checks)}")
+        active = self.active_idle(service_times)
+        if active is not None and self.baseline(service_times) != self.idle:
+            notes.append(f"energies are above the {active:.1f} W drawn in gaps between batches")
+        return notes
 
     def _precision(self, service_times: Sequence[float]) -> str:
         errors = {r.batch_size: r.total.standard_error / r.total.value for r in self.batch_energies(service_times)}
@@ -189,13 +234,14 @@ def sweep_energies(rig: EnergyRig, plan: EnergyPlan, on_progress: OnProgress) ->
         for size in rig.rng.permutation(plan.sizes).tolist():
             visits[size].append(run.visit(size))
     part_loads = tuple(run.visit(plan.checked, share) for share in plan.shares)
-    after = run.idle()
+    after = run.idle() if plan.idle_after else before
     return EnergySweep(plan, tuple(_pooled(points) for points in visits.values()), before, after, part_loads)
 
 
 def _pooled(points: Sequence[LoadPoint]) -> LoadPoint:
     powers, rates = ([getattr(point, name).value for point in points] for name in ("power", "rate"))
-    return LoadPoint(points[0].batch_size, mean(powers), mean(rates))
+    conditions = tuple(each for point in points for each in point.conditions)
+    return LoadPoint(points[0].batch_size, mean(powers), mean(rates), tuple(powers), conditions)
 
 
 class _Run:
@@ -220,7 +266,7 @@ class _Run:
             steady = steady_power(self._rig.instruments, load, windows)
         self._rig.instruments.sleep(self._plan.rest)
         self._report(self._plan.rest + self._plan.visit.duration)
-        return LoadPoint(size, steady.power, steady.rate)
+        return LoadPoint(size, steady.power, steady.rate, (steady.power.value,), steady.conditions)
 
     def _report(self, seconds: float) -> None:
         self._done += seconds
@@ -231,7 +277,7 @@ def make_rig(subject: Subject, rng: np.random.Generator) -> EnergyRig:
     """Make a rig on this machine's clock; `rng` draws the order of the sizes."""
     (gaps,) = rng.spawn(1)  # a generator of its own, because the load's thread draws from it
     load = ExecutorLoad(subject.executor, subject.model, subject.samples, gaps, monotonic, sleep)
-    return EnergyRig(Instruments(subject.meter, monotonic, sleep), load, rng)
+    return EnergyRig(Instruments(subject.meter, monotonic, sleep, subject.conditions), load, rng)
 
 
 def is_sensor(meter: EnergyMeter) -> bool:
@@ -258,17 +304,21 @@ def with_energy(
     except UnmeasuredError as error:
         _log.warning("the profile has no energy, its measurement failed: %s", error)
         return profile, None
-    _warn(found.checks(profile.service_times))
+    _warn(found, profile.service_times)
     return found.apply_to(profile, meter), found
 
 
-def _warn(checks: Sequence[tuple[float, DutyCheck]]) -> None:
+def _warn(found: EnergySweep, service_times: Sequence[float]) -> None:
+    if any(reasons_of(each.throttle) for each in found.conditions):
+        _log.warning("%s", summarise(found.conditions))
+    checks = found.checks(service_times)
     load, worst = max(checks, key=lambda pair: abs(pair[1].error), default=(0.0, None))
     if worst is not None and not worst.passed:
         _log.warning(
-            "at load %.2f the device draws %.1f W, %+.1f %% from the sum of idle power and batches: its power between "
-            "batches differs from idle power",
+            "at load %.2f the device draws %.1f W, %+.1f %% from the sum of idle power and batches: energies are above "
+            "the %.1f W that it draws between batches, not above idle power",
             load,
             worst.measured,
             100 * worst.error,
+            found.baseline(service_times).value,
         )

@@ -3,23 +3,26 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from policies.profile import Profile
 from policies.types import SpecError
 from profiler import cache
+from profiler.conditions import Conditions, conditions_of, unknown_conditions
 from profiler.energy_plan import quick_energy_plan
 from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
 from profiler.stages import QUICK_REPEATS, with_stages
-from server.backends.executor import Executor
+from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
+from server.backends.executor import Executor, uploaded
 from server.backends.warm_up import autotunes
 from server.config import Settings, by_model
 from server.energy.meters import EnergyMeter, NoMeter
@@ -29,10 +32,17 @@ from server.models.sources import source_of
 from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
+_COLD_BYTES = 128 * 2**20  # of samples; more than the last level of cache of most servers' processors
+_MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in service
 
 
 def first_profile(
-    subject: Subject, max_batch_size: int, key: cache.CacheKey, autotunes: bool, stages: int | None = None
+    subject: Subject,
+    max_batch_size: int,
+    key: cache.CacheKey,
+    autotunes: bool,
+    stages: int | None = None,
+    pads: bool = False,
 ) -> Profile:
     """Return the cached profile of `key`, else measure one and cache it.
 
@@ -42,13 +52,14 @@ def first_profile(
         key: cache key of the profile.
         autotunes: whether the device's first batch of each size is slow (cuDNN).
         stages: number of stages the model is split into; None: it is not, and no stage is measured.
+        pads: whether the device pads batches to buckets, which alone are then measured.
     """
     cached = cache.load_cached_profile(key)
     if cached is None:
         with cache.device_lock(key.device):
             cached = cache.load_cached_profile(key)  # another process may have measured it while this one waited
             if cached is None:
-                profile = _measure_all(subject, key, quick_plan(max_batch_size, autotunes), stages)
+                profile = _measure_all(subject, key, autotunes, stages, pads)
                 cache.store_profile(key, profile)
                 _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
@@ -56,7 +67,10 @@ def first_profile(
     return cached
 
 
-def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, stages: int | None) -> Profile:
+def _measure_all(
+    subject: Subject, key: cache.CacheKey, autotunes: bool, stages: int | None, pads: bool = False
+) -> Profile:
+    plan = quick_plan(key.max_batch_size, autotunes, bucket_sizes(key.max_batch_size) if pads else ())
     model, began = subject.model, monotonic()
     _log.info("%s: measuring a quick profile up to batch size %d on %s", model, key.max_batch_size, key.device)
     profile = _measure(subject, plan, key)
@@ -68,7 +82,7 @@ def _measure_all(subject: Subject, key: cache.CacheKey, plan: MeasurementPlan, s
         sizes = power_of_two_sizes(key.max_batch_size)
         profile = asyncio.run(with_lengths(profile, subject, sizes, 1, _Progress(f"{model}, by length")))
     _log.info("%s: profiled in %.1f s", model, monotonic() - began)
-    return profile
+    return padded(profile) if pads else profile
 
 
 class FirstProfiles:
@@ -76,7 +90,8 @@ class FirstProfiles:
 
     def cached(self, settings: Settings, model: str, largest: int) -> Profile | None:
         """Return the cached profile of a model on a real device for batches of up to `largest`, or None."""
-        return cache.load_cached_profile(_key(settings, model, largest))
+        profile = cache.load_cached_profile(_key(settings, model, largest))
+        return None if profile is None else _earned(settings, profile)
 
     def cached_or_measured(
         self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter
@@ -87,8 +102,12 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key, tunes = _key(settings, model.name, model.max_batch_size), autotunes(settings.device, model)
+        subject = replace(make_subject(executor, model, meter), conditions=_conditions(settings))
         with _memory_errors(key):
-            return first_profile(make_subject(executor, model, meter), key.max_batch_size, key, tunes, settings.stages)
+            profile = first_profile(
+                subject, key.max_batch_size, key, tunes, settings.stages, _pads(settings, model.name)
+            )
+        return _earned(settings, profile)
 
     def measured_while_serving(
         self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
@@ -108,11 +127,23 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key = _key(settings, model.name, model.max_batch_size)
-        plan = quick_plan(key.max_batch_size, autotunes(settings.device, model))
+        tunes = autotunes(settings.device, model)
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
-            profile = _measure_all(subject, key, plan, settings.stages)
+            profile = _measure_all(subject, key, tunes, settings.stages, _pads(settings, model.name))
+        profile = _earned(settings, profile)
         return profile if before is None else with_power_of(before, profile)
+
+
+def _pads(settings: Settings, model: str) -> bool:
+    return pads_to_buckets(settings.device, source_of(settings.specs[model]), settings.stages, settings.optimise)
+
+
+def _earned(settings: Settings, profile: Profile) -> Profile:
+    """The profile up to the largest batch that is worth its time, where no setting gives the largest."""
+    if settings.of(profile.model).max_batch_size is not None or not _pads(settings, profile.model):
+        return profile
+    return profile.truncated(earned_batch_size(profile))
 
 
 def with_power_of(before: Profile, profile: Profile) -> Profile:
@@ -144,7 +175,15 @@ def _device(settings: Settings) -> tuple[str, str]:
     from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
 
     place, name = torch_device.resolve_device(settings.device)
-    return name, torch_device.device_settings(place, stages=settings.stages)
+    return name, torch_device.device_settings(place, stages=settings.stages, optimise=settings.optimise)
+
+
+def _conditions(settings: Settings) -> Callable[[], Conditions | None]:
+    if is_upstream(settings.device):
+        return unknown_conditions
+    from server.backends import torch_device
+
+    return conditions_of(str(torch_device.resolve_device(settings.device)[0]))
 
 
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
@@ -159,6 +198,7 @@ def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
 def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
     """A served model on a device with this meter, with its synthetic samples.
 
+    There are so many images that batches do not find theirs in the processor's cache, as those of clients are not.
     Of a model whose inputs vary in shape only those with the shape of the first are used, since samples of different
     shapes share no batch.
     """
@@ -167,11 +207,29 @@ def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> 
     if codec.varies_in_shape:
         shape = codec.shape_of(samples[0])
         samples = [sample for sample in samples if codec.shape_of(sample) == shape]
+    if meter.scope != "batches":  # an emulated device does not read them
+        samples = cold_copies(samples)
+    samples = _on_device(executor, model.name, samples)
     return Subject(executor, model.name, samples, meter, codec if codec.lengths else None, shape)
 
 
+def _on_device(executor: Executor, model: str, samples: Sequence[Any]) -> list[Any]:
+    """The samples as those of requests are when their batch is launched: the ones that are uploaded, if some can be."""
+    inputs = uploaded(executor, model, samples)
+    return [each for each, sample in zip(inputs, samples, strict=True) if each is not sample] or inputs
+
+
+def cold_copies(samples: Sequence[Any]) -> list[Any]:
+    """Copies of samples that are arrays, more in all than the processor's caches hold; other samples as they are."""
+    if not all(isinstance(sample, np.ndarray) for sample in samples):
+        return list(samples)
+    rounds = max(1, -(-_COLD_BYTES // max(1, sum(sample.nbytes for sample in samples))))
+    largest = max(1, _MAX_COPIES // len(samples))
+    return [sample.copy() for _ in range(min(rounds, largest)) for sample in samples]
+
+
 def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey) -> Profile:
-    """Measure service times and, on a device with a sensor, the energy of four sizes, which takes five seconds more."""
+    """Measure service times and, on a device with a sensor, the energy of four sizes, which takes about 20 s more."""
     rng, progress = np.random.default_rng(0), _Progress(subject.model)
     measurement = asyncio.run(measure_service_times(subject, plan, rng, progress))
     about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.package_versions().items())])

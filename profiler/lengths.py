@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from policies.profile import Profile, interpolate
-from profiler.batch_load import make_batch
+from profiler.back_to_back import Rotation
 from profiler.measure import OnProgress, Subject
 from server.backends.executor import Batch
 
@@ -33,12 +33,12 @@ async def with_lengths(
     codec = subject.by_length
     assert codec is not None
     rng = np.random.default_rng(0)
-    samples = {length: codec.synthetic_samples(_SAMPLES, rng, length) for length in codec.lengths}
+    samples = {length: Rotation(codec.synthetic_samples(_SAMPLES, rng, length)) for length in codec.lengths}
     seen: dict[tuple[int, int], list[float]] = {visit: [] for visit in product(sizes, samples)}
     visits = [visit for visit in seen for _ in range(repeats * min(_MAX_REPEAT_FACTOR, codec.lengths[-1] // visit[1]))]
     for done, at in enumerate(rng.permutation(len(visits)).tolist(), 1):
         size, length = visits[at]
-        completion = await subject.executor.run(Batch(subject.model, make_batch(samples[length], size)))
+        completion = await subject.executor.run(Batch(subject.model, samples[length].take(size)))
         seen[size, length].append(completion.finished - completion.started)
         on_progress(done / len(visits))
     columns = [interpolate(list(sizes), [float(np.median(seen[b, length])) for b in sizes]) for length in samples]

@@ -1,7 +1,8 @@
 """Service time and energy by batch size, measured through the server's executor.
 
-Service time is the dispatcher's: from the device taking a batch to its outputs being available. Sizes are visited in
-passes, in random order, so that a drift of the machine (heat, other processes) affects all sizes alike.
+Service time is the time from the launch of a batch to that of the next one, which the device starts by itself, as it
+does in a loaded server: so it includes the hand-over between two batches. Sizes are visited in passes, in random order,
+so that a drift of the machine (heat, other processes) affects all sizes alike.
 
 A repeat is an outlier if it differs from its size's median by more than five scaled median absolute deviations and by
 more than a tenth of the median. At most one repeat in five is dropped; the profile's note counts them. Mean,
@@ -9,7 +10,8 @@ coefficient of variation and confidence interval are over the remaining repeats.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf, isinf, sqrt
 from typing import Any
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
-from profiler.batch_load import make_batch
+from profiler.back_to_back import Rotation, back_to_back
+from profiler.conditions import Conditions, unknown_conditions
 from server.backends.executor import Batch, Executor
 from server.energy.meters import EnergyMeter
 from server.models.model import Codec
@@ -43,6 +46,7 @@ class Subject:
             see profiler/energy_sweep.py.
         by_length: the model's codec if its service time depends on length; else None.
         shape: shape of the samples of a model whose inputs vary in shape; else empty.
+        conditions: reads the device's clocks and why they are lowered; None where it has none to read.
     """
 
     executor: Executor
@@ -51,6 +55,7 @@ class Subject:
     meter: EnergyMeter
     by_length: Codec | None = None
     shape: str = ""
+    conditions: Callable[[], Conditions | None] = unknown_conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +157,30 @@ class Measurement:
             else f"95 % half-width of the mean at most {widest.half_width:.1%} (size {widest.batch_size})"
         )
         return (
-            f"service time through the executor, {fewest}{f' to {most}' if most > fewest else ''} repeats of each of "
+            f"service time from launch to launch through the executor, "
+            f"{fewest}{f' to {most}' if most > fewest else ''} repeats of each of "
             f"{len(repeats)} sizes in random order{', linear between them' if gaps else ''}; {precision}; "
             f"{outliers} outliers of {sum(repeats) + outliers} repeats dropped"
             f"{self.shape and f'; samples of shape {self.shape}'}"
         )
 
 
-def full_plan(max_batch_size: int) -> MeasurementPlan:
-    """Plan for every batch size, to a confidence interval of 2 %."""
-    sizes = tuple(range(1, max_batch_size + 1))
+def full_plan(max_batch_size: int, sizes: tuple[int, ...] = ()) -> MeasurementPlan:
+    """Plan for every batch size, or for `sizes`, to a confidence interval of 2 %."""
+    sizes = sizes or tuple(range(1, max_batch_size + 1))
     return MeasurementPlan(sizes, warm_ups=2 * sizes[::-1])
 
 
-def quick_plan(max_batch_size: int, autotunes: bool) -> MeasurementPlan:
+def quick_plan(max_batch_size: int, autotunes: bool, sizes: tuple[int, ...] = ()) -> MeasurementPlan:
     """Plan for about two sizes per octave, which takes about ten seconds for GoogLeNet on one CPU core.
 
     Args:
         max_batch_size: largest batch size.
         autotunes: whether the device's first batch of each size is slow, as with cuDNN. Otherwise, as on the CPU, the
             largest batch warms the memory up and small batches the rest.
+        sizes: the batch sizes to measure in place of these.
     """
-    sizes = coarse_sizes(max_batch_size)
+    sizes = sizes or coarse_sizes(max_batch_size)
     warm_ups = tuple(b for b in sizes[::-1] if autotunes or b <= 4 or b == max_batch_size)
     return MeasurementPlan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
 
@@ -198,10 +205,7 @@ async def measure_service_times(
         await runs.warm_up(size)
         on_progress(runs.progress(time.monotonic() - start))
     while todo := runs.unfinished(time.monotonic() - start):
-        for size in rng.permutation(todo).tolist():
-            if runs.fits(size, time.monotonic() - start):
-                await runs.repeat(size)
-            on_progress(runs.progress(time.monotonic() - start))
+        await runs.visit(rng.permutation(todo).tolist(), start, on_progress)
     on_progress(1.0)
     return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source, subject.shape)
 
@@ -212,36 +216,61 @@ class _Runs:
     def __init__(self, subject: Subject, plan: MeasurementPlan) -> None:
         self._subject = subject
         self._plan = plan
+        self._inputs = Rotation(subject.samples)
         self._warm = 0  # samples in warm-up batches
         self._times: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._joules: dict[int, list[float]] = {size: [] for size in plan.sizes}
         self._done: set[int] = set()
 
     async def warm_up(self, size: int) -> None:
-        await self._run(size)
+        with one_line_errors(f"{self._subject.model}: a batch of {size}", SAMPLE_HINT):
+            await self._subject.executor.run(self._batch(size))
         self._warm += size
 
-    async def repeat(self, size: int) -> None:
-        seconds, joules = await self._run(size)
+    async def visit(self, sizes: Sequence[int], start: float, on_progress: OnProgress) -> None:
+        """Run a batch of each size that has time for it; `start` is that of the measurement, s of time.monotonic."""
+        if self._subject.meter.scope == "batches":
+            for size in sizes:
+                if self.fits(size, time.monotonic() - start):
+                    await self._repeat_alone(size)
+                on_progress(self.progress(time.monotonic() - start))
+            return
+        last = None
+        async with aclosing(back_to_back(self._subject.executor, self._pass(sizes, start))) as cycles:
+            async for cycle in cycles:
+                if last is not None:
+                    self._add(len(last.batch.inputs), last.seconds)
+                    on_progress(self.progress(time.monotonic() - start))
+                last = cycle
+
+    def _pass(self, sizes: Sequence[int], start: float) -> Iterator[Batch]:
+        """Batches of these sizes, and one that is not measured, whose launch ends the last cycle."""
+        for size in sizes:
+            if self.fits(size, time.monotonic() - start):
+                yield self._batch(size)
+        yield self._batch(1)
+
+    def _batch(self, size: int) -> Batch:
+        return Batch(self._subject.model, self._inputs.take(size))
+
+    def _add(self, size: int, seconds: float) -> None:
         self._times[size].append(seconds)
-        if joules is not None:
-            self._joules[size].append(joules)
         if self._enough(size):
             self._done.add(size)
 
-    async def _run(self, size: int) -> tuple[float, float | None]:
+    async def _repeat_alone(self, size: int) -> None:
+        """Run one batch whose energy is counted; the next one would be counted with it."""
         subject = self._subject
-        batch = Batch(subject.model, make_batch(subject.samples, size))
         before = self._joules_so_far()
         with one_line_errors(f"{subject.model}: a batch of {size}", SAMPLE_HINT):
-            completion = await subject.executor.run(batch)
+            completion = await subject.executor.run(self._batch(size))
         after = self._joules_so_far()
-        joules = None if before is None or after is None else after - before
-        return completion.finished - completion.started, joules
+        if before is not None and after is not None:
+            self._joules[size].append(after - before)
+        self._add(size, completion.finished - completion.started)
 
     def _joules_so_far(self) -> float | None:
-        meter = self._subject.meter
-        return meter.read() if meter.scope == "batches" else None
+        return self._subject.meter.read()
 
     def unfinished(self, elapsed: float) -> list[int]:
         """Sizes that need another repeat and have time for it."""

@@ -1,24 +1,15 @@
 """State of a device before a measurement: recorded in the profile's note and warned about, never changed."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from policies.cpus import available_cpus
+from profiler.conditions import reasons_of
 from server.energy.nvml import NvmlError, PynvmlBoard, find_handle, open_board
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), without the one of an idle GPU.
-_THROTTLE_REASONS: Mapping[int, str] = {
-    0x2: "application clocks",
-    0x4: "the power cap",
-    0x8: "a hardware slowdown",
-    0x10: "sync boost",
-    0x20: "heat, by the driver",
-    0x40: "heat, by the hardware",
-    0x80: "the power brake",
-}
 _BUSY = 0.25  # load average per core above which other processes disturb the measurement
 
 
@@ -141,7 +132,7 @@ def _query(name: str, inspect: Callable[[], Findings]) -> Findings:
 
 def _clocks(clocks: tuple[int, int], bits: int) -> Findings:
     fact = f"clocks {clocks[0]} MHz and {clocks[1]} MHz (memory)"
-    reasons = " and ".join(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit)
+    reasons = reasons_of(bits)
     if not reasons:
         return Findings((fact,))
     return Findings((f"{fact}, throttled by {reasons}",), (f"the GPU's clocks are throttled by {reasons}",))

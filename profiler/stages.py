@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from policies.profile import Profile, interpolate
-from profiler.batch_load import make_batch
+from profiler.back_to_back import Rotation
 from profiler.measure import OnProgress, Subject
 from server.backends.executor import Batch
 
@@ -28,12 +28,12 @@ async def with_stages(
         repeats: number of passes over all sizes.
         on_progress: called with the share of the work done.
     """
-    rng, stages = np.random.default_rng(0), profile.stages
+    rng, stages, samples = np.random.default_rng(0), profile.stages, Rotation(subject.samples)
     seen: dict[int, list[list[float]]] = {size: [] for size in sizes}
     steps = (repeats + 1) * len(sizes)
     for repeat in range(repeats + 1):
         for done, size in enumerate(rng.permutation(sizes).tolist()):
-            times = await _stage_times(subject, size, stages)
+            times = await _stage_times(subject, samples.take(size), stages)
             if repeat:
                 seen[size].append(times)
             on_progress((repeat * len(sizes) + done + 1) / steps)
@@ -42,9 +42,8 @@ async def with_stages(
     return replace(profile, stage_service_times=tuple(zip(*by_stage, strict=True)))
 
 
-async def _stage_times(subject: Subject, size: int, stages: int) -> list[float]:
+async def _stage_times(subject: Subject, inputs: Sequence[object], stages: int) -> list[float]:
     """Run one batch and return the time of each stage, s."""
-    inputs: Sequence[object] = make_batch(subject.samples, size)
     times = []
     for stage in range(stages):
         completion = await subject.executor.run(Batch(subject.model, inputs, stage, 1))

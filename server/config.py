@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -99,12 +99,21 @@ class Settings(BaseSettings):
         "cuda:N or none",
     )
     max_batch_size: int | None = Field(
-        None, ge=1, le=4096, description="largest batch size; else the profile's largest, 32 for a measured profile"
+        None,
+        ge=1,
+        le=4096,
+        description="largest batch size; else the profile's largest; for a measured profile 32, or on CUDA the size of "
+        "at most 128 above which throughput gains less than 2 percent",
     )
     weights: str = Field(
         "pretrained",
         description="pretrained (cached or downloaded; without them the server does not start), auto (random if there "
         "are no pretrained ones), random, or a FILE of a state dict",
+    )
+    optimise: Literal["auto", "none", "compile"] = Field(
+        "auto",
+        description="networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
+        "compile (captured graphs of torch.compile's) or none (one operation after the other, without graphs)",
     )
     guess: Guess = Field(
         "learned",

@@ -1,6 +1,7 @@
 """The backend of one device: its executor, meter and models, and further revisions of these while they are served."""
 
 import logging
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
+from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
@@ -110,6 +112,16 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     return Backend(plan, executor, devices, meter, revisions)
 
 
+def page_lock_for(settings: Settings) -> Callable[[mmap.mmap], Callable[[], None]] | None:
+    """What page-locks the slots of gateways, if a CUDA device uploads samples from them; else None."""
+    for one in settings.by_device():
+        if any(pads_to_buckets(one.device, source_of(spec), one.stages, one.optimise) for spec in one.specs.values()):
+            from server.backends.page_locked import page_locked
+
+            return page_locked.add
+    return None
+
+
 def load_again(backend: Backend, model: str, revision: int, before: Chosen, profile_source: ProfileSource) -> Revision:
     """Load another revision of a model beside the one that is served, and add it to the devices.
 
@@ -202,16 +214,16 @@ def _load(plan: DevicePlan, meter: EnergyMeter) -> list[tuple[ServedModel, Devic
     for name, source in sources.items():
         model, runnable = source.load(name, settings.of(name).weights, largest[name], settings.stages or 1)
         sampled = source.with_sample(model, Path(samples[name])) if name in samples else model
-        loaded.append((sampled, _device_of(sampled, runnable, settings.device)))
+        loaded.append((sampled, _device_of(sampled, runnable, settings)))
     return loaded
 
 
-def _device_of(model: ServedModel, runnable: Any, name: str) -> Device:
-    if is_upstream(name):
+def _device_of(model: ServedModel, runnable: Any, settings: Settings) -> Device:
+    if is_upstream(settings.device):
         return UpstreamDevice(model)
     from server.backends import loading, torch_device
 
-    return loading.device_of(runnable, model, torch_device.resolve_device(name)[0])
+    return loading.device_of(runnable, model, torch_device.resolve_device(settings.device)[0], settings.optimise)
 
 
 def _ready(
@@ -223,7 +235,8 @@ def _ready(
         assert profile is not None
         return model, profile
     every_size = autotunes(settings.device, model)
-    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size)
+    pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
+    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size, pads)
     profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile

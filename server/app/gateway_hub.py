@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import mmap
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ class GatewayHub:
         folder: Path,
         bound: socket.socket,
         tracing: "Tracing | None" = None,
+        page_lock: Callable[[mmap.mmap], Callable[[], None]] | None = None,
     ) -> None:
         """Serve the calls of this number of gateways.
 
@@ -54,6 +56,7 @@ class GatewayHub:
             folder: where they find the sockets.
             bound: the socket that they listen on.
             tracing: links the spans of calls and batches.
+            page_lock: page-locks slots for the device; None where no device copies from them.
         """
         self._bound = bound
         self._inference = inference
@@ -66,7 +69,7 @@ class GatewayHub:
         self._fleet = FleetServer(
             inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
         )
-        self._fleet.tracing = tracing
+        self._fleet.tracing, self._fleet.page_lock = tracing, page_lock
         self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
         self._fleet.on_publish, self._fleet.submit = self._tell_models, self._submit
         self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision

@@ -11,6 +11,7 @@ from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.http_server import bind
+from server.backends.buckets import LARGEST, pads_to_buckets
 from server.config import Settings, SettingsResult, by_model
 from server.models.sources import UpstreamSource, source_of
 from server.models.upstream_spec import is_upstream
@@ -336,8 +337,14 @@ def _load_profile(name: str, max_batch_size: int | None) -> Profile:
 
 def _max_batch_size(settings: Settings, model: str, profile: Profile | None) -> int:
     own = settings.of(model).max_batch_size
-    largest = profile.max_batch_size if profile else own or DEFAULT_MAX_BATCH_SIZE
-    return min(largest, own or largest, source_of(settings.specs[model]).max_batch_size or largest)
+    source = source_of(settings.specs[model])
+    if profile is not None:
+        largest = profile.max_batch_size
+    elif own is None and pads_to_buckets(settings.device, source, settings.stages, settings.optimise):
+        largest = min(LARGEST, settings.queue_capacity)
+    else:
+        largest = own or DEFAULT_MAX_BATCH_SIZE
+    return min(largest, own or largest, source.max_batch_size or largest)
 
 
 def _profiles(

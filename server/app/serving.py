@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import disable_created_metrics
 
 from server.app.assembly import AssembledServer, assemble, keys_of
-from server.app.backend import ProfileSource
+from server.app.backend import ProfileSource, page_lock_for
 from server.app.gateway_hub import GatewayHub
 from server.app.http_server import bind_path
 from server.app.lifecycle import serve
@@ -59,7 +59,8 @@ def run_behind_gateways(result: SettingsResult, profiles: ProfileSource, started
     with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
         listening = socket.socket(fileno=role.bound)
-        hub = GatewayHub(server.inference, settings, number_of_gateways(settings), role.folder, listening, tracing)
+        gateways, lock = number_of_gateways(settings), page_lock_for(settings)
+        hub = GatewayHub(server.inference, settings, gateways, role.folder, listening, tracing, lock)
         app, listener = ProxiedApplication(server.inner, hub.publish, tracing), Listener(_UNLIMITED)
         return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
 

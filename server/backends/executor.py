@@ -6,9 +6,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -178,6 +178,12 @@ def start_timeout(running: "asyncio.Future[Completion]", size: int, timeout: flo
     running.add_done_callback(lambda _: timer.cancel())
 
 
+def uploaded(executor: Executor, model: str, samples: Sequence[Any], revision: int = 0) -> list[Any]:
+    """The samples as inputs of batches: copied to the device before, if the executor can, so that batches need not."""
+    upload: Callable[[str, int, Any], Any] | None = getattr(executor, "upload", None)
+    return [*samples] if upload is None else [upload(model, revision, sample) for sample in samples]
+
+
 def check_outputs(batch: Batch, completion: Completion) -> Completion:
     """Check that the completion has one output for each input, and return it.
 
@@ -197,6 +203,34 @@ class Device(Protocol):
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch, block until it is complete, and return one output for each input."""
+        ...
+
+
+class RunningBatch(Protocol):
+    """A batch that a LaunchingDevice has started."""
+
+    def wait(self) -> None:
+        """Block until the batch is complete, or raise what `Device.serve` would."""
+        ...
+
+    def outputs(self) -> Sequence[Any]:
+        """Return one output for each input; called once, after `wait`, and at the latest before the next `wait`."""
+        ...
+
+
+class LaunchingDevice(Device, Protocol):
+    """A Device on which the next batch can be started before the outputs of a complete one are collected."""
+
+    def launch(self, batch: Batch, /) -> RunningBatch | None:
+        """Start the batch; None if only `serve` can run it."""
+        ...
+
+
+class UploadingDevice(Device, Protocol):
+    """A Device to which samples can be copied before the launch of their batch."""
+
+    def upload(self, model: str, revision: int, sample: Any, /) -> Any:
+        """Start the copy of a sample, and return the batch's input in its place; called on the event loop's thread."""
         ...
 
 
@@ -220,6 +254,7 @@ class ThreadExecutor:
         """Start the thread; from now on only it may call `device`."""
         self.name = name
         self._device = device
+        self._upload: Callable[[str, int, Any], Any] | None = getattr(device, "upload", None)
         self._abandoned: list[threading.Thread] = []  # hung in a batch
         self._start()
 
@@ -228,6 +263,10 @@ class ThreadExecutor:
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._work.put(partial(self._serve, (batch, done)))
         return done
+
+    def upload(self, model: str, revision: int, sample: Any) -> Any:
+        """Start the copy of a sample to the device, and return what is a batch's input in its place."""
+        return sample if self._upload is None else self._upload(model, revision, sample)
 
     def call(self, function: Callable[[], _T]) -> "Future[_T]":
         """Queue a function for the thread, and return the future of its result."""
@@ -282,33 +321,77 @@ class ThreadExecutor:
     def _serve(self, work: "_Work") -> None:
         """Run a batch, unless its timeout has passed while it was queued, and then the standby launches.
 
-        Each of these is started before the loop is told of the batch before.
+        Each of these is taken, and started if the device can, before the loop is told of the batch before.
         """
         if work[1].done():
             return
-        following: _Work | None = work
-        while following is not None:
-            batch, done = following
-            result = self._result(batch)
-            following = None
-            if batch.standby is not None and isinstance(result, Completion) and self._may_follow(done):
-                following = batch.standby.take(result.outputs)
+        running: _Running | None = _Running(self._device, *work)
+        while running is not None:
+            standby, done, following = running.batch.standby, running.done, None
+            if running.wait() and standby is not None and self._may_follow(done):
+                taken = standby.take(running.outputs)
+                following = None if taken is None else _Running(self._device, *taken)
+                del taken
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                done.get_loop().call_soon_threadsafe(_resolve, done, result)
-            del batch, done, result
+                done.get_loop().call_soon_threadsafe(_resolve, done, running.result())
+            running = following
+            del done, following
 
     def _may_follow(self, done: asyncio.Future[Completion]) -> bool:
         """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned."""
         return self._work.empty() and not done.done()
 
-    def _result(self, batch: Batch) -> Completion | Exception:
-        started = time.monotonic()
+
+class _Running:
+    """A batch from its start on the device to its result.
+
+    Attributes:
+        batch: the batch.
+        done: the future of its completion.
+        outputs: those that a device without `launch` has returned.
+    """
+
+    def __init__(self, device: Device, batch: Batch, done: asyncio.Future[Completion]) -> None:
+        """Start the batch, if the device can launch it."""
+        self.batch, self.done = batch, done
+        self.outputs: Sequence[Any] = ()
+        self._device = device
+        self._error: Exception | None = None
+        self._launched: RunningBatch | None = None
+        self._started = self._finished = time.monotonic()
+        launch: Callable[[Batch], RunningBatch | None] | None = getattr(device, "launch", None)
+        if launch is not None:
+            with self._caught():
+                self._launched = launch(batch)
+
+    def wait(self) -> bool:
+        """Wait for the completion, or run the batch if it was not launched; return whether it has not failed."""
+        if self._error is None:
+            with self._caught():
+                if self._launched is not None:
+                    self._launched.wait()
+                else:
+                    self._started = time.monotonic()
+                    self.outputs = self._device.serve(self.batch)
+                self._finished = time.monotonic()
+                if self._launched is None:
+                    check_outputs(self.batch, Completion(self.outputs, self._started, self._finished))
+        return self._error is None
+
+    def result(self) -> Completion | Exception:
+        """Return the completion, or what the device raised."""
+        if self._error is None and self._launched is not None:
+            with self._caught():
+                self.outputs = self._launched.outputs()
+        return self._error or Completion(self.outputs, self._started, self._finished)
+
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
         try:
-            completion = Completion(self._device.serve(batch), started, time.monotonic())
-            return check_outputs(batch, completion)
+            yield
         except BaseException as error:  # noqa: BLE001  (whatever the device raises is the result of this batch)
             traceback.clear_frames(error.__traceback__)  # their arrays would live until the next garbage collection
-            return _as_exception(error)
+            self._error = _as_exception(error)
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -9,19 +9,20 @@ import torch
 from server.backends.executor import Device
 from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
-from server.backends.torch_images import make_image_device
+from server.backends.torch_device import Optimise
+from server.backends.torch_images import make_graph_device, make_image_device
 from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
 from server.models.sources import LoadedModel, TensorSource
 
 
-def make_device(models: Sequence[LoadedModel], device: torch.device) -> ModelDevices:
+def make_device(models: Sequence[LoadedModel], device: torch.device, optimise: Optimise = "auto") -> ModelDevices:
     """Put all models on one device, and set the process's threads and heap for it."""
-    return ModelDevices({served.name: device_of(runnable, served, device) for served, runnable in models})
+    return ModelDevices({served.name: device_of(runnable, served, device, optimise) for served, runnable in models})
 
 
 @singledispatch
-def device_of(runnable: Any, served: ServedModel, device: torch.device) -> Device:
+def device_of(runnable: Any, served: ServedModel, device: torch.device, _: Optimise = "auto") -> Device:
     """A Device for what was loaded: a text network."""
     from server.backends.torch_texts import TextDevice
 
@@ -29,10 +30,12 @@ def device_of(runnable: Any, served: ServedModel, device: torch.device) -> Devic
 
 
 @device_of.register
-def _(net: PixelNet, served: ServedModel[Any], device: torch.device) -> Device:
+def _(net: PixelNet, served: ServedModel[Any], device: torch.device, optimise: Optimise = "auto") -> Device:
+    if device.type == "cuda" and net.stages == 1 and optimise != "none":
+        return make_graph_device(served, net, device, optimise)
     return make_image_device([(served, net)], device)
 
 
 @device_of.register
-def _(source: TensorSource, served: ServedModel[Any], device: torch.device) -> Device:
+def _(source: TensorSource, served: ServedModel[Any], device: torch.device, _: Optimise = "auto") -> Device:
     return TensorDevice(served, source.make, device)

@@ -16,7 +16,9 @@ from server.backends.executor import (
     Device,
     Executor,
     LoadedDevice,
+    RunningBatch,
     ThreadExecutor,
+    uploaded,
     with_timeout,
 )
 from server.errors import BatchTimeoutError, DeviceLostError
@@ -37,6 +39,17 @@ class ModelDevices:
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         """Run the batch on its model's device."""
         return self._devices[batch.model, batch.revision].serve(batch)
+
+    def launch(self, batch: Batch, /) -> RunningBatch | None:
+        """Start the batch; None if its model's device cannot launch."""
+        launch = getattr(self._devices[batch.model, batch.revision], "launch", None)
+        running: RunningBatch | None = None if launch is None else launch(batch)
+        return running
+
+    def upload(self, model: str, revision: int, sample: Any) -> Any:
+        """Start the copy of a sample to its model's device, if that can, and return a batch's input in its place."""
+        upload = getattr(self._devices.get((model, revision)), "upload", None)
+        return sample if upload is None else upload(sample)
 
     def load(self) -> None:
         """Load the models that are loaded on the executor's thread.
@@ -170,6 +183,11 @@ class RevisionExecutor:
         The future raises BatchTimeoutError after the timeout.
         """
         return asyncio.ensure_future(self._run(replace(batch, revision=self.revision)))
+
+    def upload(self, model: str, _: int, sample: Any) -> Any:
+        """Start the copy of a sample to the device, if the executor can, and return a batch's input in its place."""
+        (found,) = uploaded(self.executor, model, [sample], self.revision)
+        return found
 
     async def _run(self, batch: Batch) -> Completion:
         completion = await with_timeout(self.executor, batch, self.timeout)

@@ -13,7 +13,10 @@ from torch import Tensor
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, Logits
 from server.backends.glibc_heap import heap
-from server.backends.torch_device import Precision, cpu_threads, resolve_precision, translated_errors
+from server.backends.graph import GraphDevice
+from server.backends.networks import ChoiceKey, optimised
+from server.backends.runtime import CudaRuntime
+from server.backends.torch_device import Optimise, Precision, cpu_threads, resolve_precision, translated_errors
 from server.errors import NotFiniteError
 from server.models.images.codec import ImageCodec
 from server.models.images.torchvision_source import PixelNet
@@ -89,6 +92,27 @@ def make_image_device(
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # weights are copied on another stream than batches
     return ImageDevice(placed, _CudaRun(device), device)
+
+
+def make_graph_device(
+    model: ServedModel[ImageCodec],
+    net: PixelNet,
+    device: torch.device,
+    optimise: Optimise = "auto",
+    precision: Precision = "auto",
+) -> GraphDevice:
+    """Put a model without stages on a CUDA device, with the fastest implementation of its network; see `optimised`.
+
+    Raises:
+        SpecError: the network cannot be compiled, which the setting demands.
+    """
+    precision = resolve_precision(precision, device)
+    net.move_to(device, _DTYPES[precision])
+    torch.backends.cudnn.benchmark = True
+    torch.cuda.synchronize(device)  # weights are copied on another stream than batches
+    key = ChoiceKey(model.name, torch.cuda.get_device_name(device), precision)
+    network = optimised(net, CudaRuntime(device), optimise, model.codec.shape, model.max_batch_size, key)
+    return GraphDevice(model, network, CudaRuntime(device))
 
 
 class _CudaRun:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from server.backends.executor import Batch
-from server.backends.torch_device import translated_errors
+from server.backends.torch_device import allow_tf32, translated_errors
 from server.models.texts.networks import TextNet, place, serve
 
 
@@ -14,8 +14,9 @@ class TextDevice:
     """A Device for one or several text models; not thread-safe."""
 
     def __init__(self, nets: Mapping[str, TextNet], device: torch.device) -> None:
-        """Move the networks, by model name, to the device; they compute in float32."""
+        """Move the networks, by model name, to the device; they compute in float32, on CUDA with TF32."""
         self._nets, self._device = nets, device
+        allow_tf32(device)
         for net in nets.values():
             place(net, device)
 

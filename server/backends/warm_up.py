@@ -8,6 +8,7 @@ import numpy as np
 
 from policies.profile import Profile
 from policies.types import SpecError
+from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Executor
 from server.errors import OutOfMemoryError
 from server.models.model import ServedModel
@@ -34,8 +35,17 @@ async def warm_up(executor: Executor, model: ServedModel, batch_sizes: Iterable[
             await executor.run(Batch(model.name, [sample] * size))
 
 
-def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, every_size: bool) -> Profile:
-    """Warm a model up for all batch sizes of its profile, or for the first two and the last.
+def warm_up_and_fit(
+    executor: Executor, model: ServedModel, profile: Profile, every_size: bool, pads: bool = False
+) -> Profile:
+    """Warm a model up for all batch sizes of its profile, or all buckets, or for the first two and the last.
+
+    Args:
+        executor: of the device.
+        model: the model.
+        profile: its profile.
+        every_size: whether the first batch of each size is slow.
+        pads: whether the device pads batches to buckets.
 
     Returns:
         The profile; its largest batch is halved until it fits the memory.
@@ -44,11 +54,12 @@ def warm_up_and_fit(executor: Executor, model: ServedModel, profile: Profile, ev
         SpecError: a batch of one sample does not fit.
     """
     largest = profile.max_batch_size
+    sizes: Iterable[int] = range(1, largest + 1) if every_size else (1, min(2, largest), largest)
     try:
-        asyncio.run(warm_up(executor, model, range(1, largest + 1) if every_size else (1, min(2, largest), largest)))
+        asyncio.run(warm_up(executor, model, bucket_sizes(largest) if pads else sizes))
     except OutOfMemoryError as error:
         if largest == 1:
             raise SpecError(f"{model.name} does not fit the memory that is free on {executor.name}: {error}") from error
         _log.warning("%s: a batch of %d does not fit the memory; trying half of it", model.name, largest)
-        return warm_up_and_fit(executor, model, profile.truncated(largest // 2), every_size)
+        return warm_up_and_fit(executor, model, profile.truncated(largest // 2), every_size, pads)
     return profile

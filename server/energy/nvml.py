@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 NOT_SUPPORTED, NO_PERMISSION, GPU_LOST = 3, 4, 15
@@ -77,6 +78,40 @@ def foreign_processes(board: Board, own: int | None = None) -> tuple[int, ...]:
         return tuple(sorted(set(board.processes()) - {own or os.getpid()}))
     except NvmlError:
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """NVIDIA's driver.
+
+    Attributes:
+        version: such as "580.65.06".
+        cuda: the newest CUDA version that it supports, such as "13.0".
+        gpus: the names of its GPUs.
+    """
+
+    version: str
+    cuda: str
+    gpus: tuple[str, ...]
+
+
+def read_driver(nvml: Any = None) -> Driver:
+    """NVIDIA's driver on this machine, whatever torch can use of it; `nvml` is the module pynvml if not given.
+
+    Raises:
+        ImportError: nvidia-ml-py is not installed.
+        NvmlError: there is no driver.
+    """
+    if nvml is None:
+        import pynvml
+
+        nvml = pynvml
+    with _converted_errors(nvml):
+        nvml.nvmlInit()
+        cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
+        handles = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount()))
+        gpus = tuple(str(nvml.nvmlDeviceGetName(handle)) for handle in handles)
+        return Driver(str(nvml.nvmlSystemGetDriverVersion()), f"{cuda // 1000}.{cuda % 1000 // 10}", gpus)
 
 
 def open_board(index: int) -> Board:

@@ -14,6 +14,7 @@ from socket import socket
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import INTERNAL_ERROR, ServerError
@@ -51,8 +52,10 @@ class FleetServer:
         submit: submits a call, as `Fleet.submit` does.
         on_lost: called with a gateway that was disconnected, since it died or does not read its answers.
         tracing: links the spans of calls and batches; None: nothing is traced.
+        page_lock: page-locks a mapping of slots for the device, and returns what ends that; None: nothing needs it.
     """
 
+    page_lock: Callable[[mmap.mmap], Callable[[], None]] | None = None
     on_control: Callable[["Gateway", Any], None] = staticmethod(lambda _gateway, _message: None)
     on_lost: Callable[["Gateway"], None] = staticmethod(lambda _: None)
     on_publish: Callable[[], None] = staticmethod(lambda: None)
@@ -93,7 +96,11 @@ class FleetServer:
             memory: file descriptor of the memory with the gateway's slots; it may be closed afterwards.
             name: its name in the log.
         """
-        gateway = Gateway(self, memory, name)
+        lock = self.page_lock
+        mapped = mmap.mmap(memory, 0) if lock else mmap.mmap(memory, 0, prot=mmap.PROT_READ)
+        gateway = Gateway(self, mapped, name)
+        if lock is not None:  # on a thread, since it takes tens of milliseconds
+            gateway.on_unmap(mapped, await asyncio.to_thread(lock, mapped))
         self.gateways.add(gateway)
         await gateway.open(sock)
         return gateway
@@ -153,14 +160,23 @@ class FleetServer:
 class Gateway:
     """A gateway, and its open calls."""
 
-    def __init__(self, server: FleetServer, memory: int, name: str) -> None:
-        """Map the memory with this file descriptor, read-only; `name` is for the log."""
+    def __init__(self, server: FleetServer, memory: mmap.mmap, name: str) -> None:
+        """Read inputs from the memory; `name` is for the log."""
         self.name = name
         self._server = server
-        self._memory = mmap.mmap(memory, 0, prot=mmap.PROT_READ)
+        self._memory = np.frombuffer(memory, np.uint8)  # the base of all arrays of inputs
+        self._memory.flags.writeable = False
         self._channel = Channel(self._on_message, self._on_lost)
         self._calls: dict[int, _Call] = {}
         self._read: Counter[int] = Counter()  # arrays of a failed or cancelled call that are still read
+
+    def on_unmap(self, memory: mmap.mmap, function: Callable[[], None]) -> None:
+        """Call a function when nothing refers to an input any more, before the memory is unmapped."""
+
+        def call(_: mmap.mmap) -> None:
+            function()
+
+        weakref.finalize(self._memory, call, memory).atexit = False
 
     async def open(self, sock: socket) -> None:
         """Open the channel."""

@@ -45,7 +45,7 @@ def pack(samples: Sequence[Any], store: Store) -> PackedSamples:
     return PackedSamples([(array.dtype.str, array.shape, store(np.ascontiguousarray(array))) for array in flat], names)
 
 
-def unpack(packed: PackedSamples, memory: "mmap.mmap | None" = None) -> tuple[list[Any], list[_Array]]:
+def unpack(packed: PackedSamples, memory: "mmap.mmap | _Array | None" = None) -> tuple[list[Any], list[_Array]]:
     """Make the samples again.
 
     Args:

@@ -33,12 +33,14 @@ class ModelSource(ABC):
     Attributes:
         spec: SPEC of NAME=SPEC.
         splits: whether the network can be split into stages.
+        has_graphs: whether a CUDA device captures its batches as graphs.
         has_lengths: whether service times depend on the lengths of the samples.
         has_decode_steps: whether policies may decide between decode steps.
         max_batch_size: largest batch of the model itself; None for no limit.
     """
 
     splits = False
+    has_graphs = False
     has_lengths = False
     has_decode_steps = False
     max_batch_size: int | None = None
@@ -94,6 +96,7 @@ class TorchvisionSource(ModelSource):
     """A classifier of torchvision by its name there."""
 
     splits = True
+    has_graphs = True
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Check that there is such a model."""

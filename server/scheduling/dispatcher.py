@@ -99,6 +99,7 @@ class Dispatcher:
         self.chosen = dict(chosen)
         self.broken = asyncio.Event()
         self._executor = executor
+        self._upload: Callable[[str, int, Any], Any] | None = getattr(executor, "upload", None)
         self._recoverable = executor if isinstance(executor, RecoverableExecutor) else None
         self._metrics = metrics
         self._clock = clock
@@ -179,6 +180,8 @@ class Dispatcher:
         """
         now = self._clock()
         for request in call.make_requests(self.chosen[call.model], self._ids):
+            if self._upload is not None:
+                request.payload.data = self._upload(call.model, call.revision, request.payload.input)
             if self._retiring:
                 request.kind = self._kind_of(request)
             self._batcher.arrive(request, now)

@@ -1,149 +1,148 @@
-"""The computations of benchmarks/gpu.py on fake devices; the measurement itself needs a GPU (make gpu)."""
+"""The stages of benchmarks/gpu.py and their records; the measurement itself needs a GPU (make gpu)."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, replace
-from typing import Any, TypeVar
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.gpu import attempt, find_gpu, main, table
-from benchmarks.support.gpu_energy import LOADS, DeviceUnderTest, compare, joules, linearity, readings, sensor
-from policies.profile import Profile
+from benchmarks import gpu
+from benchmarks.gpu import MODELS, STAGES, find_gpu, next_stage, parts_of, profile_of, run_stage
+from benchmarks.support.gpu_parts import Part, is_done, read_record, run_parts, write_record
 from policies.types import SpecError
-from profiler.energy import Mean, RunningLoad, Steady, UnmeasuredError
-from profiler.energy_plan import full_energy_plan
-from profiler.energy_sweep import with_energy
-from tests.support.fakes import STEPS, FakeExecutor
-from tests.support.virtual_clock import virtual_loop
-from tests.support.virtual_device import VirtualDevice
 
-IDLE, WATTS = 100.0, 160.0
-PROFILE = replace(STEPS, model="m", idle_power=IDLE)
-_T = TypeVar("_T")
+A, B = Part("a", 1.0), Part("b", 3.0)
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = virtual_loop()
-    yield loop
-    loop.close()
+def script(text: str) -> list[str]:
+    return [sys.executable, "-u", "-c", f"from benchmarks.support.gpu_parts import emit\n{text}"]
 
 
-def device(loop: asyncio.AbstractEventLoop) -> DeviceUnderTest:
-    """A device that always draws 160 W, measured for ten seconds after one second."""
+def run(record: dict[str, Any], scripts: dict[str, str], seconds: float = 60.0, repeat: bool = False) -> list[str]:
+    """Run parts with these scripts; return the names of those that ran."""
+    ran: list[str] = []
 
-    async def measure_power(load: RunningLoad) -> Steady:
-        await asyncio.sleep(1.0)
-        before = load()
-        await asyncio.sleep(10.0)
-        after = load()
-        rate = (after.batches - before.batches) / (after.time - before.time)
-        return Steady(Mean(WATTS, 0.0), Mean(rate, 0.0), Mean(WATTS / rate, 0.0))
+    def command(part: Part, limit: float) -> list[str]:
+        ran.append(part.name)
+        return script(scripts[part.name])
 
-    return DeviceUnderTest(FakeExecutor(PROFILE), PROFILE, [1.0, 2.0], loop.time, measure_power)
-
-
-def run(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[_T]]) -> _T:
-    async def all_of_it() -> _T:
-        return await work()
-
-    return loop.run_until_complete(all_of_it())
+    parts = [Part(name, 1.0) for name in scripts]
+    run_parts(record, parts, command, time.monotonic() + seconds, lambda: None, repeat)
+    return ran
 
 
-def test_joules_per_request_are_the_devices_energy_over_the_requests_answered(loop: asyncio.AbstractEventLoop) -> None:
-    cell = run(loop, lambda: joules(device(loop), "greedy", 200.0))
-    # three standard deviations of 2000 Poisson arrivals, 45 each
-    assert cell["answered_hz"] == pytest.approx(200.0, rel=0.07)
-    assert cell["total_mj"] == pytest.approx(1e3 * WATTS / cell["answered_hz"])
-    assert cell["marginal_mj"] == pytest.approx(1e3 * (WATTS - IDLE) / cell["answered_hz"])
-    assert cell["refused"] == 0
-    assert cell["load"] == pytest.approx(200.0 / PROFILE.capacity)
-    assert 11.0 < cell["mean_ms"] < cell["p95_ms"] < 40.0
+def test_results_of_all_parts_are_kept_although_one_fails_and_one_crashes() -> None:
+    record: dict[str, Any] = {}
+    crash = "import os, signal; emit('x', 3); os.kill(os.getpid(), signal.SIGSEGV)"
+    run(record, {"a": "emit('x', [1]); emit('x', [1, 2])", "b": "emit('x', 2); 1 / 0", "c": crash, "d": "emit('y', 4)"})
+    parts = record["parts"]
+    assert [parts[name]["results"] for name in "abcd"] == [{"x": [1, 2]}, {"x": 2}, {"x": 3}, {"y": 4}]
+    assert [parts[name]["done"] for name in "abcd"] == [True, False, False, True]
+    assert "ended with code 1" in parts["b"]["failed"]
+    assert "ZeroDivisionError" in parts["b"]["failed"]
+    assert "ended with code -11" in parts["c"]["failed"]
 
 
-def test_a_waiting_policy_serves_larger_batches_with_longer_response_times(loop: asyncio.AbstractEventLoop) -> None:
-    greedy = run(loop, lambda: joules(device(loop), "greedy", 200.0))
-    full = run(loop, lambda: joules(device(loop), "static:8", 200.0))
-    assert full["mean_batch_size"] == pytest.approx(8.0, rel=0.01)  # the last batch may be smaller
-    assert greedy["mean_batch_size"] < 5.0
-    assert full["mean_ms"] > greedy["mean_ms"]
+def test_a_part_that_hangs_is_stopped_with_what_it_started_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.support.gpu_parts._GRACE", 0.0)
+    record: dict[str, Any] = {}
+    child = (
+        "import subprocess, sys; emit('x', 1); subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    )
+    run(record, {"a": child, "b": "emit('y', 2)"}, seconds=8.0)
+    assert record["parts"]["a"]["results"] == {"x": 1}
+    assert "was stopped after" in record["parts"]["a"]["failed"]
+    assert record["parts"]["b"]["done"]
 
 
-def test_no_task_is_left_running(loop: asyncio.AbstractEventLoop) -> None:
-    with pytest.raises(SpecError):
-        run(loop, lambda: joules(device(loop), "nonsense", 10.0))
-    run(loop, lambda: joules(device(loop), "greedy", 500.0))
-    assert asyncio.all_tasks(loop) == set()
+def test_a_run_goes_on_where_the_record_ends_and_repeats_a_failed_part_once() -> None:
+    record: dict[str, Any] = {}
+    scripts = {"a": "emit('x', 1)", "b": "1 / 0"}
+    assert run(record, scripts) == ["a", "b"]
+    assert run(record, scripts) == ["b"]
+    assert is_done(record, [A, B])
+    assert run(record, scripts) == []
+    assert run(record, scripts, repeat=True) == ["b"]
+    scripts["b"] = "emit('x', 2)"
+    run(record, scripts, repeat=True)
+    assert record["parts"]["b"]["done"]
+    assert "failed" not in record["parts"]["b"]
 
 
-@pytest.mark.slow
-def test_each_load_compares_greedy_with_both_objectives(loop: asyncio.AbstractEventLoop) -> None:
-    cells: list[dict[str, Any]] = []
-    run(loop, lambda: compare(device(loop), 1e9, cells.append))
-    assert [cell["policy"].partition(":")[0] for cell in cells] == ["greedy", "smdp", "smdp"] * len(LOADS)
-    for greedy, tight, loose in zip(cells[::3], cells[1::3], cells[2::3], strict=True):
-        assert tight["slo_p95_ms"] == pytest.approx(1.5 * greedy["p95_ms"])
-        assert loose["slo_p95_ms"] == pytest.approx(3.0 * greedy["p95_ms"])
-        assert tight["kept"] is (tight["p95_ms"] <= tight["slo_p95_ms"])
-        assert loose["mean_batch_size"] >= greedy["mean_batch_size"]
-        assert loose["marginal_over_greedy"] == pytest.approx(loose["marginal_mj"] / greedy["marginal_mj"])
+def test_without_time_a_part_is_not_started_and_is_left_for_the_next_run() -> None:
+    record: dict[str, Any] = {}
+    assert run(record, {"a": "emit('x', 1)"}, seconds=0.0) == []
+    assert record["parts"]["a"] == {"failed": "no time was left for it"}
+    assert not is_done(record, [A])
 
 
-def test_no_cell_is_started_after_the_end_of_the_time(loop: asyncio.AbstractEventLoop) -> None:
-    cells: list[dict[str, Any]] = []
-    run(loop, lambda: compare(device(loop), 5.0, cells.append))  # the first cell ends after 11 s
-    assert [cell["policy"] for cell in cells] == ["greedy"]
+def test_time_is_divided_by_weight_among_the_parts_that_are_left() -> None:
+    limits: list[float] = []
+
+    def command(part: Part, limit: float) -> list[str]:
+        limits.append(limit)
+        return script("")
+
+    run_parts({}, [A, B], command, time.monotonic() + 410.0, lambda: None)
+    assert limits[0] == pytest.approx(100.0, rel=0.02)
+    assert limits[1] > 350.0  # the first ended early
 
 
-def test_linearity_is_the_largest_distance_from_the_line_of_best_fit() -> None:
-    assert linearity([(0.0, 100.0), (0.5, 200.0), (1.0, 300.0)]) == pytest.approx(0.0, abs=1e-12)
-    # the line of best fit is constant, 110
-    assert linearity([(0.0, 100.0), (0.5, 130.0), (1.0, 100.0)]) == pytest.approx(20.0 / 110.0)
+def test_the_records_are_at_most_eight_files_and_the_next_stage_follows_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = {"schema": "batchwright.profile/1", "name": "n", "batch_size": [1], "service_time_s": [0.001]}
+    monkeypatch.setattr(gpu, "python", lambda *arguments: script(f"emit('profile', {profile!r})"))
+    arguments = argparse.Namespace(models=MODELS, max_batch_size=4, rehearse=True)
+    for stage in STAGES:
+        assert next_stage(tmp_path) == stage
+        assert run_stage(stage, tmp_path, arguments, "GPU", time.monotonic() + 60.0, repeat=False)
+    assert next_stage(tmp_path) is None
+    assert next_stage(tmp_path, ["resnet18"]) == "A"
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [
+        "googlenet.profile.json", "report.md", "resnet50.profile.json", "stage-a.json", "stage-b.json", "stage-c.json"
+    ]  # fmt: skip
+    assert profile_of("resnet50", tmp_path).service_times == (0.001,)
 
 
-def test_sensor_and_readings_are_computed_from_the_sweep() -> None:
-    known = VirtualDevice(lambda b: 200.0 + 10.0 * b, lambda b: 0.001 + 0.001 * b)
-    profile = Profile("n", tuple(known.service_time(b) for b in range(1, 5)))
-    profile, sweep = with_energy(profile, known.rig(), full_energy_plan, lambda share: None)
-    assert sweep is not None
-    found = sensor(sweep, profile, known)
-    assert (found["step_s"], found["batch_size"]) == (0.1, 4)
-    assert found["idle_power_w"]["before"] == asdict(sweep.before)
-    assert [load for load, _ in found["power_w_by_load"]] == pytest.approx([0.0, 0.2, 0.5, 0.8, 1.0], rel=1e-3)
-    assert found["off_the_line"] < 1e-3
-    assert abs(found["duty_cycle_error"]) < 1e-3
-    rows = readings(sweep, profile)
-    assert [row["batch_size"] for row in rows] == [1, 2, 3, 4]
-    assert rows[0]["total_mj"] == pytest.approx(420.0, rel=1e-3)
-    part = {"sensor": found, "energy": rows, "profile": {"service_time_s": profile.service_times, "note": "how"}}
-    text = table({"device": "GPU", "date": "today", "versions": {}, "tests": "1 passed", "models": {"net": part}})
-    assert "| 1 | 2.000 | 500 | 210 | 220.0 |" in text
-    assert "a step every 100 ms" in text
+def test_without_a_profile_the_message_names_the_stage_that_measures_it(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="run stage B first: make gpu STAGE=B"):
+        profile_of("resnet50", tmp_path)
 
 
-def test_the_table_contains_the_parts_that_were_measured(loop: asyncio.AbstractEventLoop) -> None:
-    cells: list[dict[str, Any]] = [{"policy": "smdp", "load": 0.2, "failed": "no such bound"}]
-    run(loop, lambda: compare(device(loop), 12.0, cells.append))
-    models = {"a": {"joules": cells}, "b": {"failed": "out of memory"}}
-    text = table({"device": "GPU", "date": "today", "versions": {}, "tests": "1 passed", "models": models})
-    assert "| 0.20 | - | smdp | no such bound |" in text
-    assert "| greedy | - |" in text
-    assert "failed: out of memory" in text
+def test_a_folder_without_records_gets_those_of_earlier_runs(tmp_path: Path) -> None:
+    earlier, folder = tmp_path / "earlier", tmp_path / "out"
+    earlier.mkdir()
+    folder.mkdir()
+    write_record(earlier / "stage-a.json", {"parts": {"tests": {"done": True}}})
+    gpu._continue_from(earlier, folder)
+    assert read_record(folder / "stage-a.json")["parts"]["tests"]["done"]
+    write_record(earlier / "stage-a.json", {})
+    gpu._continue_from(earlier, folder)
+    assert read_record(folder / "stage-a.json")["parts"]
 
 
-def test_failures_are_recorded_beside_the_measured_parts() -> None:
-    def fail() -> None:
-        raise UnmeasuredError("the meter stood still")
-
-    part: dict[str, Any] = {"profile": {}}
-    attempt(part, fail)
-    attempt(part, fail)
-    assert part == {"profile": {}, "failed": "the meter stood still; the meter stood still"}
+def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / "stage-a.json").write_text('{"parts": ')
+    assert read_record(tmp_path / "stage-a.json") == {}
+    assert next_stage(tmp_path) == "A"
 
 
-def test_without_a_gpu_it_prints_a_message_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_of_every_stage_can_be_run_by_name() -> None:
+    kinds = {part.name.partition(":")[0] for stage in STAGES for part in parts_of(stage, ["m"])}
+    assert kinds == {"tests", "uploads", "kernels", "profile", "policies", "http"}
+
+
+def test_without_a_gpu_it_prints_a_message_and_succeeds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if find_gpu() is not None:
         pytest.skip("this machine has a GPU: use make gpu")
-    main()
-    assert "nothing to measure" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    gpu.main()
+    assert "nothing to measure; NVIDIA's driver has no GPU" in capsys.readouterr().out

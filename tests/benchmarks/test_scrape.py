@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.container import copied, steps
+from benchmarks.container import copied, steps, target
 from benchmarks.scrape import data_query, shortened
 from deploy.expressions import Expression, all_expressions
 
@@ -30,6 +30,12 @@ def test_all_grafana_variables_are_replaced() -> None:
 def test_a_dockerfiles_steps_are_read_with_their_continued_lines() -> None:
     text = '# a comment\nFROM x\n\nRUN a \\\n    && b\nCMD ["c"]\n'
     assert steps(text) == [("FROM", "x"), ("RUN", "a && b"), ("CMD", '["c"]')]
+
+
+def test_a_stage_has_the_steps_of_the_one_that_it_is_based_on() -> None:
+    all_steps = steps("FROM x AS base\nRUN a\nFROM base AS gpu\nRUN b\nFROM base AS any\nRUN c\n")
+    assert target(all_steps, "gpu") == [("RUN", "a"), ("RUN", "b")]
+    assert target(all_steps, "any") == [("RUN", "a"), ("RUN", "c")]
 
 
 def test_files_of_dockerignore_are_not_copied() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.container import last, steps, target
 from deploy.expressions import DEPLOY
 
 COMPOSE = DEPLOY / "compose.yaml"
@@ -78,6 +79,26 @@ def test_the_fallback_to_random_weights_is_found(text: str) -> None:
 
 def test_only_the_gpu_profile_reserves_a_gpu() -> None:
     assert [name for name, service in SERVICES.items() if "deploy" in service] == ["batchwright"]
+
+
+def test_the_gpu_profile_builds_the_target_with_pinned_cuda() -> None:
+    dockerfile = steps((DEPLOY.parent / "Dockerfile").read_text())
+    for name, stage in (("batchwright", "gpu"), ("batchwright-emulated", "any")):
+        assert SERVICES[name]["build"].get("target", "any") == stage
+        found = target(dockerfile, stage)
+        assert last(found, "USER") == "batchwright"
+        assert last(found, "VOLUME") == "/home/batchwright/.cache"
+    (install,) = [rest for key, rest in target(dockerfile, "gpu") if key == "RUN" and rest.startswith("make")]
+    assert re.search(r"torch==\d+\.\d+\.\d+ torchvision==\d+\.\d+\.\d+ .*/whl/cu\d+", install)
+    assert "TORCH" not in " ".join(rest for key, rest in target(dockerfile, "any") if key == "RUN")
+    assert "$(TORCH)" in (DEPLOY.parent / "Makefile").read_text()
+
+
+def test_what_the_gpu_image_compiles_is_cached_in_the_volume() -> None:
+    found = target(steps((DEPLOY.parent / "Dockerfile").read_text()), "gpu")
+    given = dict(pair.split("=", 1) for key, rest in found if key == "ENV" for pair in rest.split())
+    for key in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
+        assert given[key].startswith(last(found, "VOLUME"))
 
 
 def test_prometheus_scrapes_the_alias_of_both_servers() -> None:

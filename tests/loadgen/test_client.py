@@ -1,6 +1,8 @@
 """Tests of the open-loop client: sending on schedule, records, and failing responses."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -164,3 +166,50 @@ def test_sending_waits_for_a_start_in_the_future() -> None:
     loop.run_until_complete(offer(Slow(), [0.0, 1.0], log, loop.time, start=loop.time() + 3.0))
     loop.close()
     assert [(r.scheduled, r.sent) for r in log.records] == [(0.0, 0.0), (1.0, 1.0)]
+
+
+class Instant:
+    """A sender that records when it was called."""
+
+    def __init__(self) -> None:
+        self.sent: list[float] = []
+
+    async def send(self) -> Response:
+        self.sent.append(time.monotonic())
+        return Response(200)
+
+
+def test_a_precise_run_sends_each_request_at_its_instant_or_later_without_the_loops_timers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_timer(*_: object, **__: object) -> None:
+        raise AssertionError("the loop's timers are coarse")
+
+    async def run() -> tuple[Instant, RunLog, float]:
+        sender, log, start = Instant(), RunLog(), time.monotonic() + 0.01
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", no_timer)
+        monkeypatch.setattr(loop, "call_at", no_timer)
+        await offer(sender, instants, log, start=start, precise=True)
+        return sender, log, start
+
+    instants = [0.0, 0.0, 0.001, 0.0013, 0.004]
+    sender, log, start = asyncio.run(run())
+    assert (log.sent, log.errors) == (5, 0)
+    assert all(sent >= start + instant for sent, instant in zip(sender.sent, instants, strict=True))
+    assert [record.scheduled for record in log.records] == instants
+
+
+def test_a_cancelled_precise_run_ends_its_thread_at_once() -> None:
+    async def run() -> RunLog:
+        log = RunLog()
+        sending = asyncio.create_task(offer(Instant(), [0.0, 1e6], log, precise=True))
+        while not log.records:  # noqa: ASYNC110  (there is no event to await)
+            await asyncio.sleep(1e-3)
+        assert "precise-timer" in {thread.name for thread in threading.enumerate()}
+        sending.cancel()
+        await asyncio.wait([sending])
+        return log
+
+    assert asyncio.run(run()).sent == 1
+    assert "precise-timer" not in {thread.name for thread in threading.enumerate()}

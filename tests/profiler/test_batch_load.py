@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler.batch_load import ExecutorLoad, make_batch
+from policies.types import SpecError
+from profiler.batch_load import ExecutorLoad
 from server.backends.executor import Batch, Completion, Executor, ThreadExecutor
 
 SERVICE = 2.0  # s
@@ -89,7 +90,7 @@ def test_a_device_error_is_raised_when_the_progress_is_read() -> None:
     executor = ThreadExecutor(device)
     with feed(executor)(1) as load:
         await_batches(device, 1)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(SpecError, match="net: a batch of 1 failed: RuntimeError: out of memory"):
         load()
     executor.close()
 
@@ -111,7 +112,3 @@ def test_gaps_are_random_and_give_the_load_on_average(share: float) -> None:
     assert np.mean(gaps) == pytest.approx(expected, rel=0.04)
     assert 0.5 * expected <= min(gaps) < 0.6 * expected
     assert 1.4 * expected < max(gaps) <= 1.5 * expected
-
-
-def test_samples_are_used_in_rotation() -> None:
-    assert make_batch(["a", "b"], 5) == ["a", "b", "a", "b", "a"]

@@ -1,5 +1,6 @@
 """Tests of measuring energy between ticks, on a virtual clock, with devices of known power."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor, inf, isinf, sqrt
 from threading import Event, Semaphore
@@ -196,7 +197,12 @@ def test_the_duty_cycle_check_interpolates_between_idle_and_busy_power(
 
 def test_batches_run_back_to_back_until_the_context_ends() -> None:
     completed = Semaphore(0)
-    with feed_batches(completed.release, lambda: 7.0) as load:
+
+    def run(on_batch: Callable[[], bool]) -> None:
+        while on_batch():
+            completed.release()
+
+    with feed_batches(run, lambda: 7.0) as load:
         for _ in range(3):
             assert completed.acquire(timeout=5)
         assert load().batches >= 2  # the third may not be counted yet
@@ -208,7 +214,7 @@ def test_batches_run_back_to_back_until_the_context_ends() -> None:
 def test_an_exception_of_a_batch_is_raised_when_the_progress_is_read() -> None:
     failed = Event()
 
-    def run() -> None:
+    def run(_: Callable[[], bool]) -> None:
         failed.set()
         raise RuntimeError("out of memory")
 

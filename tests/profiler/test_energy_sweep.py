@@ -2,11 +2,13 @@
 
 import logging
 from dataclasses import replace
+from itertools import count
 from math import inf, log2
 
 import pytest
 
 from policies.profile import Profile, parse_profile
+from profiler.conditions import Conditions
 from profiler.energy import Mean, UnmeasuredError, Windows
 from profiler.energy_plan import EnergyPlan, full_energy_plan, quick_energy_plan
 from profiler.energy_sweep import EnergySweep, LoadPoint, sweep_energies, watts, with_energy
@@ -53,6 +55,14 @@ def test_known_energies_are_measured_for_every_size(handover: float) -> None:
     assert found.energy_source == "nvml"
 
 
+def test_a_device_that_cools_slowly_is_measured_after_its_power_has_fallen() -> None:
+    known = device(cooling=12.0)
+    known.draw(300.0)
+    known.rest()
+    for plan in (quick_energy_plan, lambda times: full_energy_plan(times).within(60.0)):
+        assert sweep_energies(known.rig(), plan([0.001] * 8), ignore).idle.value == pytest.approx(100.0, rel=EXACT)
+
+
 def test_a_step_of_the_service_time_is_a_step_of_the_energy_at_sizes_that_were_not_measured() -> None:
     known = device(service_time=lambda b: 0.002 if b < 7 else 0.003)
     assert 7 not in full_energy_plan([0.001] * SIZES).sizes
@@ -67,10 +77,10 @@ def test_power_between_sizes_stays_between_its_neighbours() -> None:
     assert all(200.0 * (1 - EXACT) <= p <= 500.0 * (1 + EXACT) for p in found.powers(profile_of(known).service_times))
 
 
-def test_the_quick_plan_measures_four_sizes_within_seconds() -> None:
+def test_the_quick_plan_measures_four_sizes_after_idle_power_has_settled() -> None:
     known = device()
     found, swept = with_energy(profile_of(known), known.rig(), quick_energy_plan, ignore)
-    assert known.time.now < 7.0
+    assert known.time.now < 20.0
     assert [size for size, _ in sorted(known.visited)] == [1, 4, 12, 32]
     # windows of 0.4 s, with an error of one poll at both edges
     assert found.total_energies == pytest.approx([power(b) * service_time(b) for b in range(1, 33)], rel=0.005)
@@ -141,6 +151,45 @@ def test_a_device_that_draws_more_than_idle_power_in_gaps_gives_one_warning_with
     # at load 0.2 and b = 16 the prediction is 100 + 0.2 x 280 W; the gaps add four fifths of 40 W
     assert warning.startswith("at load 0.20 the device draws 188.0 W, +20.5 % from the sum")
     assert "power against idle plus batches of 16: +20.5% at load 0.20" in found.note
+    assert "energies are above the 140.0 W drawn in gaps between batches" in found.note
+
+
+def test_batches_are_charged_above_the_power_between_batches_if_it_is_not_idle_power() -> None:
+    known = device(resting=140.0)
+    found, swept = with_energy(profile_of(known), known.rig(), full_energy_plan, ignore)
+    assert swept is not None
+    assert swept.active_idle(found.service_times) == pytest.approx(140.0, rel=EXACT)
+    assert swept.idle.value == pytest.approx(100.0, rel=EXACT)
+    assert found.idle_power == pytest.approx(140.0, rel=EXACT)
+    sizes = range(1, SIZES + 1)
+    assert found.energies == pytest.approx([(power(b) - 140.0) * service_time(b) for b in sizes], rel=4 * EXACT)
+    # so that the power at any load is idle power plus the batches' energies
+    assert found.energies is not None
+    at_half = 140.0 + 0.5 * found.energies[15] / found.service_times[15]
+    assert at_half == pytest.approx(0.5 * power(16) + 0.5 * 140.0, rel=2 * EXACT)
+
+
+def test_clocks_and_throttling_are_read_in_every_window(caplog: pytest.LogCaptureFixture) -> None:
+    known, plan = device(), full_energy_plan([0.001] * 4)
+    clocks = count(1980, -5)
+    rig = known.rig()
+
+    def read() -> Conditions | None:
+        return Conditions(next(clocks), 3201, 60, 0x4 if known.visited else 0x1)
+
+    rig = replace(rig, instruments=replace(rig.instruments, conditions=read))
+    found, swept = with_energy(profile_of(known, 4), rig, lambda times: plan, ignore)
+    assert swept is not None
+    assert [len(point.conditions) for point in swept.points] == [2 * plan.passes] * 4  # both edges of each window
+    assert len({each.clock for each in swept.conditions}) == len(swept.conditions) == 30
+    assert "MHz, 60 °C, throttled by the power cap at 30 of 30 readings" in found.note
+    assert any("throttled by the power cap" in message for message in caplog.messages)
+
+
+def test_the_powers_of_the_passes_are_kept() -> None:
+    known = device()
+    swept = sweep_energies(known.rig(), full_energy_plan([0.001] * 2), ignore)
+    assert swept.points[1].passes == pytest.approx([power(2)] * 3, rel=EXACT)
 
 
 def test_the_check_runs_at_a_size_with_many_batches_per_window() -> None:
@@ -208,13 +257,25 @@ def test_a_quick_plan_has_the_smallest_and_the_largest_size(largest: int) -> Non
     assert len(sizes) == min(4, largest)
 
 
-def test_a_plan_is_shortened_to_a_given_time_with_windows_of_at_least_three_ticks() -> None:
+def test_a_plan_is_shortened_by_windows_then_passes_then_sizes_and_never_by_the_settling_of_idle_power() -> None:
     plan = full_energy_plan([0.001] * 64)
     assert 280.0 < plan.duration < 400.0
-    assert plan.within(75.0).duration == pytest.approx(75.0, rel=0.1)
     assert plan.within(1e9) == plan
-    assert plan.within(1.0).visit.length == pytest.approx(0.3)
-    assert isinstance(plan.within(1.0), EnergyPlan)
+    for seconds in (250.0, 170.0, 100.0, 80.0):
+        shorter = plan.within(seconds)
+        assert seconds - 12.0 < shorter.duration <= seconds + 1e-9
+        assert shorter.idle.settle == 15.0
+        assert shorter.visit.length >= 1.0
+        assert {1, 64, plan.checked} <= set(shorter.sizes)
+    assert plan.within(250.0).sizes == plan.within(170.0).sizes == plan.sizes
+    assert plan.within(250.0).passes == 3
+    assert len(plan.within(80.0).sizes) < len(plan.sizes)
+
+
+def test_the_least_plan_measures_three_sizes_twice() -> None:
+    least = full_energy_plan([0.001] * 64).within(1.0)
+    assert (least.sizes, least.passes, least.idle.settle) == ((1, 16, 64), 2, 15.0)
+    assert isinstance(least, EnergyPlan)
 
 
 def test_windows_are_longer_for_slow_batches() -> None:

@@ -8,17 +8,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from batchwright import Model, Tensor
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
-from profiler.first_profile import first_profile, make_subject
+from profiler.first_profile import FirstProfiles, cold_copies, first_profile, make_subject
+from server.backends import torch_device
+from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Completion
-from server.energy.meters import NoMeter
+from server.config import load_settings
+from server.energy.meters import CountingMeter, NoMeter
 from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
+from tests.support.timeline import Timeline
 
 KEY = CacheKey("net", "Some CPU", 4, "fp32")
 
@@ -36,10 +41,7 @@ class KnownExecutor:
         return completed(batch.inputs, float(len(batch.inputs)))
 
 
-def completed(outputs: Sequence[Any], service_time: float) -> asyncio.Future[Completion]:
-    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-    done.set_result(Completion(outputs, 0.0, service_time))
-    return done
+completed = Timeline().completed
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,38 @@ def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypat
     monkeypatch.setattr(cache, "device_lock", after_another)
     assert first_profile(subject, 4, KEY, autotunes=False).name == "other process"
     assert executor.batches == 0
+
+
+def test_images_exceed_the_processors_caches_and_other_samples_are_kept() -> None:
+    subject = make_subject(KnownExecutor(), emulated_model("net", 4), NoMeter())
+    assert sum(sample.nbytes for sample in subject.samples) > 100e6
+    assert len({sample.ctypes.data for sample in subject.samples}) == len(subject.samples)
+    assert len(make_subject(KnownExecutor(), emulated_model("net", 4), CountingMeter()).samples) == 16
+    assert cold_copies([{"x": 1}, {"x": 2}]) == [{"x": 1}, {"x": 2}]
+    assert len(cold_copies([np.zeros(4)])) == 4096
+
+
+def test_on_a_device_that_pads_only_buckets_are_measured_and_the_profile_is_cut_where_it_stops_to_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Graphs(KnownExecutor):
+        sizes = set[int]()
+
+        def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+            self.sizes.add(len(batch.inputs))
+            return completed(batch.inputs, 0.2e-3 + 0.018e-3 * len(batch.inputs))
+
+    monkeypatch.setattr(torch_device, "resolve_device", lambda _: (torch.device("cuda", 0), "Some GPU"))
+    settings, executor = load_settings({"models": ["resnet18"]}, None), Graphs()
+    profile = FirstProfiles().cached_or_measured(settings, emulated_model("resnet18", 128), executor, NoMeter())
+    assert executor.sizes == set(bucket_sizes(128))
+    assert profile.max_batch_size == 104
+    assert profile.service_times[16:20] == (profile.service_times[19],) * 4
+    assert FirstProfiles().cached(settings, "resnet18", 128) == profile
+    all_sizes = load_settings({"models": ["resnet18"], "max_batch_size": 128}, None)
+    cached = FirstProfiles().cached(all_sizes, "resnet18", 128)
+    assert cached is not None
+    assert cached.max_batch_size == 128
+    for optimise in ("none", "compile"):
+        others = load_settings({"models": ["resnet18"], "optimise": optimise}, None)
+        assert FirstProfiles().cached(others, "resnet18", 128) is None

@@ -17,7 +17,9 @@ from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
 from server.models.texts.codec import TextCodec
 from server.models.texts.samples import TextSample
-from tests.profiler.test_first_profile import completed
+from tests.support.timeline import Timeline
+
+completed = Timeline().completed
 
 
 class Known:

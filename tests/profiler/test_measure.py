@@ -13,6 +13,7 @@ from policies.types import SpecError
 from profiler.measure import Measurement, MeasurementPlan, Subject, full_plan, measure_service_times, quick_plan
 from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, NoMeter
+from tests.support.timeline import Timeline
 
 ServiceTime = Callable[[int, int], float]  # batch size, number of earlier batches of that size -> s
 
@@ -22,22 +23,21 @@ class KnownExecutor:
 
     name = "known"
 
-    def __init__(self, service_time: ServiceTime, meter: CountingMeter | None = None) -> None:
+    def __init__(self, service_time: ServiceTime, meter: CountingMeter | None = None, handover: float = 0.0) -> None:
         self.sizes: list[int] = []
         self.inputs: list[object] = []
         self._service_time = service_time
         self._meter = meter
+        self._timeline = Timeline(handover)
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         size = len(batch.inputs)
         seconds = self._service_time(size, self.sizes.count(size))
         self.sizes.append(size)
-        self.inputs = list(batch.inputs)
+        self.inputs += batch.inputs
         if self._meter is not None:
             self._meter.add(0.5 + 0.25 * size)
-        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        done.set_result(Completion([None] * size, 0.0, seconds))
-        return done
+        return self._timeline.completed([None] * size, seconds)
 
 
 def run(
@@ -113,8 +113,26 @@ def test_the_order_is_random_but_reproducible() -> None:
 
 def test_samples_are_used_in_rotation() -> None:
     executor = KnownExecutor(affine)
-    run(executor, MeasurementPlan((5,), ()))
-    assert executor.inputs == ["a", "b", "c", "a", "b"]
+    run(executor, MeasurementPlan((5,), (), min_repeats=2, max_repeats=2))
+    assert executor.sizes == [5, 1, 5, 1]  # the launch of a batch of 1 ends the cycle of each pass
+    assert executor.inputs == [*"abcab", "c", *"abcab", "c"]
+
+
+def test_each_batch_takes_the_samples_after_those_of_the_one_before() -> None:
+    executor = KnownExecutor(affine)
+    run(executor, MeasurementPlan((2,), (2,), min_repeats=1, max_repeats=1))
+    assert executor.inputs == [*"ab", *"ca", "b"]
+
+
+def test_the_handover_to_the_next_batch_is_part_of_the_service_time() -> None:
+    profile = run(KnownExecutor(affine, handover=0.125), full_plan(6)).profile("n", "net", "here")
+    assert profile.service_times == tuple(affine(b, 0) + 0.125 for b in range(1, 7))
+
+
+def test_batches_whose_energy_is_counted_run_alone() -> None:
+    executor = KnownExecutor(affine, CountingMeter(), handover=0.125)
+    profile = run(executor, full_plan(3), meter=CountingMeter()).profile("n", "net", "here")
+    assert profile.service_times == tuple(affine(b, 0) for b in range(1, 4))
 
 
 def test_a_noisy_size_is_repeated_until_its_mean_is_known() -> None:
@@ -153,7 +171,7 @@ def test_an_outlier_is_dropped_and_noted() -> None:
 
 
 def test_a_bimodal_device_has_no_outliers() -> None:
-    executor = KnownExecutor(lambda size, k: 1.0 if k % 2 else 2.0)
+    executor = KnownExecutor(lambda size, k: 1.0 if k % 4 else 2.0)  # every other batch only ends a cycle
     (estimate,) = run(executor, MeasurementPlan((1,), (), min_repeats=10, max_repeats=10)).estimates
     assert (estimate.mean, estimate.outliers) == (1.5, 0)
 
@@ -166,7 +184,7 @@ def test_fewer_than_five_repeats_are_all_kept() -> None:
 
 def test_the_spread_of_a_single_repeat_is_interpolated_from_its_neighbours() -> None:
     plan = MeasurementPlan((1, 2, 3), (), min_repeats=1, max_repeats=2, half_width=0.0)
-    estimates = run(KnownExecutor(lambda size, k: size * (1.0 + k)), plan).estimates
+    estimates = run(KnownExecutor(lambda size, k: size * (1.0 + k // (2 if size == 1 else 1))), plan).estimates
     middle = replace(estimates[1], cv=None, half_width=float("inf"), repeats=1)
     profile = Measurement((estimates[0], middle, estimates[2]), "none").profile("n", "net", "here")
     assert profile.cvs is not None

@@ -25,6 +25,7 @@ class VirtualDevice:
         service_time: service time by batch size, s.
         handover: gap between two batches that run back to back, at idle power, s.
         visited: (batch size, share of time in service) of the loads that ran.
+        cooling: time for which the device draws half of a load's excess over idle power after it, s.
         fails_at: instant from which the meter has no reading, s.
     """
 
@@ -40,6 +41,7 @@ class VirtualDevice:
         self.service_time = service_time
         self.handover = 0.0
         self.visited: list[tuple[int, float]] = []
+        self.cooling = 0.0
         self.fails_at = float("inf")
         self._segments = [(0.0, 0.0, idle)]  # begin (s), energy until then (J), power since then (W)
 
@@ -63,12 +65,26 @@ class VirtualDevice:
             return LoadProgress(batches, began + batches * period)
 
         yield progress
-        self.draw(self.idle)
+        self.rest()
+
+    def rest(self) -> None:
+        """End a load."""
+        if self.cooling:
+            self._segments.append(self._segment((self._segments[-1][2] + self.idle) / 2))
+            self._segments.append(self._segment(self.idle, self.time.now + self.cooling))
+        else:
+            self.draw(self.idle)
 
     def draw(self, watts: float) -> None:
         """Draw this power from now on."""
+        while self._segments[-1][0] > self.time.now:
+            self._segments.pop()  # the device had not yet cooled
+        self._segments.append(self._segment(watts))
+
+    def _segment(self, watts: float, at: float | None = None) -> tuple[float, float, float]:
+        begin = self.time.now if at is None else at
         began, joules, before = self._segments[-1]
-        self._segments.append((self.time.now, joules + before * (self.time.now - began), watts))
+        return begin, joules + before * (begin - began), watts
 
     def rig(self, seed: int = 0) -> EnergyRig:
         return EnergyRig(Instruments(self, self.time, self.time.sleep), self.load, np.random.default_rng(seed))

@@ -7,10 +7,12 @@ from math import inf
 from pathlib import Path
 
 import pytest
+import torch
 
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, ServerPlan, make_plan
+from server.backends import torch_device
 from server.config import Settings, SettingsResult, read_settings
 from tests.support.fake_upstream import metadata, upstream
 
@@ -181,6 +183,18 @@ def test_all_errors_are_reported_together() -> None:
     for part in ("nowhere", "nix", "'a=b'", "port", "queue_capacity"):
         assert part in message
     assert message.count("; ") >= 4
+
+
+def test_on_cuda_images_are_measured_up_to_128_and_texts_and_stages_up_to_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_device, "resolve_device", lambda _: (torch.device("cuda", 0), "a GPU"))
+
+    def largest(**flags: object) -> int:
+        return device_plan(device="cuda:0", policy=["greedy"], **flags).max_batch_size("googlenet")
+
+    assert largest() == 128
+    assert largest(queue_capacity=100) == 100
+    assert largest(max_batch_size=48) == 48
+    assert largest(stages=3) == largest(optimise="none") == 32
 
 
 def test_a_max_batch_size_above_the_profiles_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The CPU device of image models: batches, stages, errors and device specs."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,15 +10,26 @@ import pytest
 import torch
 
 from policies.types import SpecError
+from server.backends import torch_device
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, ThreadExecutor
-from server.backends.torch_device import cpu_threads, device_settings, resolve_device
+from server.backends.torch_device import (
+    Precision,
+    cpu_threads,
+    describe_unusable_gpu,
+    device_settings,
+    resolve_device,
+    resolve_precision,
+)
 from server.backends.torch_images import ImageDevice, make_image_device
+from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
+from server.energy.nvml import Driver, NvmlError
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
 from server.models.images.torchvision_source import load_image_model
 from server.models.model import ServedModel
+from tests.support.closeness import BOUNDS, logits, relative_l2
 
 NAMES = ("resnet18", "googlenet")
 
@@ -172,12 +184,34 @@ def test_warm_up_serves_every_size_the_largest_first(models: dict[str, ServedMod
     assert sizes == [5, 2, 1]
 
 
-def test_the_outputs_of_a_bf16_network_are_float32(samples: list[Pixels]) -> None:
-    loaded = load_image_model("squeezenet1_1", "random", 1)
-    exact = make_image_device([loaded], torch.device("cpu")).serve(Batch("squeezenet1_1", samples[:1]))[0]
-    rough = make_image_device([loaded], torch.device("cpu"), "bf16").serve(Batch("squeezenet1_1", samples[:1]))[0]
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_outputs_of_a_network_in_half_precision_are_float32_ones_within_its_error(
+    samples: list[Pixels], precision: Precision
+) -> None:
+    exact = logits("resnet18", samples[:2], torch.device("cpu"), "fp32")
+    rough = logits("resnet18", samples[:2], torch.device("cpu"), precision)
     assert rough.dtype == np.float32
-    assert 0 < np.abs(rough - exact).max() < 0.1 * np.abs(exact).max()  # bfloat16 keeps 8 bits
+    assert 0 < relative_l2(rough, exact) < BOUNDS[precision]
+    assert relative_l2(exact[:1], exact[1:]) > BOUNDS[precision]
+
+
+def test_a_value_that_is_not_finite_is_infinitely_far() -> None:
+    assert relative_l2(np.array([1.0, np.nan]), np.array([1.0, 2.0])) == np.inf
+
+
+def test_automatic_precision_is_fp16_on_cuda_and_fp32_on_the_cpu() -> None:
+    assert resolve_precision("auto", torch.device("cuda", 1)) == "fp16"
+    assert resolve_precision("auto", torch.device("cpu")) == "fp32"
+    assert resolve_precision("bf16", torch.device("cuda")) == "bf16"
+
+
+def test_text_networks_may_use_tf32_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+    TextDevice({}, torch.device("cpu"))
+    assert chosen == []
+    TextDevice({}, torch.device("cuda"))
+    assert chosen == ["high"]
 
 
 def test_the_cpu_has_a_display_name() -> None:
@@ -198,3 +232,47 @@ def test_auto_is_the_cpu_without_a_gpu() -> None:
     assert resolve_device("auto") == resolve_device("cpu")
     with pytest.raises(SpecError, match="no CUDA device 0 among the 0"):
         resolve_device("cuda")
+
+
+OLD = Driver("535.104.05", "12.2", ("NVIDIA H200",))
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch_cuda", "reason"),
+    [
+        (OLD, "13.0", r"NVIDIA H200 \(driver 535.104.05, CUDA up to 12.2\), since it was built for CUDA 13.0; update"),
+        (OLD, None, "a build without CUDA"),
+        (OLD, "12.2", "CUDA_VISIBLE_DEVICES"),
+        (Driver("580.1", "13.0", ("a", "b")), "12.8", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_the_reason_why_torch_cannot_use_a_gpu_is_described(driver: Driver, torch_cuda: str, reason: str) -> None:
+    assert re.search(reason, describe_unusable_gpu(driver, "2.11.0", torch_cuda))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU here")
+def test_a_gpu_that_torch_cannot_use_is_logged_once_and_named_in_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch_device, "read_driver", lambda: OLD)
+    torch_device._log_once.cache_clear()
+    for _ in range(2):
+        assert resolve_device("auto") == resolve_device("cpu")
+    (message,) = caplog.messages
+    assert message.startswith("the CPU is used: torch")
+    assert "cannot use NVIDIA H200 (driver 535.104.05" in message
+    with pytest.raises(SpecError, match=r"no CUDA device 0 .* cannot use NVIDIA H200"):
+        resolve_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU here")
+@pytest.mark.parametrize("error", [NvmlError(12), ImportError("pynvml")])
+def test_without_a_gpu_nothing_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def fail() -> Driver:
+        raise error
+
+    monkeypatch.setattr(torch_device, "read_driver", fail)
+    resolve_device("auto")
+    assert caplog.messages == []

@@ -15,6 +15,7 @@ from server.energy.nvml import (
     PynvmlBoard,
     find_handle,
     foreign_processes,
+    read_driver,
 )
 from server.energy.nvml_meters import CounterMeter, PowerMeter, nvml_meter, update_period
 from tests.support.recorded_board import RecordedBoard, VirtualTime
@@ -223,3 +224,25 @@ def test_errors_of_the_library_and_of_a_field_are_converted() -> None:
         board.energy()
     with pytest.raises(NvmlError, match="does not offer"):
         board.power()
+
+
+def test_the_driver_is_read_with_the_names_of_its_gpus() -> None:
+    nvml = SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        nvmlInit=lambda: None,
+        nvmlSystemGetCudaDriverVersion=lambda: 12040,
+        nvmlSystemGetDriverVersion=lambda: "550.54.15",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: f"gpu {handle}",
+    )
+    found = read_driver(nvml)
+    assert (found.version, found.cuda, found.gpus) == ("550.54.15", "12.4", ("gpu 0", "gpu 1"))
+
+
+def test_without_a_driver_reading_it_fails_with_nvmls_message() -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    with pytest.raises(NvmlError, match="libnvidia-ml"):
+        read_driver(SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlInit=fail))

@@ -1,0 +1,82 @@
+"""Batches back to back: the device starts each one by itself, as it does in a loaded server."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from server.backends.executor import Batch, Completion, Executor, Standby
+from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """A batch that has run.
+
+    Attributes:
+        batch: the batch.
+        completion: its completion.
+        seconds: time from its launch to that of the batch after it, s; of the last one, its service time.
+    """
+
+    batch: Batch
+    completion: Completion
+    seconds: float
+
+
+async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGenerator[Cycle, None]:
+    """Run batches, each offered to the device while the one before it is in service; yield their cycles in order.
+
+    The cycle, not the service time, is what a batch costs a loaded device: it includes the hand-over to the next batch.
+    A cycle is yielded once the next batch is complete. Closing the iterator waits for the batch in service.
+
+    Raises:
+        SpecError: a batch fails.
+    """
+    standby, remaining = Standby(), iter(batches)
+    running: asyncio.Future[Completion] | None = None
+    last: Cycle | None = None
+    try:
+        batch = _next(remaining, standby)
+        while batch is not None:
+            running = running or executor.run(batch)
+            following, taken = _next(remaining, standby), asyncio.get_running_loop().create_future()
+            if following is not None:
+                standby.offer(following, taken)
+            with one_line_errors(f"{batch.model}: a batch of {len(batch.inputs)}", SAMPLE_HINT):
+                completion = await running
+            running = taken if following is not None and not standby.withdraw() else None
+            if last is not None:
+                yield replace(last, seconds=completion.started - last.completion.started)
+            last = Cycle(batch, completion, completion.finished - completion.started)
+            batch = following
+        if last is not None:
+            yield last
+    finally:
+        standby.withdraw()
+        if running is not None and not running.done():
+            with suppress(Exception):
+                await running
+
+
+def _next(batches: Iterator[Batch], standby: Standby) -> Batch | None:
+    batch = next(batches, None)
+    return None if batch is None else replace(batch, standby=standby)
+
+
+class Rotation:
+    """Takes the inputs of batches from the samples in rotation, each batch where the one before ended."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        """`samples` are decoded, at least one."""
+        self._samples = samples
+        self._next = 0
+
+    def take(self, count: int) -> list[Any]:
+        """Inputs of a batch of this size."""
+        begin, samples = self._next, self._samples
+        self._next = (begin + count) % len(samples)
+        if begin + count <= len(samples):
+            return list(samples[begin : begin + count])
+        return [samples[index % len(samples)] for index in range(begin, begin + count)]

@@ -1,0 +1,65 @@
+"""Buckets: the batch sizes for which a graph is captured. A batch is padded to the next bucket. Without torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+from policies.profile import Profile
+from policies.types import SpecError
+from server.models.sources import ModelSource
+from server.models.upstream_spec import is_upstream
+
+LARGEST = 128  # the batch size up to which a device is measured where no setting gives one
+_DENSE = 16  # every size up to it is a bucket
+_LEAST_GAIN = 0.02  # of throughput, for which larger batches are worth their time
+_T = TypeVar("_T")
+
+
+def pads_to_buckets(device: str, source: ModelSource, stages: int | None, optimise: str) -> bool:
+    """Whether a real device, by its name in the settings, pads the batches of a model to buckets."""
+    if is_upstream(device) or not source.has_graphs or (stages or 1) > 1 or optimise == "none":
+        return False
+    from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
+
+    try:
+        return torch_device.resolve_device(device)[0].type == "cuda"
+    except SpecError:  # emulated, or an error that is reported where the device is checked
+        return False
+
+
+def bucket_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The buckets up to `max_batch_size`, which is one, in ascending order.
+
+    They are 1..16, 20..64 by 4 and 72..128 by 8; above that the step doubles with the size.
+    """
+    sizes, size, step = list(range(1, _DENSE + 1)), _DENSE, 4
+    while size < max_batch_size:
+        size += step
+        sizes.append(size)
+        if size >= 16 * step:
+            step *= 2
+    return (*(size for size in sizes if size < max_batch_size), max_batch_size)
+
+
+def padded(profile: Profile) -> Profile:
+    """The profile of a device that pads each batch to its bucket: all values of a size are those of its bucket."""
+    sizes = bucket_sizes(profile.max_batch_size)
+
+    def pad(values: Sequence[_T]) -> tuple[_T, ...]:
+        return tuple(values[size - 1] for below, size in pairwise((0, *sizes)) for _ in range(below, size))
+
+    return replace(
+        profile,
+        service_times=pad(profile.service_times),
+        cvs=profile.cvs and pad(profile.cvs),
+        energies=profile.energies and pad(profile.energies),
+        total_energies=profile.total_energies and pad(profile.total_energies),
+    )
+
+
+def earned_batch_size(profile: Profile) -> int:
+    """The smallest bucket whose throughput is within 2 percent of the largest: a larger one gains less than that."""
+    sizes = bucket_sizes(profile.max_batch_size)
+    throughput = {size: size / profile.service_time(size) for size in sizes}
+    return next(size for size in sizes if throughput[size] * (1.0 + _LEAST_GAIN) >= max(throughput.values()))

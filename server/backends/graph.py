@@ -1,0 +1,204 @@
+"""Whole networks of images as captured graphs: one replay for each batch, from samples on the device to logits.
+
+A graph copies the indices of the batch's slots to the device, gathers its pixels, runs the network, checks that the
+logits are finite, and copies them to page-locked memory. There is one for each bucket, and for each of two copies of
+the buffers: a batch is launched while the logits of the one before are still copied out of theirs.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from server.backends.buckets import bucket_sizes
+from server.backends.device_slots import CopyEvent, SlotState
+from server.backends.executor import Batch
+from server.backends.runtime import Replay, Runtime
+from server.backends.torch_device import translated_errors
+from server.backends.uploads import UploadedSample, Uploads
+from server.errors import NotFiniteError
+from server.models.images.codec import ImageCodec
+from server.models.model import ServedModel
+
+_log = logging.getLogger("batchwright.device")
+_WARM_UPS = 3  # runs of a bucket before its capture: libraries choose their algorithms and allocate in the first ones
+_SLOT_BYTES = 2**27  # of all slots of a model, on the device and on the host
+_MOST_SLOTS = 1024
+Network = Callable[[Tensor], Tensor]
+
+
+class _Buffers:
+    """Buffers of one batch, of which smaller batches use the beginning."""
+
+    def __init__(self, runtime: Runtime, largest: int, classes: int) -> None:
+        self.host_index = runtime.pinned((largest,), torch.int64)
+        self.index = torch.empty(largest, dtype=torch.int64, device=runtime.device)
+        self.logits = runtime.pinned((largest, classes), torch.float32)
+        self.finite = runtime.pinned((1,), torch.bool)
+        self.in_use = False
+
+
+class GraphDevice:
+    """A Device for one image model without stages, which is also a LaunchingDevice; not thread-safe but for `upload`.
+
+    A bucket is captured at its first batch, on the thread that runs it, so the largest one should be run first: all
+    graphs share the memory of the first. Where the capture fails the same operations are run one by one.
+    """
+
+    def __init__(self, model: ServedModel[ImageCodec], network: Network, runtime: Runtime) -> None:
+        """`network` computes logits, [n, classes], from pixels, uint8 [n, height, width, 3], on the device."""
+        largest, shape = model.max_batch_size, model.codec.shape
+        slots = max(2 * largest, min(_MOST_SLOTS, _SLOT_BYTES // math.prod(shape)))
+        self._runtime = runtime
+        self._network = network
+        self._sizes = bucket_sizes(largest)
+        # not zeros, which the default stream might write after the first uploads
+        self._rows = torch.empty((slots + largest, *shape), dtype=torch.uint8, device=runtime.device)
+        self._uploads = Uploads(runtime, self._rows, slots)
+        self._staged = runtime.pinned((largest, *shape), torch.uint8)  # samples of a batch that have no slot
+        self._first_staged = slots  # their first row on the device
+        self._buffers = [_Buffers(runtime, largest, len(model.labels)) for _ in range(2)]
+        self._replays: dict[int, list[Replay]] = {}  # by bucket, for each copy of the buffers
+        self._next = 0  # copy of the buffers for the next batch
+        self._captures = True
+        self._name = model.name
+
+    def upload(self, sample: Any) -> Any:
+        """Upload a sample; see `Uploads.upload`."""
+        return self._uploads.upload(sample)
+
+    def serve(self, batch: Batch, /) -> Sequence[Any]:
+        """Logits, float32 [classes], for each input."""
+        running = self.launch(batch)
+        running.wait()
+        return running.outputs()
+
+    def launch(self, batch: Batch, /) -> "GraphBatch":
+        """Start a batch of samples, each uploaded or an array.
+
+        Raises:
+            RuntimeError: the outputs of the batch before the last one have not been collected, or a slot is stale.
+        """
+        with torch.inference_mode(), translated_errors(self._runtime.device):
+            size = next(size for size in self._sizes if size >= len(batch.inputs))
+            replays = self._replays.get(size) or self._capture(size)
+            at, buffers = self._next, self._buffers[self._next]
+            if buffers.in_use:
+                raise RuntimeError("a batch is launched before the outputs of the one before the last are collected")
+            running = GraphBatch(self._runtime, self._uploads, buffers, batch.inputs)
+            try:
+                self._start(batch.inputs, size, buffers, replays[at])
+            except BaseException:
+                running.end(copied=False)
+                raise
+            running.started(self._runtime.record())
+            self._next = 1 - at
+            return running
+
+    def _start(self, inputs: Sequence[Any], size: int, buffers: _Buffers, replay: Replay) -> None:
+        uses = [sample.use for sample in inputs if isinstance(sample, UploadedSample)]
+        staged = [sample for sample in inputs if not isinstance(sample, UploadedSample)]
+        rows = iter(range(self._first_staged, self._first_staged + len(staged)))
+        index = buffers.host_index.numpy()
+        index[: len(inputs)] = [s.use.index if isinstance(s, UploadedSample) else next(rows) for s in inputs]
+        index[len(inputs) : size] = index[0]
+        if staged:  # unlike assignment, this raises on a sample of another shape
+            np.stack(staged, out=self._staged.numpy()[: len(staged)])
+        with self._runtime.computing():
+            if staged:
+                target = self._rows[self._first_staged : self._first_staged + len(staged)]
+                target.copy_(self._staged[: len(staged)], non_blocking=True)
+            newest = max(uses, key=lambda use: use.group, default=None)  # the groups before it have ended with it
+            if newest is not None and newest.copy is not None:
+                self._runtime.wait_for(newest.copy)
+            replay()
+
+    def _capture(self, size: int) -> list[Replay]:
+        """Capture a bucket for both copies of the buffers."""
+        runs = [partial(self._run, size, buffers) for buffers in self._buffers]
+        with self._runtime.computing():
+            for _ in range(_WARM_UPS):
+                runs[0]()
+        self._runtime.record().synchronize()
+        replays = self._replays[size] = [self._replay_of(run, size) for run in runs]
+        return replays
+
+    def _replay_of(self, run: Callable[[], None], size: int) -> Replay:
+        if not self._captures:
+            return run
+        try:
+            return self._runtime.capture(run)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (an operation may raise anything where it cannot be captured)
+            self._captures = False  # what follows a failed capture is not reliable
+            _log.warning(
+                "%s: batches of %d are not captured as a graph, nor are others from now on; they run without: %s",
+                *(self._name, size, error),
+            )
+            return run
+
+    def _run(self, size: int, buffers: _Buffers) -> None:
+        """What a graph does."""
+        index = buffers.index[:size]
+        index.copy_(buffers.host_index[:size], non_blocking=True)
+        logits = self._network(self._rows.index_select(0, index)).float()
+        buffers.logits[:size].copy_(logits, non_blocking=True)
+        buffers.finite.copy_(torch.isfinite(logits).all().reshape(1), non_blocking=True)
+
+
+class GraphBatch:
+    """A batch on the device; see `server.backends.executor.RunningBatch`."""
+
+    def __init__(self, runtime: Runtime, uploads: Uploads, buffers: _Buffers, inputs: Sequence[Any]) -> None:
+        """Begin to use the buffers, and the slots of these inputs."""
+        uploaded = [*dict.fromkeys(sample for sample in inputs if isinstance(sample, UploadedSample))]
+        if any(sample.use.state is SlotState.FILLED for sample in uploaded):
+            uploads.flush()
+        uploads.slots.launch(sample.use for sample in uploaded)
+        self._uploaded = uploaded
+        self._device = runtime.device
+        self._slots = uploads.slots
+        self._buffers = buffers
+        self._done: CopyEvent | None = None
+        self._size = len(inputs)
+        buffers.in_use = True
+
+    def started(self, done: CopyEvent) -> None:
+        """Set the event of the end of the batch."""
+        self._done = done
+
+    def wait(self) -> None:
+        """Block until the batch has ended.
+
+        Raises:
+            NotFiniteError: an output is not a number, or infinite.
+        """
+        try:
+            assert self._done is not None
+            with translated_errors(self._device):
+                self._done.synchronize()
+            if not self._buffers.finite.item():
+                raise NotFiniteError("the model's output is not finite")
+        except BaseException:
+            self.end(copied=False)
+            raise
+        self._slots.end((sample.use for sample in self._uploaded), copied=True)
+        self._uploaded = []
+
+    def outputs(self) -> Sequence[Any]:
+        """Logits, float32 [classes], for each input; the buffers are free afterwards."""
+        logits = self._buffers.logits.numpy()[: self._size].copy()
+        self.end(copied=True)
+        return [*logits]
+
+    def end(self, copied: bool) -> None:
+        """End the use of the buffers, and of slots that are still in the batch."""
+        self._slots.end((sample.use for sample in self._uploaded), copied)
+        self._uploaded = []
+        self._buffers.in_use = False
