@@ -9,6 +9,7 @@ import pytest
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.cli import main
+from policies.planning import recommendations
 from policies.planning.recommendations import BinningProblem, SimulatedCandidate, recommend
 from policies.profile import Profile
 from policies.sizing.size_distributions import parse_sizes
@@ -16,6 +17,11 @@ from policies.types import SpecError
 from tests.support.commands import run_command
 
 PAPER = BinningProblem(0.5, parse_sizes("uniform:1:20"), None, 8)
+
+
+@pytest.fixture(autouse=True)
+def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommendations, "_SIMULATED", 50_000)
 
 
 def recommended(bound: float | None, rate: float = 0.5) -> list[SimulatedCandidate]:
