@@ -15,9 +15,7 @@ from policies.profile import Profile
 from tests.support.example import running_example
 from tests.support.http_client import fetch
 
-PROFILE = Profile(
-    "ocr", (0.1,) * 8, lengths=(64, 1600), length_service_times=((0.01, 0.1),) * 8
-)
+PROFILE = Profile("ocr", (0.1,) * 8, lengths=(64, 1600), length_service_times=((0.01, 0.1),) * 8)
 LINES = ("short", "a line of text", "Hello Batchwright 2026", "several words of different lengths")
 
 

@@ -286,7 +286,7 @@ def test_models_of_users_are_loaded_again_and_unloaded_while_serving(
 
 def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    limited = f"limited predict {hashlib.sha256(b'l').hexdigest()} 20\n"
+    limited = f"limited predict {hashlib.sha256(b'l').hexdigest()} 2\n"
     file.write_text(KEYS + limited)
     arguments = ("--policy", "greedy", "--api-key-file", str(file), *TWO)
     with logged_server(tmp_path, *EMULATED, *arguments) as server:
@@ -300,11 +300,12 @@ def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: 
         key = {"Authorization": "Bearer l"}
         with ThreadPoolExecutor(8) as pool:
             began = time.monotonic()
-            statuses = list(pool.map(lambda _: fetch(server.url, "/v2", headers=key).status, range(120)))
+            answers = list(pool.map(lambda _: fetch(server.url, "/v2", headers=key), range(120)))
             taken = time.monotonic() - began
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) <= 20 * (1 + taken) + 1
-        assert fetch(server.url, "/v2", headers=key).headers["retry-after"]
+        admitted = [answer for answer in answers if answer.status == 200]
+        assert 0 < len(admitted) <= 2 * (1 + taken) + 1
+        assert {answer.status for answer in answers if "retry-after" in answer.headers} == {429}
+        assert len([answer for answer in answers if answer.status == 429]) == 120 - len(admitted)
         file.write_text(KEYS.splitlines()[1])
         server.process.send_signal(signal.SIGHUP)
         until(lambda: len(server.logged("SIGHUP: the API key file was reloaded")) == 2)
