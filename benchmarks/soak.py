@@ -320,7 +320,7 @@ def drain(server: Server) -> tuple[dict[str, Any], list[str]]:
 
 
 def _pace(minutes: float) -> float:
-    """The length of all intervals relative to those of a long run: a short one has the same sequence at another pace."""
+    """The length of all intervals relative to those of a long run: a short run has the same sequence, faster."""
     return min(1.0, minutes / 2)
 
 
