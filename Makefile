@@ -5,6 +5,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 EXTRAS ?= [dev]
 TORCH  ?= "torch>=2.11,<2.14"
+TEST_PROCESSES ?= 4
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -25,8 +26,9 @@ serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic 
 	@echo "batchwright: --weights auto: if the weights cannot be downloaded, this demonstration starts with random ones"
 	$(BIN)/serve-model googlenet --weights auto
 
-test: $(STAMP)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu" -q
+# Many tests wait for servers, so that more processes than processors are faster.
+test: $(STAMP)  ## run the tests that need no GPU, in several processes
+	$(BIN)/python -m pytest -m "not gpu" -q -n $(TEST_PROCESSES) --dist worksteal
 
 check: $(STAMP)  ## what CI runs: lint, types, tests
 	$(BIN)/ruff format --check .

@@ -25,7 +25,7 @@ from policies.profile import Profile
 _SOURCE = ROOT / "benchmarks" / "servers" / "reloaded_model.py"
 _RATE = 110.0  # 1/s of each model; together half of what the device can serve
 _AROUND = 1.0  # s from the beginning of a load, at least, whose calls count as sent while it runs
-_PAUSE = 2.0  # s between two loads
+_PAUSE = 2.0  # s between two loads, by default
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ def _p95(calls: list[_Call]) -> float:
     return 1e3 * float(np.quantile([call.answered - call.sent for call in calls], 0.95))
 
 
-async def _reload(url: str, file: Path, loads: int) -> dict[str, Any]:
+async def _reload(url: str, file: Path, loads: int, pause: float) -> dict[str, Any]:
     """Replace the model `loads` times by its next version."""
     windows: list[tuple[float, float]] = []
     statuses = []
     async with _Clients(url, 1) as clients:
-        await asyncio.sleep(2 * _PAUSE)
+        await asyncio.sleep(2 * pause)
         for version in range(1, loads + 1):
             _write(file, version)
             began = monotonic()
             statuses.append((await clients.post("load"))[0])
             windows.append((began, monotonic()))
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(pause)
 
     def within(call: _Call) -> bool:
         return any(begin <= call.sent < max(end, begin + _AROUND) for begin, end in windows)
@@ -132,23 +132,23 @@ async def _reload(url: str, file: Path, loads: int) -> dict[str, Any]:
     }
 
 
-async def _break_and_unload(url: str, file: Path) -> dict[str, Any]:
+async def _break_and_unload(url: str, file: Path, pause: float) -> dict[str, Any]:
     """Load a broken file, unload the model, and load it again."""
     async with AsyncExitStack() as stack:
         clients = await stack.enter_async_context(_Clients(url, 2))
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(pause)
         _write(file, 0, "raise OSError('no weights')\n")
         broken = await clients.post("load")
         _write(file, 0)
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(pause)
         answered_by_former = {call.status for call in clients.calls}
         begin = monotonic()
         unloaded = await clients.post("unload")
         end = monotonic()
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(pause)
         loaded_from, (loaded, _) = monotonic(), await clients.post("load")
         loaded_by = monotonic()
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(pause)
     changing = [call for call in clients.calls if call.model == "changing"]
     return {
         "broken_file": {"status": broken[0], "error": broken[1].replace(str(file.parent), "")},
@@ -162,8 +162,8 @@ async def _break_and_unload(url: str, file: Path) -> dict[str, Any]:
     }
 
 
-def reload_under_load(loads: int = 10) -> dict[str, Any]:
-    """Run all parts, each on a server of its own."""
+def reload_under_load(loads: int = 10, pause: float = _PAUSE) -> dict[str, Any]:
+    """Run all parts, each on a server of its own, with a pause between two loads, s."""
     record: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         file, profile = Path(name) / "reloaded_model.py", Path(name) / "profile.json"
@@ -172,9 +172,9 @@ def reload_under_load(loads: int = 10) -> dict[str, Any]:
         for about, flags in {"measured_profile": (), "given_profile": ("--profile", str(profile))}.items():
             _write(file, 0)
             with serving(*models, *flags) as server:
-                record[about] = asyncio.run(_reload(server.url, file, loads))
+                record[about] = asyncio.run(_reload(server.url, file, loads, pause))
                 if flags:
-                    record["broken_and_unloaded"] = asyncio.run(_break_and_unload(server.url, file))
+                    record["broken_and_unloaded"] = asyncio.run(_break_and_unload(server.url, file, pause))
     return record
 
 

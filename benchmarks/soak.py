@@ -114,7 +114,7 @@ class Soak:
             self.counts = clients.counts
             await clients.learn()
             self.began = time.monotonic()
-            step = min(1.0, self._seconds / 120)  # a short run has the same sequence at a faster pace
+            step = _pace(self._seconds / 60)
             async with asyncio.TaskGroup() as calls:  # calls outlive the tasks that start them
 
                 def call() -> asyncio.Task[None]:
@@ -319,6 +319,11 @@ def drain(server: Server) -> tuple[dict[str, Any], list[str]]:
     return {"accepted": len(accepted), "open_at_sigterm": open_then, "outcomes": outcomes, "exit_code": code}, wrong
 
 
+def _pace(minutes: float) -> float:
+    """The length of all intervals relative to those of a long run: a short run has the same sequence, faster."""
+    return min(1.0, minutes / 2)
+
+
 def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, Any]:
     """Run the soak and check it; `wrong` of the record is empty if everything is right.
 
@@ -338,7 +343,7 @@ def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, 
             run = Soak(server, order, 60 * minutes, kill=kill)
             uvloop.run(run.run())
             _settle(server)
-            time.sleep(_RELEASED_S)
+            time.sleep(_RELEASED_S * _pace(minutes))
             after = resource_usage(server.process.pid)
             counted = outcomes(server)
             processes = processes_of(server)

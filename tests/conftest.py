@@ -1,5 +1,10 @@
-"""Settings of the test process."""
+"""Settings of the test processes, and of the processes that they start."""
 
+import os
 import signal
+
+# Tests run side by side. The threads of a linear algebra library wait busily for each other, on processors that others
+# use: small problems then take ten times as long.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that SIGINT is ignored

@@ -63,13 +63,10 @@ class GatewayApplication:
         self._names: set[str] = set()
 
     def set_models(self, models: _Models) -> None:
-        """Serve the calls of these models from now on, or pass on those of a model that is None."""
-        self._names |= models.keys()
-        for name, model in models.items():
-            if model is None:
-                self._inference.models.pop(name, None)
-            else:
-                self._inference.models[name] = model
+        """Serve the calls of these models from now on, or pass on those of a model that is None or not among them."""
+        self._names = set(models)
+        self._inference.models.clear()
+        self._inference.models.update({name: model for name, model in models.items() if model is not None})
 
     def find_inference(self, path: str) -> Handler | None:
         """Return the handler of POST requests with this path if they are inference calls that are served here.
@@ -274,6 +271,7 @@ class GatewayProcess:
                 fleet = self._fleet = FleetClient(page)
                 fleet.on_control, fleet.on_lost = self._on_control, self._lost.set
             await fleet.connect(connection, slots, page)
+            fleet.send_control(("number", self._number))
             lost = asyncio.ensure_future(self._lost.wait())
             await asyncio.wait((self._setup, lost), return_when=asyncio.FIRST_COMPLETED)
             lost.cancel()
@@ -295,8 +293,12 @@ class GatewayProcess:
                 finally:
                     loop.remove_reader(connection)
                 greeting, files, _, _ = socket.recv_fds(connection, GREETING.size, 2)
-                if len(files) == 2:
-                    return connection, *_opened(greeting, *files)
+                try:
+                    if len(files) == 2:
+                        return connection, Slots(files[0], GREETING.unpack(greeting)[0]), StatePage(files[1])
+                finally:
+                    for file in files:
+                        os.close(file)
             connection.close()
             await asyncio.sleep(_RETRY)
 
@@ -306,14 +308,14 @@ class GatewayProcess:
                 self._set_models(models)
                 self._setup.set_result(setup)
             case ("models", models):
-                self._set_models(models)
+                self._set_models(self._models | models)
             case ("stop",):
                 self._stopping.set()
             case _:
                 pass
 
-    def _set_models(self, models: _Models) -> None:
-        self._models |= models
+    def _set_models(self, models: dict[str, ServedModel | None]) -> None:
+        self._models = models
         if self._app is not None:
             self._app.set_models(models)
 
@@ -321,14 +323,6 @@ class GatewayProcess:
         self._address = address
         if self._fleet is not None:
             self._fleet.send_control(("listening", address))
-
-
-def _opened(greeting: bytes, memory: int, page: int) -> tuple[Slots, StatePage]:
-    size, _ = GREETING.unpack(greeting)
-    slots, state = Slots(memory, size), StatePage(page)
-    os.close(memory)
-    os.close(page)
-    return slots, state
 
 
 async def _run(folder: str, number: str, bound: str, table: str) -> int:

@@ -5,6 +5,7 @@ import logging
 import mmap
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -66,8 +67,12 @@ class GatewayHub:
         self._socket = socket.socket(socket.AF_UNIX)
         self._page = create_page(len(inference.models))
         models = inference.models
+        self._first_revision = time.monotonic_ns()  # as gateways know it: a killed serving process had other revisions
         self._fleet = FleetServer(
-            inference.fleet, StatePage(self._page), settings.queue_capacity, lambda name: models[name].revision
+            inference.fleet,
+            StatePage(self._page),
+            settings.queue_capacity,
+            lambda name: self._first_revision + models[name].revision,
         )
         self._fleet.tracing, self._fleet.page_lock = tracing, page_lock
         self._fleet.on_control, self._fleet.on_lost = self._on_control, self._on_lost
@@ -75,7 +80,6 @@ class GatewayHub:
         self._signatures: dict[tuple[str, int], Signature] = {}  # by model and revision
         self._listening: set[Gateway] = set()
         self._told: dict[Gateway, dict[str, ServedModel]] = {}
-        self._connected = 0
         self._announced = False
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,8 +125,7 @@ class GatewayHub:
                 connection.setblocking(True)  # the first message of a connection fits its buffer
                 socket.send_fds(connection, [GREETING.pack(size, count)], [memory, self._page])
                 connection.setblocking(False)
-                self._connected += 1
-                gateway = await self._fleet.connect(connection, memory, f"gateway {self._connected}")
+                gateway = await self._fleet.connect(connection, memory, "a gateway")  # it sends its number
             finally:
                 os.close(memory)
         except OSError as error:
@@ -131,7 +134,7 @@ class GatewayHub:
             return
         if gateway not in self._fleet.gateways:  # lost already
             return
-        gateway.send_control(("setup", self._setup(), _portable(self._inference.models)))
+        gateway.send_control(("setup", self._setup(), self._portable(self._inference.models)))
         self._told[gateway] = dict(self._inference.models)
         if self._stopping:
             gateway.send_control(("stop",))
@@ -166,8 +169,9 @@ class GatewayHub:
         revision: int,
     ) -> "asyncio.Future[list[Sample]]":
         """Submit a call to the revision in service, which may have replaced the one that a gateway knows."""
-        inference, served = self._inference, self._inference.models[model]
+        inference, served = self._inference, self._inference.model(model)
         inference.fleet.check_loaded(model)  # the gateway may not have known yet that it was unloaded
+        revision -= self._first_revision
         if revision != served.revision and self._signatures.get((model, revision)) != served.signature:
             raise UnavailableError(f"{model} was loaded again with other inputs; send the call again", 1)
         submitted = inference.fleet.submit(model, inputs, timeout, sizes, shapes, served.revision)
@@ -182,11 +186,17 @@ class GatewayHub:
         for gateway, told in self._told.items():
             changed = {name: model for name, model in models.items() if told.get(name) is not model}
             if changed:
-                gateway.send_control(("models", _portable(changed)))
+                gateway.send_control(("models", self._portable(changed)))
                 told.update(changed)
+
+    def _portable(self, models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None]:
+        """The models as gateways have them; None for one whose calls gateways pass on unread."""
+        return {name: _portable(model, self._first_revision + model.revision) for name, model in models.items()}
 
     def _on_control(self, gateway: Gateway, message: Any) -> None:
         match message:
+            case ("number", number):
+                gateway.name = f"gateway {number}"
             case ("metrics", calls):
                 replay(self._inference.metrics, calls)
             case ("listening", address):
@@ -211,14 +221,11 @@ class GatewayHub:
         self._told.pop(gateway, None)
 
 
-def _portable(models: Mapping[str, ServedModel]) -> dict[str, ServedModel | None]:
-    """The models as gateways have them; None for one whose calls gateways pass on unread."""
-    found: dict[str, ServedModel | None] = {}
-    for name, model in models.items():
-        served = model.size_predictor is None and _fits(model.signature)
-        codec = model.codec.for_gateways() if served else None
-        found[name] = None if codec is None else replace(model, codec=codec)
-    return found
+def _portable(model: ServedModel, revision: int) -> ServedModel | None:
+    """A model as gateways have it, with this revision; None if gateways pass on its calls unread."""
+    served = model.size_predictor is None and _fits(model.signature)
+    codec = model.codec.for_gateways() if served else None
+    return None if codec is None else replace(model, codec=codec, revision=revision)
 
 
 def _fits(signature: Signature) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.inference import ANY_BODY
-from server.errors import UnavailableError
+from server.errors import ServerError, UnavailableError
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import ADMIN_PREFIXES
 from server.transport.request import AsgiContext, ClientDisconnectedError, Headers, RequestContext, headers_of
@@ -59,7 +59,8 @@ class Proxy:
             request = self._head(context, target, headers, len(body)) + body
             del body
             status, given, answer = await context.wait_for(asyncio.ensure_future(self._exchange(request)))
-            memory.resize(len(request) + len(answer))
+            with suppress(ServerError):  # it was executed: after a rejection the client would send it again
+                memory.resize(len(request) + len(answer))
             if context.method == "HEAD":
                 answer = bytes(_length(given))  # the connection sends its length, and drops it
             passed = [header for header in given if header[0] not in _OF_CONNECTION]

@@ -22,11 +22,14 @@ the other.
 """
 
 import asyncio
+import logging
+import pickle
 import socket
 import struct
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
+_log = logging.getLogger("batchwright.gateways")
 _HEADER = struct.Struct("<QIB")
 _CLOSE_TIMEOUT = 5.0  # s
 SUBMIT, CANCEL, ANSWER, FAIL, UNREAD, CONTROL = range(6)
@@ -131,3 +134,11 @@ class Channel(asyncio.Protocol):
             start = content + length
             self._on_message(kind, call, view[content:start])
         return start
+
+
+def handle_control(handle: Callable[[Any], None], content: memoryview) -> None:
+    """Handle the content of a CONTROL message; log an exception, which would end the channel and all its calls."""
+    try:
+        handle(pickle.loads(content))  # noqa: S301  (of our own process)
+    except Exception:  # noqa: BLE001  (a bug costs one message)
+        _log.exception("a message between a gateway and the serving process failed")

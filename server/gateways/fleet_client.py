@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from server.errors import QueueFullError, ServerError, TooLargeError, UnavailableError
-from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, Channel
+from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, Channel, handle_control
 from server.gateways.error_fields import make_error
 from server.gateways.packed_samples import PackedSamples, Place, inline, pack, unpack
 from server.gateways.slots import Slot, Slots
-from server.gateways.state_page import FleetState, StatePage
+from server.gateways.state_page import FleetState, ModelState, StatePage
 from server.scheduling.admission import Admission, reject_if_full
 
 if TYPE_CHECKING:
@@ -149,12 +149,12 @@ class FleetClient:
     def is_ready(self, model: str) -> bool:
         """Whether new calls of the model should be sent to this server."""
         state = self._latest()
-        return state is not None and state.models[model].ready
+        return state is not None and model in state.models and state.models[model].ready
 
     def is_replaced(self, model: str, revision: int) -> bool:
-        """Whether new calls of the model are served by another revision than this one."""
+        """Whether new calls of the model are served by another revision than this one, or not any more."""
         state = self._latest()
-        return state is not None and state.models[model].revision != revision
+        return state is not None and (model not in state.models or state.models[model].revision != revision)
 
     @property
     def waiting(self) -> int:
@@ -178,9 +178,9 @@ class FleetClient:
 
         Raises:
             UnloadedError: it is.
-            UnavailableError: there is no serving process.
+            UnavailableError: there is no serving process, or it has no such model.
         """
-        if (error := self.state.models[model].unloaded) is not None:
+        if (error := _state_of(self.state, model).unloaded) is not None:
             raise make_error(error)
 
     def check_room(self, model: str, n: int, timeout: float = inf, pending: int = 0) -> None:
@@ -191,10 +191,10 @@ class FleetClient:
 
         Raises:
             RejectedError: they would not be admitted.
-            UnavailableError: there is no serving process, or no device of the model works.
+            UnavailableError: there is no serving process, or it has no such model, or no device of the model works.
         """
         state = self.state
-        of_model = state.models[model]
+        of_model = _state_of(state, model)
         if of_model.rejected is not None:
             raise make_error(of_model.rejected)
         reject_if_full(n, state.waiting, state.capacity, self.backlog)
@@ -249,7 +249,7 @@ class FleetClient:
 
     def _on_message(self, kind: int, call_id: int, content: memoryview) -> None:
         if kind == CONTROL:
-            self.on_control(pickle.loads(content))  # noqa: S301  (of our own process)
+            handle_control(self.on_control, content)
             return
         call = self._calls.get(call_id) if kind == FAIL else self._calls.pop(call_id, None)
         if call is None:
@@ -359,6 +359,13 @@ class _PlacedArrays:
             slot.release()
             self.slots.append(slot)
         return slot
+
+
+def _state_of(state: FleetState, model: str) -> ModelState:
+    """The state of a model; one that the gateway knows is missing if another serving process has begun without it."""
+    if model not in state.models:
+        raise _unavailable()
+    return state.models[model]
 
 
 def _unavailable() -> ServerError:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import INTERNAL_ERROR, ServerError
-from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, UNREAD, Channel
+from server.gateways.channel import ANSWER, CANCEL, CONTROL, FAIL, SUBMIT, UNREAD, Channel, handle_control
 from server.gateways.error_fields import ErrorFields, error_fields
 from server.gateways.packed_samples import PackedSamples, inline, pack, unpack
 from server.gateways.state_page import FleetState, ModelState, StatePage
@@ -87,6 +87,7 @@ class FleetServer:
         self._revision_of = revision_of
         self._timer: asyncio.TimerHandle | None = None
         self._publish_at = -inf
+        self._published = True  # the last time
 
     async def connect(self, sock: socket, memory: int, name: str) -> "Gateway":
         """Connect a gateway.
@@ -117,8 +118,11 @@ class FleetServer:
         try:
             self.on_publish()
             self._page.write(self._state())
+            self._published = True
         except Exception:  # noqa: BLE001  (the gateways go on with the state before)
-            _log.exception("the state for the gateways cannot be published")
+            if self._published:
+                _log.exception("the state for the gateways cannot be published; this is logged once")
+            self._published = False
         self._publish_after(_PUBLISH_EVERY)
 
     def changed(self) -> None:
@@ -197,7 +201,7 @@ class Gateway:
             if call_id in self._calls:
                 self._calls[call_id].future.cancel()
         else:
-            self._server.on_control(self, pickle.loads(content))  # noqa: S301  (of our own process)
+            handle_control(partial(self._server.on_control, self), content)
 
     def _submit(self, call_id: int, content: memoryview) -> None:
         server = self._server

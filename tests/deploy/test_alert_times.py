@@ -12,7 +12,7 @@ import yaml
 from deploy.expressions import DEPLOY, RULES
 
 PAGE = DEPLOY.parent / "docs" / "running-in-production.md"
-STEP, PER_STEP = 15, 600  # s of a step of the test, and requests in it
+STEP, PER_STEP = 30, 1200  # s of a step of the test, and requests in it
 HISTORY = 240  # minutes before, with 2 % late and a load of 0.5
 AFTER = 480  # minutes
 NAMES = ("alertname", "severity", "window")

@@ -11,14 +11,16 @@ from PIL import Image
 
 from examples.ocr.lines import draw_line, random_line
 from examples.ocr.model import HEIGHT, Recogniser
+from policies.profile import Profile
 from tests.support.example import running_example
 from tests.support.http_client import fetch
 
+PROFILE = Profile("ocr", (0.1,) * 8, lengths=(64, 1600), length_service_times=((0.01, 0.1),) * 8)
 LINES = ("short", "a line of text", "Hello Batchwright 2026", "several words of different lengths")
 
 
 def test_the_example_reads_lines_of_different_widths_in_one_batch(tmp_path: Path) -> None:
-    with running_example("ocr", tmp_path) as example:
+    with running_example("ocr", tmp_path, PROFILE) as example:
         outputs = example.call()["outputs"]
         assert outputs["text"] == "Hello Batchwright 2026"
         assert outputs["score"] > 0.9

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from examples.segmentation.segmentation import CLASSES, COLOURS, Segmentation
+from policies.profile import Profile
 from tests.support.example import running_example
 from tests.support.http_client import photograph
 from tests.support.triton import infer
@@ -22,7 +23,7 @@ def test_the_example_answers_as_its_network(tmp_path: Path) -> None:
     image = model.decode(photograph(), "image/jpeg")["image"]
     with torch.inference_mode():
         expected = model.run(torch.from_numpy(image[None].copy()))["classes"][0].numpy()
-    with running_example("segmentation", tmp_path) as example:
+    with running_example("segmentation", tmp_path, Profile("segmentation", (0.5, 1.0))) as example:
         assert sum(example.call()["outputs"]["shares"].values()) == 1
         outputs = example.call(data_binary=f"@{tmp_path}/photo.jpg")["outputs"]
         refused = example.call(data_binary=f"@{tmp_path}/broken.jpg")

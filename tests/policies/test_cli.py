@@ -1,18 +1,18 @@
-"""The solve-policy command as a process: output and exit code."""
+"""The solve-policy command: output and exit code."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
-COMMAND = Path(sys.executable).parent / "solve-policy"
+from policies.cli import main
+from tests.support.commands import run_command
 
 
-def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, check=False)
+def call(*arguments: str) -> "CompletedProcess[str]":
+    return run_command(main, "solve-policy", *arguments)
 
 
 def solve(*arguments: str) -> Any:

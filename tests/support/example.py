@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.harness import ROOT, Server, serving
+from policies.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,14 @@ class Example:
 
 
 @contextmanager
-def running_example(name: str, tmp_path: Path) -> Iterator[Example]:
-    """Run the commands of examples/NAME/README.md on the CPU, with profiles and written files in `tmp_path`."""
+def running_example(name: str, tmp_path: Path, profile: Profile | None = None) -> Iterator[Example]:
+    """Run the commands of examples/NAME/README.md on the CPU, with profiles and written files in `tmp_path`.
+
+    Args:
+        name: that of the example.
+        tmp_path: a folder.
+        profile: of the model; None: the server measures one.
+    """
     text = (ROOT / "examples" / name / "README.md").read_text().replace("/tmp", str(tmp_path))
     commands = {
         words[0]: words for words in map(shlex.split, (line for line in text.split("\n") if line[:4] == "    "))
@@ -49,5 +56,8 @@ def running_example(name: str, tmp_path: Path) -> Iterator[Example]:
         if "python" in commands:
             subprocess.run([sys.executable, *commands["python"][1:]], check=True, timeout=60)
         policy = () if "--policy" in commands["serve-model"] else ("--policy", "timeout:2")
-        with serving(*commands["serve-model"][1:], "--device", "cpu", *policy) as server:
+        given = [] if profile is None else ["--profile", str(tmp_path / "profile.json")]
+        if profile is not None:
+            (tmp_path / "profile.json").write_text(profile.to_json())
+        with serving(*commands["serve-model"][1:], "--device", "cpu", *policy, *given) as server:
             yield Example(server, commands["curl"])

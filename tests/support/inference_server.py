@@ -225,9 +225,9 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def run(work: Any, loop: str = "uvloop") -> Any:
-    """Run a coroutine on a new event loop of that kind, for at most 5 s."""
+    """Run a coroutine on a new event loop of that kind, for at most a minute."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        return runner.run(asyncio.wait_for(work, 5))
+        return runner.run(asyncio.wait_for(work, 60))
 
 
 def post(path: str, body: bytes = b"", *headers: bytes) -> bytes:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.harness import Server, serving
-from tests.server.transport.test_tls import certificate
+from tests.support.certificates import certificate, install
 from tests.support.gateway_processes import gateways, logged_server, processes, until
 from tests.support.http_client import Response, fetch, photograph
 from tests.system.test_reload import load, predict, write, y
@@ -286,7 +286,7 @@ def test_models_of_users_are_loaded_again_and_unloaded_while_serving(
 
 def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    limited = f"limited predict {hashlib.sha256(b'l').hexdigest()} 20\n"
+    limited = f"limited predict {hashlib.sha256(b'l').hexdigest()} 2\n"
     file.write_text(KEYS + limited)
     arguments = ("--policy", "greedy", "--api-key-file", str(file), *TWO)
     with logged_server(tmp_path, *EMULATED, *arguments) as server:
@@ -300,11 +300,12 @@ def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: 
         key = {"Authorization": "Bearer l"}
         with ThreadPoolExecutor(8) as pool:
             began = time.monotonic()
-            statuses = list(pool.map(lambda _: fetch(server.url, "/v2", headers=key).status, range(120)))
+            answers = list(pool.map(lambda _: fetch(server.url, "/v2", headers=key), range(120)))
             taken = time.monotonic() - began
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) <= 20 * (1 + taken) + 1
-        assert fetch(server.url, "/v2", headers=key).headers["retry-after"]
+        admitted = [answer for answer in answers if answer.status == 200]
+        assert 0 < len(admitted) <= 2 * (1 + taken) + 1
+        assert {answer.status for answer in answers if "retry-after" in answer.headers} == {429}
+        assert len([answer for answer in answers if answer.status == 429]) == 120 - len(admitted)
         file.write_text(KEYS.splitlines()[1])
         server.process.send_signal(signal.SIGHUP)
         until(lambda: len(server.logged("SIGHUP: the API key file was reloaded")) == 2)
@@ -316,14 +317,8 @@ def test_one_rate_limit_holds_over_all_gateways_and_keys_are_reloaded(tmp_path: 
 
 
 def test_tls_is_served_and_its_pages_have_https(tmp_path: Path) -> None:
-    files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
     first, second = certificate(tmp_path, "first"), certificate(tmp_path, "second")
-
-    def use(pair: tuple[Path, Path]) -> None:
-        for file, new in zip(files, pair, strict=True):
-            file.write_bytes(new.read_bytes())
-
-    use(first)
+    files = install(tmp_path, *first)
     tls = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
     with logged_server(tmp_path, *EMULATED, "--policy", "greedy", *tls, *TWO) as server:
         assert server.url.startswith("https://127.0.0.1:")
@@ -336,7 +331,7 @@ def test_tls_is_served_and_its_pages_have_https(tmp_path: Path) -> None:
         connection.request("POST", "/predict", photograph())
         assert len(json.loads(connection.getresponse().read())["predictions"]) == 5
         connection.close()
-        use(second)
+        install(tmp_path, *second)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: len(server.logged("the TLS certificate was reloaded")) == 2)
         shown = {ssl.get_server_certificate(("127.0.0.1", port)) for _ in range(8)}

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,17 +36,40 @@ def write(folder: Path, factor: float, size: int = 1, load: str = "pass") -> Non
     (folder / "model.py").write_text(MODEL.replace("SIZE", str(size)).replace("LOAD", load))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the models' files."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with two_models(folder) as running:
+            yield running
+
+
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write(tmp_path, 1.0)
-    other = tmp_path / "other"
+def server(shared: Server, folder: Path) -> Server:
+    """A server whose models are loaded, with the policy of the start."""
+    write(folder, 1.0)
+    assert load(shared).status == 200
+    shared.set_policy("mine", "greedy")
+    return shared
+
+
+@contextmanager
+def two_models(folder: Path) -> Iterator[Server]:
+    write(folder, 1.0)
+    other = folder / "other"
     other.mkdir()
     (other / "beside.py").write_text(
         MODEL.replace("neighbour", "constant").replace("SIZE", "1").replace("LOAD", "pass")
     )
     (other / "constant.py").write_text("FACTOR = 7.0\n")
-    with serving(f"mine={tmp_path}/model.py:Mine", f"other={other}/beside.py:Mine", "--device", "cpu") as running:
+    models = (f"mine={folder}/model.py:Mine", f"other={other}/beside.py:Mine")
+    with serving(*models, "--device", "cpu", "--policy", "greedy") as running:
         yield running
 
 
@@ -61,10 +85,10 @@ def y(response: Response) -> object:
     return response.json["outputs"]["y"]
 
 
-def test_a_model_and_its_neighbours_are_read_again(server: Server, tmp_path: Path) -> None:
+def test_a_model_and_its_neighbours_are_read_again(server: Server, folder: Path) -> None:
     assert y(predict(server, [3])) == [3.0]
     for factor in (2.0, 3.0, 4.0):  # within one second, and of the same length: compiled code must not be taken
-        (tmp_path / "neighbour.py").write_text(f"FACTOR = {factor}\n")
+        (folder / "neighbour.py").write_text(f"FACTOR = {factor}\n")
         assert load(server).status == 200
         assert y(predict(server, [3])) == [3 * factor]
     assert y(predict(server, [3], "other")) == [21.0]
@@ -72,14 +96,15 @@ def test_a_model_and_its_neighbours_are_read_again(server: Server, tmp_path: Pat
     assert y(predict(server, [3], "other")) == [21.0]
 
 
-def test_another_signature_is_used_from_the_swap_on(server: Server, tmp_path: Path) -> None:
-    write(tmp_path, 2.0, size=2)
+def test_another_signature_is_used_from_the_swap_on(server: Server, folder: Path) -> None:
+    former = fetch(server.url, "/live?model=mine").json["revision"]
+    write(folder, 2.0, size=2)
     assert load(server).status == 200
     assert y(predict(server, [1, 2])) == [2.0, 4.0]
     assert fetch(server.url, "/v2/models/mine").json["inputs"][0]["shape"] == [-1, 2]
     assert predict(server, [1]).status == 400
     form, state = (fetch(server.url, f"/live{path}?model=mine").json for path in ("/form", ""))
-    assert form["revision"] == state["revision"] == 1, "the page fetches the form again"
+    assert form["revision"] == state["revision"] == former + 1, "the page fetches the form again"
 
 
 @pytest.mark.parametrize(
@@ -102,15 +127,15 @@ def test_another_signature_is_used_from_the_swap_on(server: Server, tmp_path: Pa
     ],
 )
 def test_a_broken_revision_leaves_the_former_one_in_service(
-    server: Server, tmp_path: Path, write_it: object, error: str
+    server: Server, folder: Path, write_it: object, error: str
 ) -> None:
-    write_it(tmp_path)  # type: ignore[operator]
+    write_it(folder)  # type: ignore[operator]
     answer = load(server)
     assert answer.status == 400
     assert error in answer.json["error"]
     assert answer.json["error"].endswith("; the revision in service stays")
     assert y(predict(server, [3])) == [3.0]
-    write(tmp_path, 5.0)
+    write(folder, 5.0)
     assert load(server).status == 200
     assert y(predict(server, [3])) == [15.0]
 
@@ -134,29 +159,35 @@ def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: 
         assert y(predict(server, [3])) == [3.0]
 
 
-def test_the_server_stops_while_a_model_is_loaded(server: Server, tmp_path: Path) -> None:
-    write(tmp_path, 2.0, load="time.sleep(60)")
-    with ThreadPoolExecutor() as pool:
-        loading = pool.submit(load, server)
-        time.sleep(0.5)
-        assert y(predict(server, [3])) == [3.0]
-        assert not loading.done()
-        server.process.terminate()
-        assert server.process.wait(20) == 0
-        answer = loading.result()
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert "the server is stopping" in answer.json["error"]
+def test_the_server_stops_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with two_models(tmp_path) as server:
+        write(tmp_path, 2.0, load="time.sleep(60)")
+        with ThreadPoolExecutor() as pool:
+            loading = pool.submit(load, server)
+            time.sleep(0.5)
+            assert y(predict(server, [3])) == [3.0]
+            assert not loading.done()
+            server.process.terminate()
+            assert server.process.wait(20) == 0
+            answer = loading.result()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "the server is stopping" in answer.json["error"]
 
 
 def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) -> None:
+    def rejections() -> list[float]:
+        outcomes, reasons = (server.metric(f"batchwright_{name}_total") for name in ("requests", "rejected"))
+        rejected = outcomes.get('{model="mine",outcome="rejected"}', 0.0)
+        return [rejected, reasons.get('{model="mine",reason="unloaded"}', 0.0)]
+
+    before = rejections()
     assert load(server, verb="unload", body=b'{"parameters": {"unload_dependents": false}}').status == 200
     assert load(server, verb="unload").status == 200, "again"
     rejected = predict(server, [3])
     assert rejected.status == 503
     assert rejected.json == {"error": "mine is unloaded; load it by POST /v2/repository/models/mine/load"}
-    metrics = fetch(server.url, "/metrics").body.decode()
-    assert 'batchwright_requests_total{model="mine",outcome="rejected"} 1.0' in metrics, "it has not failed"
-    assert 'batchwright_rejected_total{model="mine",reason="unloaded"} 1.0' in metrics
+    assert rejections() == [count + 1 for count in before], "it has not failed"
     index = fetch(server.url, "/v2/repository/index", b"").json
     assert [(each["name"], each["state"], each["reason"]) for each in index] == [
         ("mine", "UNAVAILABLE", "unloaded"),
@@ -171,15 +202,15 @@ def test_unloading_rejects_new_calls_and_loading_serves_again(server: Server) ->
     assert y(predict(server, [3])) == [3.0]
 
 
-def test_a_body_that_is_sent_slowly_is_served_by_the_revision_that_admitted_it(server: Server, tmp_path: Path) -> None:
+def test_a_body_that_is_sent_slowly_is_served_by_the_revision_that_admitted_it(server: Server, folder: Path) -> None:
     body = b'{"inputs": {"x": [3]}}'
     head = b"POST /predict/mine HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as slow:
         slow.sendall(head + body[:5])
         time.sleep(0.2)
-        write(tmp_path, 2.0)
+        write(folder, 2.0)
         for factor in (2.0, 4.0):
-            (tmp_path / "neighbour.py").write_text(f"FACTOR = {factor}\n")
+            (folder / "neighbour.py").write_text(f"FACTOR = {factor}\n")
             assert load(server).status == 200
             assert y(predict(server, [3])) == [3 * factor]
         slow.sendall(body[5:])
@@ -240,7 +271,7 @@ def test_nothing_is_lost_when_models_are_loaded_again_under_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    record = reload_under_load(2)
+    record = reload_under_load(2, pause=0.5)
     for part in ("measured_profile", "given_profile"):
         assert record[part]["sent"] == record[part]["answered"], part
         assert record[part]["versions_answered"] == 3

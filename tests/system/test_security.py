@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.servers.path_prefix import PREFIX
 from benchmarks.support.harness import Server, command_line, free_port, running, serving
-from tests.server.transport.test_tls import certificate
+from tests.support.certificates import certificate, install
 from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
 
@@ -300,14 +300,8 @@ RAW = {"Inference-Header-Content-Length": "0"}
 def test_sighup_reloads_keys_and_certificates(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
-    files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
     first, second = certificate(tmp_path, "first"), certificate(tmp_path, "second")
-
-    def use(pair: tuple[Path, Path]) -> None:
-        for file, new in zip(files, pair, strict=True):
-            file.write_bytes(new.read_bytes())
-
-    use(first)
+    files = install(tmp_path, *first)
     context = ssl.create_default_context(cafile=str(first[0]))
     context.load_verify_locations(second[0])
     tls = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
@@ -329,12 +323,12 @@ def test_sighup_reloads_keys_and_certificates(tmp_path: Path) -> None:
         assert status() == 200
         assert shown() == first[0].read_text()
         keys.write_text(KEYS.splitlines()[1] + "\n")
-        use(second)
+        install(tmp_path, *second)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: status() == 401)
         until(lambda: shown() == second[0].read_text())
         keys.write_text("nonsense")
-        use((first[0], second[1]))
+        install(tmp_path, first[0], second[1])
         server.process.send_signal(signal.SIGHUP)
         time.sleep(0.5)
         assert status() == 401, "an invalid file changes nothing"

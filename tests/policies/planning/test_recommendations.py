@@ -1,22 +1,27 @@
 """Recommended bins and batch sizes for a size distribution, a rate and a bound."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 
 from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
+from policies.cli import main
+from policies.planning import recommendations
 from policies.planning.recommendations import BinningProblem, SimulatedCandidate, recommend
 from policies.profile import Profile
 from policies.sizing.size_distributions import parse_sizes
 from policies.types import SpecError
+from tests.support.commands import run_command
 
-COMMAND = Path(sys.executable).parent / "solve-policy"
 PAPER = BinningProblem(0.5, parse_sizes("uniform:1:20"), None, 8)
+
+
+@pytest.fixture(autouse=True)
+def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recommendations, "_SIMULATED", 50_000)
 
 
 def recommended(bound: float | None, rate: float = 0.5) -> list[SimulatedCandidate]:
@@ -83,8 +88,8 @@ def test_a_single_size_gives_one_bin() -> None:
     } == {1}
 
 
-def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, check=False)
+def call(*arguments: str) -> "CompletedProcess[str]":
+    return run_command(main, "solve-policy", *arguments)
 
 
 def test_the_command_prints_the_recommended_policy_first() -> None:

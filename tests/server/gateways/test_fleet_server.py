@@ -376,3 +376,38 @@ def test_control_messages_pass_in_both_directions() -> None:
         assert at_client == [["reload"]]
 
     run_scenario(scenario)
+
+
+def test_a_state_that_cannot_be_published_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def too_large(_: object) -> None:
+        raise ValueError("the state takes too many bytes")
+
+    def logged() -> int:
+        return len([record for record in caplog.records if "cannot be published" in record.getMessage()])
+
+    async def scenario(processes: Processes) -> None:
+        for expected in (1, 2):
+            with monkeypatch.context() as broken:
+                broken.setattr(processes.server._page, "write", too_large)
+                for _ in range(5):
+                    processes.server.publish()
+            assert logged() == expected
+            processes.server.publish()
+
+    run_scenario(scenario)
+
+
+def test_a_model_that_the_serving_process_lacks_is_unavailable() -> None:
+    async def scenario(processes: Processes) -> None:
+        client = await processes.start_gateway()
+        assert not client.is_replaced("m", 0)
+        assert client.is_replaced("gone", 0)
+        assert not client.is_ready("gone")
+        with pytest.raises(UnavailableError):
+            client.check_loaded("gone")
+        with pytest.raises(UnavailableError):
+            client.check_room("gone", 1)
+
+    run_scenario(scenario)

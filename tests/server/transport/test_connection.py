@@ -20,7 +20,7 @@ from server.transport.accepting import protocol_factory
 from server.transport.connection import Listener
 from server.transport.connection_limits import TimeLimits
 from server.transport.tls import Tls
-from tests.server.transport.test_tls import certificate
+from tests.support.certificates import certificate
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Coroutine[Any, Any, Client]]

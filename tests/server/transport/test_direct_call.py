@@ -2,12 +2,11 @@
 
 import asyncio
 import gc
-import logging
 import socket
 import ssl
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from server.transport.connection_limits import TimeLimits
 from server.transport.direct_call import DirectCall
 from server.transport.request import RequestContext
 from server.transport.tls import Tls
-from tests.server.transport.test_tls import certificate
+from tests.support.certificates import certificate
 from tests.support.inference_server import (
     ANY,
-    LOOPS,
     App,
     Response,
     Server,
@@ -38,6 +36,8 @@ from tests.support.inference_server import (
     settle,
     until,
 )
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SIZE = 150_528
 Reader = asyncio.StreamReader
@@ -60,18 +60,6 @@ def reset(writer: Writer) -> None:
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-@pytest.fixture(params=LOOPS)
-def loop(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.mark.parametrize("leave", [reset, lambda writer: writer.close()], ids=["RST", "FIN"])

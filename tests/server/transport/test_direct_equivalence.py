@@ -1,6 +1,5 @@
 """Calls that the connection serves directly are answered as through ASGI: the same bytes, split anywhere."""
 
-import logging
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,6 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.inference_server import LOOPS, App, Response, exchange, post, run, serving
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 TRACE = b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SIZES = (0, 1, 5, 8000, 8192, 65535, 65536, 65537, 100_000, 100_001, 2**18 - 1, 2**18, 2**18 + 1, 300_000)
@@ -110,15 +111,8 @@ def _comparable(response: Response) -> Any:
     return response.status, headers, response.body
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Any:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 @settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )

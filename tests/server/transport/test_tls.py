@@ -1,7 +1,6 @@
 """TLS files and their errors."""
 
 import ssl
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,16 +8,7 @@ import pytest
 
 from policies.types import SpecError
 from server.transport.tls import Tls, load_tls, tls_context
-
-
-def certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
-    kind = more if "-newkey" in more else ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *more)
-    kind = kind if "-passout" in more or "-nodes" in more else (*kind, "-nodes")
-    command = ("openssl", "req", "-x509", *kind, "-keyout", str(key), "-out", str(cert), *subject)
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
+from tests.support.certificates import certificate
 
 
 def test_a_matching_pair_is_accepted_for_tls_1_2_and_later(tmp_path: Path) -> None:

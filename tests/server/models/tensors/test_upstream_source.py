@@ -19,7 +19,7 @@ from server.models.sources import source_of
 from server.models.tensors import upstream_connection
 from server.models.tensors.upstream_source import UpstreamModel
 from server.models.upstream_spec import upstreams_of
-from tests.server.transport.test_tls import certificate
+from tests.support.certificates import certificate
 from tests.support.fake_upstream import LENGTH, FakeUpstream, Inference, error, metadata, upstream
 
 SAMPLES = [{"x": np.array([n, n + 0.5], np.float32)} for n in range(3)]

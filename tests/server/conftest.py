@@ -1,0 +1,22 @@
+"""Fixtures of the tests with connections."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.inference_server import LOOPS
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Log nothing."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    """Each kind of event loop in turn."""
+    return str(request.param)
