@@ -17,7 +17,8 @@ class Cycle:
     Attributes:
         batch: the batch.
         completion: its completion.
-        seconds: time from its launch to that of the batch after it, s; of the last one, its service time.
+        seconds: time from its launch to that of the batch that the device started by itself after it, s; its service
+            time where there was none.
     """
 
     batch: Batch
@@ -35,11 +36,12 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
         SpecError: a batch fails.
     """
     standby, remaining = Standby(), iter(batches)
-    running: asyncio.Future[Completion] | None = None
+    running: asyncio.Future[Completion] | None = None  # of a batch that the device has started by itself
     last: Cycle | None = None
     try:
         batch = _next(remaining, standby)
         while batch is not None:
+            handed_over = running is not None
             running = running or executor.run(batch)
             following, taken = _next(remaining, standby), asyncio.get_running_loop().create_future()
             if following is not None:
@@ -48,7 +50,7 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
                 completion = await running
             running = taken if following is not None and not standby.withdraw() else None
             if last is not None:
-                yield replace(last, seconds=completion.started - last.completion.started)
+                yield replace(last, seconds=completion.started - last.completion.started) if handed_over else last
             last = Cycle(batch, completion, completion.finished - completion.started)
             batch = following
         if last is not None:

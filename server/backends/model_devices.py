@@ -180,9 +180,10 @@ class RevisionExecutor:
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Run the batch with this revision, and leave the device to the others afterwards for twice as long.
 
-        The future raises BatchTimeoutError after the timeout.
+        No launch is taken from its standby, since that would leave the others no time. The future raises
+        BatchTimeoutError after the timeout.
         """
-        return asyncio.ensure_future(self._run(replace(batch, revision=self.revision)))
+        return asyncio.ensure_future(self._run(replace(batch, revision=self.revision, standby=None)))
 
     def upload(self, model: str, _: int, sample: Any) -> Any:
         """Start the copy of a sample to the device, if the executor can, and return a batch's input in its place."""

@@ -78,7 +78,7 @@ def test_the_device_starts_the_next_batch_before_the_loop_hears_of_the_one_befor
     executor.close()
 
 
-def test_an_executor_that_takes_no_offer_runs_each_batch_after_the_one_before() -> None:
+def test_the_time_between_batches_that_the_device_does_not_start_by_itself_is_in_no_cycle() -> None:
     class Plain:
         name = "plain"
         timeline = Timeline(handover=0.25)
@@ -87,7 +87,7 @@ def test_an_executor_that_takes_no_offer_runs_each_batch_after_the_one_before() 
             return self.timeline.completed(batch.inputs, 1.0)
 
     cycles = asyncio.run(collect(Plain(), batches("a", "b", "c")))
-    assert [cycle.seconds for cycle in cycles] == [1.25, 1.25, 1.0]
+    assert [cycle.seconds for cycle in cycles] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("names", [["broken"], ["a", "broken"], ["a", "broken", "b"]])

@@ -19,7 +19,7 @@ ServiceTime = Callable[[int, int], float]  # batch size, number of earlier batch
 
 
 class KnownExecutor:
-    """Completes every batch at once with a given service time."""
+    """Completes every batch with a given service time, and starts the one that is offered after it."""
 
     name = "known"
 
@@ -31,13 +31,25 @@ class KnownExecutor:
         self._timeline = Timeline(handover)
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._start(batch, done)
+        return done
+
+    def _start(self, batch: Batch, done: asyncio.Future[Completion]) -> None:
         size = len(batch.inputs)
         seconds = self._service_time(size, self.sizes.count(size))
         self.sizes.append(size)
         self.inputs += batch.inputs
         if self._meter is not None:
             self._meter.add(0.5 + 0.25 * size)
-        return self._timeline.completed([None] * size, seconds)
+        completion = self._timeline.completed([None] * size, seconds).result()
+        asyncio.get_running_loop().call_soon(self._complete, batch, completion, done)
+
+    def _complete(self, batch: Batch, completion: Completion, done: asyncio.Future[Completion]) -> None:
+        taken = None if batch.standby is None else batch.standby.take(completion.outputs)
+        done.set_result(completion)
+        if taken is not None:
+            self._start(*taken)
 
 
 def run(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
 from server.errors import BatchTimeoutError
@@ -49,6 +50,8 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
         assert (await executor.run(Batch("m", [0], revision=1))).outputs[0][0] == "second"
         ahead = RevisionExecutor(executor, 1, "cpu", 9.0)
         assert (await ahead.run(Batch("m", [0]))).outputs[0][0] == "second"
+        batches = [Batch("m", [0]) for _ in range(3)]
+        assert {cycle.completion.outputs[0][0] async for cycle in back_to_back(ahead, batches)} == {"second"}
         devices.remove("m", 0)
         with pytest.raises(KeyError):
             await executor.run(Batch("m", [0]))
