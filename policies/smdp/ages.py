@@ -68,7 +68,7 @@ class ResponseBounds:
 
 @dataclass(frozen=True, slots=True)
 class AgeSolution(Solution):
-    """A table of maximum ages and its averages; `batch_size` is what it launches: all requests, at most B_max.
+    """A table of maximum ages and its averages; `batch_size` has its actions for requests that have just arrived.
 
     Attributes:
         max_ages: the policy.
@@ -134,7 +134,7 @@ class _Search:
     def run(self) -> None:
         """Find tables until a mix of two is within `_GAP` of the lower bound."""
         model, prices = self.ages.model, np.zeros(len(self.bounds.limits) + 1)
-        highest = _HIGHEST * float(model.charges[:, POWER].max())
+        highest = _HIGHEST * (float(model.charges[:, POWER].max()) or 1.0)
         per_second = np.full(len(prices), highest)
         per_second[-1] = highest / float(model.service_times.max()) if self.bounds.mean < inf else 0.0
         for given in (prices, per_second):
@@ -258,6 +258,12 @@ class _Search:
         return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)
 
 
+def actions_of_ages(ages: MaxAges, max_batch_size: int) -> tuple[int, ...]:
+    """Return the actions of a table of maximum ages for 0, 1, 2, ... requests that have just arrived."""
+    table = ages.max_age
+    return tuple(0 if table[min(n, len(table) - 1)] > 0.0 else n for n in range(max_batch_size + 1))
+
+
 def mixed_average(ages: AgeModel, one: Chain, two: Chain, probability: float) -> Floats:
     """Return the averages if each launch follows the second chain's table with this probability."""
     mixed = Chain(*((1.0 - probability) * x + probability * y for x, y in zip(one, two, strict=True)))
@@ -276,8 +282,9 @@ def _solution(problem: Problem, search: _Search, table: Table, other: Table, pro
     response, power, launches = (float(average[i]) for i in (RESPONSE, POWER, LAUNCHES))
     forbidden = [_NEVER] * (model.min_batch_size - 1)
     max_age, others = ((0.0, *forbidden, *ages.ages[each.first[len(forbidden) :]].tolist()) for each in (table, other))
+    ages_table = MaxAges(max_age, probability, others if probability > 0.0 else ())
     return AgeSolution(
-        batch_size=tuple(range(model.max_batch_size + 1)),
+        batch_size=actions_of_ages(ages_table, model.max_batch_size),
         gain=1e3 * problem.w1 * response + problem.w2 * power,
         mean_response_time=response,
         mean_power=power,
@@ -289,7 +296,7 @@ def _solution(problem: Problem, search: _Search, table: Table, other: Table, pro
         load=model.load,
         w1=problem.w1,
         w2=problem.w2,
-        max_ages=MaxAges(max_age, probability, others if probability > 0.0 else ()),
+        max_ages=ages_table,
         share_within=tuple((1.0 - average[LATE:]).tolist()),
         power_lower_bound=min(search.lower_bound, power) if search.kept(table) else inf,
     )
