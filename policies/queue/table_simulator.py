@@ -148,10 +148,7 @@ def _serve_by_age(
 ) -> tuple[list[float], list[float], list[int]]:
     """Return start and finish, s, and size of each batch."""
     largest, service_time = device.max_batch_size, device.service_time
-    first, second = (
-        [ages[min(n, len(ages) - 1)] for n in range(largest + 1)]
-        for ages in (table.max_age, table.others or table.max_age)
-    )
+    first, second = table.max_age, table.others or table.max_age
     mixed = first != second
     starts: list[float] = []
     finishes: list[float] = []
@@ -162,11 +159,12 @@ def _serve_by_age(
         oldest = arrivals[served]
         now = max(now, oldest)
         ages = second if mixed and draw(seed, served, served) < table.probability else first
+        top = len(ages) - 1
         while True:
             while arrivals[arrived] <= now:
                 arrived += 1
             length = arrived - served
-            due = oldest + ages[min(length, largest)]
+            due = oldest + ages[min(length, top)]
             if due <= now or (due == inf and arrived == total):  # without a due time, drain after the last arrival
                 break
             now = min(due, arrivals[arrived])
