@@ -9,7 +9,8 @@ from policies.catalog import Chosen
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
 from policies.smdp.ages import AgeSolution
 from policies.smdp.bounds import keep
-from policies.smdp.model import build_model
+from policies.smdp.model import Problem, build_model
+from policies.smdp.response_law import has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.table import ages_json
 from policies.solve_options import SolveOptions
@@ -166,6 +167,17 @@ def solve_with(options: SolveOptions) -> Solution:
     """
     bound = options.bound
     return solve(options.problem, options.scheme) if bound is None else keep(options.problem, bound, options.mixed)
+
+
+def percentiles_ms(problem: Problem, solution: Solution) -> dict[str, float]:
+    """Return p50_ms, p90_ms, p95_ms and p99_ms of a table of batch sizes, without simulation.
+
+    It is empty where these are not computed: for maximum ages, random service times and very large batches.
+    """
+    if isinstance(solution, AgeSolution) or not has_response_law(problem):
+        return {}
+    law = response_law(problem, solution.batch_size, solution.mix)
+    return {f"p{n}_ms": 1e3 * law.percentile(n / 100) for n in (50, 90, 95, 99)}
 
 
 def evaluate_with(options: SolveOptions, chosen: Chosen) -> Solution | None:

@@ -340,7 +340,7 @@ def chain_of(ages: AgeModel, region: Region) -> Chain:
     model, full, limits = ages.model, ages.model.max_batch_size, len(ages.limits)
     rate, step = model.arrival_rate, np.diff(ages.ages)
     stay = np.exp(-rate * step)
-    later = _later_weight(rate * step, stay)
+    later = later_weight(rate * step, stay)
     sooner = 1.0 - stay - later
     count = len(ages.ages)
     time, response, first_late = full, full + 1, full + 2
@@ -396,7 +396,7 @@ def _add_overflow(
     costs[state, LATE:] += at[:, full - n + 3 :] + launched[:, None] * correction
 
 
-def _later_weight(arrivals: Floats, stay: Floats) -> Floats:
+def later_weight(arrivals: Floats, stay: Floats) -> Floats:
     """Return the integral of lambda exp(-lambda u) u / d over (0, d), for lambda d mean arrivals."""
     small = arrivals < 1e-4
     safe = np.where(small, 1.0, arrivals)
@@ -432,7 +432,7 @@ def improved(ages: AgeModel, bias: Floats, gain: float, holding: float, prices: 
     model, full = ages.model, ages.model.max_batch_size
     rate, step = model.arrival_rate, np.diff(ages.ages)
     stay = np.exp(-rate * step)
-    later = _later_weight(rate * step, stay)
+    later = later_weight(rate * step, stay)
     sooner, idle = 1.0 - stay - later, (1.0 - stay) / rate
     launch = bias[:, None] + np.tensordot(prices, ages.late, 1)
     at_arrival = bias[:, None] + np.tensordot(prices, ages.late_at_arrival, 1)

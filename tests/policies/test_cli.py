@@ -310,3 +310,11 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
     assert "4 devices or more: at least 1 an hour" in done.stdout
     assert "least expected" in done.stdout
+
+
+def test_an_evaluation_has_percentiles_without_simulation() -> None:
+    result = solve("--load", "0.7", "--evaluate", "static:16")
+    measured = solve("--load", "0.7", "--evaluate", "static:16", "--simulate", "200000")["simulated"]
+    for key in ("p50_ms", "p90_ms", "p95_ms", "p99_ms"):
+        assert result[key] == pytest.approx(measured[key], rel=0.02)
+    assert "p95_ms" not in solve("--load", "0.7", "--evaluate", "static:16", "--service-distribution", "erlang2")
