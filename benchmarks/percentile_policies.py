@@ -1,4 +1,4 @@
-"""Policies that keep a percentile: greedy, the best count and time-out, a table of batch sizes, a table of maximum ages.
+"""Policies that keep a percentile: greedy, the best count and time-out, tables of batch sizes, tables of maximum ages.
 
 For each load, bound and share of googlenet-tesla-p4, the power that each policy takes within the bound, and the lower
 bound of the solver. Count and time-out are those of the least power by simulation over a grid: launch when Q requests

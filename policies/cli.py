@@ -23,7 +23,7 @@ from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import Run
-from policies.results import PolicyResult, SimulationResult, evaluate_with, percentiles_ms, solve_with
+from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
 from policies.smdp.ages import AgeSolution
 from policies.smdp.bounds import FORMS, check_form
@@ -258,8 +258,7 @@ def _report_missed_bounds(results: Sequence[_Result]) -> None:
 
 def _fields(options: SolveOptions, solution: Solution | None) -> dict[str, Any]:
     if solution is not None:
-        percentiles = {} if options.spec is None else percentiles_ms(options.problem, solution)
-        return PolicyResult.of(options, solution).to_json() | percentiles
+        return PolicyResult.of(options, solution).to_json()
     problem = options.problem
     return {
         "profile": problem.truncated_profile.name,

@@ -41,6 +41,7 @@ class PolicyResult:
         overflow_cost_share: share of the overflow state in the cost; None for the exact method.
         max_ages: the table of maximum ages, for a bound on a percentile; None for a table of batch sizes.
         share_within: the share answered within the limit of each bound on a percentile; None for batch sizes.
+        percentiles_ms: p50_ms, p90_ms, p95_ms and p99_ms of an evaluated table of batch sizes, see `percentiles_ms`.
         power_lower_bound_w: W; no policy that decides by the queue length and the age of the oldest request, at most
             twice the largest limit, keeps the bounds with less; None for batch sizes and if no policy keeps them.
     """
@@ -64,6 +65,7 @@ class PolicyResult:
     max_ages: MaxAges | None = None
     share_within: tuple[float, ...] | None = None
     power_lower_bound_w: float | None = None
+    percentiles_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: SolveOptions, solution: Solution) -> Self:
@@ -91,6 +93,7 @@ class PolicyResult:
             max_ages=None if by_age is None else by_age.max_ages,
             share_within=None if by_age is None else by_age.share_within,
             power_lower_bound_w=by_age.power_lower_bound if by_age is not None and kept else None,
+            percentiles_ms={} if options.spec is None else percentiles_ms(problem, solution),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -98,14 +101,15 @@ class PolicyResult:
         fields = {**vars(self), "batch_size": list(self.batch_size)}
         if self.mix is not None:
             fields["mix"] = {"probability": self.mix.probability, "batch_size": list(self.mix.batch_size)}
-        del fields["max_ages"]
+        del fields["max_ages"], fields["percentiles_ms"]
         if self.max_ages is not None:
             del fields["batch_size"]
             fields |= ages_json(self.max_ages)
         if self.share_within is not None:
             fields["share_within"] = self.share_within[0] if len(self.share_within) == 1 else list(self.share_within)
         optional = ("bound", "mix", "overflow_cost_share", "share_within", "power_lower_bound_w")
-        return {key: value for key, value in fields.items() if value is not None or key not in optional}
+        shown = {key: value for key, value in fields.items() if value is not None or key not in optional}
+        return shown | dict(self.percentiles_ms)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ Region = NDArray[np.bool_]  # (B_max, ages): whether n requests are launched at 
 LATE = 3  # the first column of late requests, after RESPONSE, POWER, LAUNCHES; one for each limit
 CAP = 2.0  # times the largest limit: at this age a queue is launched whatever its length
 _FINE = 100  # ages within the longest service time, at least
-_COARSE = 160  # ages from there to the cap
+_COARSE = 120  # ages from there to the cap
 _STEP = 0.25  # mean arrivals between two ages within the longest service time, at most
 _SIDE = 1e-8  # distance of the two ages around a jump, as a share of the cap
 _REACH = 14.0  # the overflow is cut where its probability has fallen by about exp(-14)
@@ -434,8 +434,10 @@ def improved(ages: AgeModel, bias: Floats, gain: float, holding: float, prices: 
     stay = np.exp(-rate * step)
     later = later_weight(rate * step, stay)
     sooner, idle = 1.0 - stay - later, (1.0 - stay) / rate
-    launch = bias[:, None] + np.tensordot(prices, ages.late, 1)
-    at_arrival = bias[:, None] + np.tensordot(prices, ages.late_at_arrival, 1)
+    launch, at_arrival = (
+        bias[:, None] + sum(price * each for price, each in zip(prices, late, strict=True))
+        for late in (ages.late, ages.late_at_arrival)
+    )
     region = np.ones(launch.shape, dtype=np.bool_)
     above = at_arrival[full - 1]
     stays = stay.tolist()

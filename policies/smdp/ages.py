@@ -37,7 +37,7 @@ from policies.types import MaxAges, SpecError
 _SETTLED = 1e-10  # least relative decrease of the cost by a step of policy iteration
 _STEPS = 30  # of policy iteration, at most; four are usual
 _TABLES = 24  # of a search, at most
-_GAP = 2e-4  # between the power found and the lower bound at which the search ends, as a share
+_GAP = 3e-4  # between the power found and the lower bound at which the search ends, as a share
 _HIGHEST = 1e4  # price of a late request, in energies of the largest batch, at which only late requests matter
 _NEVER = 1e6  # s; the age at which fewer than B_min requests are launched
 _EXACT = 1e-9  # a bound counts as kept if it is exceeded by less than this share of what may be late
