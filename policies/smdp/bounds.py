@@ -16,7 +16,8 @@ from policies.smdp.trial import simulated_percentile
 from policies.types import SpecError
 
 FORMS = ("max-ages", "batch-size")  # of the policy that keeps a percentile
-_COMPARED = 50_000  # requests simulated for the table of batch sizes that a table of maximum ages is compared with
+_COMPARED = 50_000  # requests simulated for a table of batch sizes in place of one of maximum ages
+_LARGEST = 64  # B_max above which one percentile is kept by a table of batch sizes: ages take many seconds a load
 
 
 def check_form(form: str) -> str:
@@ -62,7 +63,8 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
     """Return the policy of least power within a bound (for a power cap: of least mean response time).
 
     A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
-    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too.
+    it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of 64
+    one percentile is kept by a table of batch sizes.
 
     Args:
         problem: the system; its w2 is ignored.
@@ -75,11 +77,15 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
     """
     if not isinstance(bound, ResponseBounds):
         return choose_weight(problem, bound, mixed)
+    limit, share = bound.shares[0]
+    one = ShareBound(limit, share, simulated_percentile(share, _COMPARED, 0))
+    single = len(bound.shares) == 1 and bound.mean == inf
+    if single and problem.truncated_profile.max_batch_size > _LARGEST:
+        return choose_weight(problem, one, mixed)
     found, kept = solve_ages(problem, bound, mixed)
-    if len(bound.shares) == 1 and bound.mean == inf and not _largest_is_best(problem):
-        ((limit, share),) = bound.shares
+    if single and not _largest_is_best(problem):
         try:
-            other = choose_weight(problem, ShareBound(limit, share, simulated_percentile(share, _COMPARED, 0)), mixed)
+            other = choose_weight(problem, one, mixed)
         except UnreachableError:
             pass
         else:
