@@ -89,6 +89,9 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
 	$(BIN)/python -m benchmarks.paper
 
+percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about an hour, can be resumed)
+	$(BIN)/python -m benchmarks.percentile_policies
+
 paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 20 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.batchmonitor
 	$(BIN)/python -m benchmarks.lazy
@@ -106,4 +109,4 @@ gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it t
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
 		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
 
-.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper paper-batching audit gpu
+.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper percentiles paper-batching audit gpu

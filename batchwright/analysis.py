@@ -1,5 +1,6 @@
 """Solving, evaluating and simulating policies from Python: what solve-policy does, with its flags as keywords."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -10,10 +11,11 @@ from policies.catalog import Chosen, choose, in_stages, rate_time_constant, solv
 from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor
 from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
+from policies.smdp.bounds import FORMS, check_form
 from policies.smdp.distributions import distribution
 from policies.smdp.model import Problem, build_model
 from policies.smdp.trial import Trial
-from policies.solve_options import SolveOptions, bound_of, check_options, rate_of, reject_if, scheme_of
+from policies.solve_options import SolveOptions, bounds_of, check_options, rate_of, reject_if, scheme_of
 from policies.types import Policy, SpecError
 
 
@@ -26,9 +28,10 @@ def solve(
     w2: float | None = None,
     slo_mean_ms: float | None = None,
     slo_p95_ms: float | None = None,
-    slo_share: str | None = None,
+    slo_share: str | Sequence[str] | None = None,
     power_cap_w: float | None = None,
     no_mix: bool = False,
+    policy_form: str = FORMS[0],
     min_batch_size: int = 1,
     max_batch_size: int | None = None,
     service_distribution: str = "deterministic",
@@ -48,10 +51,12 @@ def solve(
         w1: weight of the mean response time, per ms.
         w2: weight of the mean power, per W; None: 0, or chosen by the bound.
         slo_mean_ms: minimise power within this mean response time, ms.
-        slo_p95_ms: minimise power within this 95th percentile of the response time, ms, found by simulation.
-        slo_share: MS:SHARE: minimise power with this share of the requests answered within MS ms, by simulation.
+        slo_p95_ms: minimise power within this 95th percentile of the response time, ms.
+        slo_share: MS:SHARE: minimise power with this share of the requests answered within MS ms; one, or
+            several that are kept together.
         power_cap_w: minimise the mean response time within this mean power, W.
         no_mix: meet the bound with one table instead of a mix of two.
+        policy_form: of the policy that keeps a percentile: max-ages (least power) or batch-size.
         min_batch_size: smallest batch, in requests.
         max_batch_size: largest batch, in requests; None: the profile's.
         service_distribution: deterministic, erlang2, exponential, hyperexponential, gamma:CV or measured.
@@ -60,7 +65,7 @@ def solve(
         max_queue_length: s_max, in requests.
         epsilon: span at which the iteration stops, in the unit of the cost.
         max_iterations: limit of the iterations.
-        seed: of the simulations that a percentile takes.
+        seed: of the simulations that a percentile takes in the batch-size form.
 
     Raises:
         SpecError: no policy keeps the bound, the load is 1 or more, or an argument is invalid. It is a ValueError.
@@ -68,8 +73,8 @@ def solve(
     problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size, min_batch_size)
     problem = replace(problem, w1=w1, w2=w2 or 0.0)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
-    bound = bound_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
-    options = SolveOptions(problem, None, scheme, bound, not no_mix, 0, seed)
+    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w), check_form(policy_form))
+    options = SolveOptions(problem, None, scheme, bounds, not no_mix, 0, seed, policy_form)
     check_options(options, writes=False)
     with _one_thread():
         return PolicyResult.of(options, solve_with(options))
@@ -102,7 +107,7 @@ def evaluate(
         SpecError: the policy is unstable at this rate or no function of the queue length, or an argument is invalid.
     """
     problem = _problem(profile, service_distribution, arrival_rate, load, max_batch_size)
-    options = SolveOptions(replace(problem, w1=w1, w2=w2), policy, None, None, True, 0, 0)
+    options = SolveOptions(replace(problem, w1=w1, w2=w2), policy, None, (), True, 0, 0)
     with _one_thread():
         solution = evaluate_with(options, _chosen(policy, problem.truncated_profile))
     assert solution is not None  # it is None only with a simulation
@@ -163,7 +168,7 @@ def _chosen(policy: str | Policy | PolicyResult, profile: Profile) -> Chosen:
     if isinstance(policy, str):
         return choose(policy, in_stages(policy, profile), max_wait=inf)
     if isinstance(policy, PolicyResult):
-        return solved(policy.batch_size, profile, policy.mix)
+        return solved(policy.batch_size, profile, policy.mix, policy.max_ages)
     if not hasattr(policy, "decide"):
         raise SpecError(f"policy {policy!r} is neither a spec nor a result, and has no method decide(state)")
     name = type(policy).__name__

@@ -17,7 +17,7 @@ from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
 from policies.rules.lazy_batching import LAZY
-from policies.rules.lookup import ActionRow, lookup
+from policies.rules.lookup import ActionRow, Lookup, lookup
 from policies.rules.max_under_deadline import MAX_UNDER_DEADLINE
 from policies.rules.maximum_wait import MaximumWait
 from policies.rules.multi_bin import MULTI_BIN, Bins
@@ -28,10 +28,10 @@ from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.smdp.table import PolicyTable, table_of
+from policies.smdp.table import PolicyTable, table_of, with_ages_scaled
 from policies.solving import table_policy
 from policies.spec import Spec, is_file, split_name
-from policies.types import Kind, Mix, Policy, SpecError
+from policies.types import Kind, MaxAges, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
@@ -111,6 +111,11 @@ class Chosen:
         if self.bins is not None or not isinstance(self.policy, QueueLengthPolicy):
             return None
         return self.policy.action_table(arrival_rate)
+
+    def fixed_max_ages(self) -> MaxAges | None:
+        """Return the maximum ages; None if the policy has none, or they depend on the measured rate."""
+        fixed = isinstance(self.policy, Lookup) and isinstance(self.monitor, NoMonitor)
+        return self.policy.rows[0].max_ages if fixed and isinstance(self.policy, Lookup) else None
 
     def fixed_action_table(self) -> ActionTable | None:
         """Return the actions by queue length; None if they also depend on the measured rate or on anything else."""
@@ -260,9 +265,9 @@ def check_spec(
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
     """Return the policy of the same spec for another profile.
 
-    The table of a policy file is kept. With a bound on a percentile, each load is solved with the weight of its former
-    row times `factor`, which takes no simulation; the objective controller adjusts `factor` by the measured response
-    times. All other policies are chosen again.
+    The table of a policy file is kept. The objective controller adjusts `factor` by the measured response times: with a
+    bound on a percentile, it multiplies the maximum ages, or the weight that each load of a table of batch sizes had.
+    All other policies are chosen again.
 
     Raises:
         SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
@@ -277,6 +282,11 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
         return replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
+    if any(row.max_ages for row in before.rows):
+        again = chosen if profile is chosen.profile else choose(chosen.spec, profile, chosen.defaults)
+        assert again.table is not None  # as before
+        table = with_ages_scaled(again.table, factor)
+        return replace(again, policy=bounded(table), table=table, promised=chosen.promised)
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
@@ -349,9 +359,11 @@ def rate_time_constant(profile: Profile) -> float:
     return max(2 * profile.service_times[-1], 64 / profile.capacity)
 
 
-def solved(batch_size: Sequence[int], profile: Profile, mix: Mix | None = None) -> Chosen:
-    """Return the policy of one table of actions, or a mix of two, at any rate and without a maximum wait."""
-    policy = lookup([ActionRow(1.0, batch_size, mix)], profile.max_batch_size)
+def solved(
+    batch_size: Sequence[int], profile: Profile, mix: Mix | None = None, max_ages: MaxAges | None = None
+) -> Chosen:
+    """Return the policy of one table, or a mix of two, at any rate and without a maximum wait."""
+    policy = lookup([ActionRow(1.0, batch_size, mix, max_ages)], profile.max_batch_size)
     return Chosen(SMDP.name, SMDP.name, {}, profile, policy, NoMonitor())
 
 

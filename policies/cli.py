@@ -16,16 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen import simulated
-from policies.catalog import choose, in_stages, solved
+from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
 from policies.command import check_files, run
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
-from policies.profile import load_profile
+from policies.profile import Profile, load_profile
 from policies.queue.simulator import Run
 from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
-from policies.smdp.choice import UnreachableError, parse_bound
+from policies.smdp.ages import AgeSolution
+from policies.smdp.bounds import FORMS, check_form
+from policies.smdp.choice import UnreachableError
 from policies.smdp.distributions import DISTRIBUTIONS_USAGE, distribution
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution
@@ -34,7 +36,7 @@ from policies.smdp.trial import Trial
 from policies.solve_options import (
     DEFAULT_SIMULATED_REQUESTS,
     SolveOptions,
-    bound_of,
+    bounds_of,
     check_options,
     loads_of,
     rate_of,
@@ -93,7 +95,10 @@ def solve_policy(
         float | None, typer.Option(help="Minimise power within this 95th percentile of the response time in ms.")
     ] = None,
     slo_share: Annotated[
-        str | None, typer.Option(help="MS:SHARE: minimise power with this share of the requests answered within MS ms.")
+        list[str] | None,
+        typer.Option(
+            help="MS:SHARE: minimise power with this share of the requests answered within MS ms; repeatable."
+        ),
     ] = None,
     power_cap_w: Annotated[
         float | None, typer.Option(help="Minimise the mean response time within this mean power in W.")
@@ -101,6 +106,10 @@ def solve_policy(
     no_mix: Annotated[
         bool, typer.Option("--no-mix", help="Meet the bound with one table instead of a mix of two.")
     ] = False,
+    policy_form: Annotated[
+        str,
+        typer.Option(help="Form of the policy that keeps a percentile: max-ages (least power) or batch-size."),
+    ] = FORMS[0],
     min_batch_size: Annotated[int, typer.Option(help="Smallest batch size, in requests.")] = 1,
     max_batch_size: Annotated[
         int | None, typer.Option(help="Largest batch size, in requests (default: the profile's).")
@@ -160,8 +169,8 @@ def solve_policy(
     service = distribution(service_distribution, device)
     problem = Problem(device, 1.0, w1, w2 or 0.0, min_batch_size, max_batch_size, service)
     scheme = scheme_of(method, overflow_cost, max_queue_length, epsilon, max_iterations)
-    bound = bound_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w))
-    options = SolveOptions(problem, evaluate_, scheme, bound, not no_mix, simulate, seed)
+    bounds = bounds_of(w2, (slo_mean_ms, slo_p95_ms, slo_share, power_cap_w), check_form(policy_form))
+    options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
     check_options(options, output is not None)
     if plan:
         _plan(options.at(rate_of(1.0, arrival_rate, None)), price, output, as_json)
@@ -220,15 +229,21 @@ def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
         solution, kept = error.nearest, False
     seconds = perf_counter() - began
     fields = _fields(options, solution) | {"solve_time_ms": round(1e3 * seconds, 3)}
-    if options.bound is not None and in_table:
+    if options.bounds and in_table:
         fields["bound_kept"] = kept
     simulation = None
     if options.simulate:
-        policy = chosen or solved(solution.batch_size if solution else (), profile, solution.mix if solution else None)
+        policy = chosen or _solved(solution, profile)
         trial = Trial(problem, options.simulate, options.seed)
         simulation = simulated.simulate_policy(policy, trial.instants, service_time=trial.service_time())
-        fields["simulated"] = SimulationResult.of(simulation).to_json(options.share_bound)
+        fields["simulated"] = SimulationResult.of(simulation).to_json(options.limits)
     return _Result(options, fields, solution, simulation)
+
+
+def _solved(solution: Solution | None, profile: Profile) -> Chosen:
+    assert solution is not None  # without a spec there is a solution
+    ages = solution.max_ages if isinstance(solution, AgeSolution) else None
+    return solved(solution.batch_size, profile, solution.mix, ages)
 
 
 def _report_missed_bounds(results: Sequence[_Result]) -> None:
@@ -266,13 +281,12 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
     reject_if(not solutions, f"policy {options.spec!r} is not a function of the queue length: leave --plot out")
     try:
         if len(results) > 1:
-            title = "" if options.bound is None else f"{options.bound[0].replace('_', '-')} {options.bound[1]}"
+            title = ", ".join(f"{key.replace('_', '-')} {text}" for key, text in options.bounds)
             plot_table(solutions, plot, title)
         else:
-            simulation, bound = results[0].simulation, options.share_bound
+            simulation, limits = results[0].simulation, options.limits
             responses = None if simulation is None else simulation.responses
-            limit = None if bound is None else bound.response_time
-            plot_policy(results[0].options.problem, solutions[0], responses, plot, limit)
+            plot_policy(results[0].options.problem, solutions[0], responses, plot, next(iter(limits), None))
     except OSError as error:
         raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
 
@@ -281,16 +295,25 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     measured = [("p95 ms", lambda row: f"{row['simulated']['p95_ms']:.3f}")] if "simulated" in rows[0] else []
     bounded = [("kept", lambda row: "yes" if row["bound_kept"] else "no")] if "bound_kept" in rows[0] else []
     extra: list[tuple[str, Callable[[dict[str, Any]], str]]] = [*measured, *bounded]
-    titles = ["load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", "launches from", "largest"]
+    by_age = any("max_age_ms" in row for row in rows)
+    launching = ["one waits, ms", "at once from"] if by_age else ["launches from", "largest"]
+    titles = ["load", "arrivals, 1/s", "w2", "mean ms", "W", "cost", *launching]
     table = Table(*titles, *(title for title, _ in extra), box=None)
     for row in rows:
-        limit = next((n for n, action in enumerate(row["batch_size"]) if action), "-")
         power = "-" if row["mean_power_w"] is None else f"{row['mean_power_w']:.3f}"
         figures = [f"{row['load']:.3f}", f"{row['arrival_rate_hz']:.3f}", f"{row['w2']:.4g}"]
         averages = [f"{row['mean_response_time_ms']:.3f}", power, f"{row['average_cost']:.4f}"]
-        launches = [str(limit), str(max(row["batch_size"]))]
-        table.add_row(*figures, *averages, *launches, *(cell(row) for _, cell in extra))
+        table.add_row(*figures, *averages, *_launches(row), *(cell(row) for _, cell in extra))
     Console().print(table)
+
+
+def _launches(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the first and the largest launch; for ages the wait of one request, ms, and the first that is 0."""
+    if "max_age_ms" in row:
+        ages = row["max_age_ms"]
+        return f"{ages[1]:.3f}", str(next((n for n, age in enumerate(ages) if n and age == 0.0), "-"))
+    first = next((n for n, action in enumerate(row["batch_size"]) if action), "-")
+    return str(first), str(max(row["batch_size"]))
 
 
 def _given_parameters(context: typer.Context) -> list[str]:
@@ -320,8 +343,8 @@ def _recommend(binning: BinningProblem, slo_mean_ms: float | None, as_json: bool
 
 
 def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_json: bool) -> None:
-    assert options.bound is not None  # checked by `prices.check_flags`
-    bound = parse_bound(*options.bound, max(options.simulate, DEFAULT_SIMULATED_REQUESTS), options.seed)
+    bound = options.bound
+    assert bound is not None  # checked by `prices.check_flags`
     requests = options.simulate or DEFAULT_SIMULATED_REQUESTS
     planning = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed)
     with _print_warnings():
@@ -330,7 +353,7 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
     if output is not None:
         save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
     for routing, simulation in devices.simulate_fleet(planning, best).items():
-        simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.share_bound)
+        simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
     fields = {
         "profile": options.problem.truncated_profile.name,

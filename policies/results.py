@@ -1,22 +1,25 @@
 """Results of solving, evaluating and simulating a policy at one arrival rate, with the keys of solve-policy --json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Self
 
 from policies.catalog import Chosen
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.smdp.choice import ShareBound, choose_weight, parse_bound
-from policies.smdp.model import build_model
+from policies.smdp.ages import AgeSolution
+from policies.smdp.bounds import keep
+from policies.smdp.model import Problem, build_model
+from policies.smdp.response_law import has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
-from policies.solve_options import DEFAULT_SIMULATED_REQUESTS, SolveOptions
-from policies.types import Mix, SpecError
+from policies.smdp.table import ages_json
+from policies.solve_options import SolveOptions
+from policies.types import MaxAges, Mix, SpecError
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy that is a function of the queue length, and its exact averages.
+    """A table of batch sizes by queue length, or of maximum ages, and its exact averages.
 
     Attributes:
         profile: name of the profile.
@@ -31,10 +34,16 @@ class PolicyResult:
         mean_power_w: W; None where the profile has no energies.
         energy_per_request_mj: mJ; None where the profile has no energies.
         mean_batch_size: mean over batches.
-        batch_size: size to launch for queue length 0, 1, 2, ...; 0 waits, the last repeats.
+        batch_size: size to launch for queue length 0, 1, 2, ...; 0 waits, the last repeats. With maximum ages: for
+            requests that have just arrived.
         iterations: steps of the solver.
         mix: the second table of a randomised policy; the averages are those of the mix.
         overflow_cost_share: share of the overflow state in the cost; None for the exact method.
+        max_ages: the table of maximum ages, for a bound on a percentile; None for a table of batch sizes.
+        share_within: the share answered within the limit of each bound on a percentile; None for batch sizes.
+        percentiles_ms: p50_ms, p90_ms, p95_ms and p99_ms of an evaluated table of batch sizes, see `percentiles_ms`.
+        power_lower_bound_w: W; no policy that decides by the queue length and the age of the oldest request, at most
+            twice the largest limit, keeps the bounds with less; None for batch sizes and if no policy keeps them.
     """
 
     profile: str
@@ -53,11 +62,17 @@ class PolicyResult:
     iterations: int
     mix: Mix | None
     overflow_cost_share: float | None
+    max_ages: MaxAges | None = None
+    share_within: tuple[float, ...] | None = None
+    power_lower_bound_w: float | None = None
+    percentiles_ms: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: SolveOptions, solution: Solution) -> Self:
         """Return the result of solving or evaluating with these options."""
         problem, energy = options.problem, solution.energy_per_request
+        by_age = solution if isinstance(solution, AgeSolution) else None
+        kept = by_age is not None and isfinite(by_age.power_lower_bound)
         return cls(
             profile=problem.truncated_profile.name,
             arrival_rate_hz=problem.arrival_rate,
@@ -75,15 +90,26 @@ class PolicyResult:
             iterations=solution.iterations,
             mix=solution.mix,
             overflow_cost_share=solution.overflow_cost_share,
+            max_ages=None if by_age is None else by_age.max_ages,
+            share_within=None if by_age is None else by_age.share_within,
+            power_lower_bound_w=by_age.power_lower_bound if by_age is not None and kept else None,
+            percentiles_ms={} if options.spec is None else percentiles_ms(problem, solution),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object, without bound, mix and overflow_cost_share where these are None."""
+        """Return the JSON object, without optional fields that are None; with maximum ages in place of batch sizes."""
         fields = {**vars(self), "batch_size": list(self.batch_size)}
         if self.mix is not None:
             fields["mix"] = {"probability": self.mix.probability, "batch_size": list(self.mix.batch_size)}
-        optional = ("bound", "mix", "overflow_cost_share")
-        return {key: value for key, value in fields.items() if value is not None or key not in optional}
+        del fields["max_ages"], fields["percentiles_ms"]
+        if self.max_ages is not None:
+            del fields["batch_size"]
+            fields |= ages_json(self.max_ages)
+        if self.share_within is not None:
+            fields["share_within"] = self.share_within[0] if len(self.share_within) == 1 else list(self.share_within)
+        optional = ("bound", "mix", "overflow_cost_share", "share_within", "power_lower_bound_w")
+        shown = {key: value for key, value in fields.items() if value is not None or key not in optional}
+        return shown | dict(self.percentiles_ms)
 
 
 @dataclass(frozen=True)
@@ -124,13 +150,12 @@ class SimulationResult:
             run=run,
         )
 
-    def to_json(self, bound: ShareBound | None = None) -> dict[str, Any]:
-        """Return the JSON object, with the share within the bound if there is one."""
+    def to_json(self, limits: Sequence[float] = ()) -> dict[str, Any]:
+        """Return the JSON object, with the share answered within each of these limits, s, as a list if several."""
         fields = {key: value for key, value in vars(self).items() if key != "run"}
-        if bound is not None:
-            share = share_within(self.run.responses, bound.response_time)
-            fields["share_within"] = {"share": share.value, "standard_error": _error(share, 1.0)}
-        return fields
+        found = [share_within(self.run.responses, limit) for limit in limits]
+        shares = [{"share": share.value, "standard_error": _error(share, 1.0)} for share in found]
+        return fields | ({"share_within": shares[0] if len(shares) == 1 else shares} if shares else {})
 
 
 def _error(estimated: Estimate, scale: float) -> float | None:
@@ -144,11 +169,19 @@ def solve_with(options: SolveOptions) -> Solution:
         UnreachableError: no policy keeps the bound.
         SpecError: the load is 1 or more, or an option is invalid.
     """
-    if options.bound is None:
-        return solve(options.problem, options.scheme)
-    key, text = options.bound
-    bound = parse_bound(key, text, max(options.simulate, DEFAULT_SIMULATED_REQUESTS), options.seed)
-    return choose_weight(options.problem, bound, options.mixed)
+    bound = options.bound
+    return solve(options.problem, options.scheme) if bound is None else keep(options.problem, bound, options.mixed)
+
+
+def percentiles_ms(problem: Problem, solution: Solution) -> dict[str, float]:
+    """Return p50_ms, p90_ms, p95_ms and p99_ms of a table of batch sizes, without simulation.
+
+    It is empty where these are not computed: for maximum ages, random service times and very large batches.
+    """
+    if isinstance(solution, AgeSolution) or not has_response_law(problem):
+        return {}
+    law = response_law(problem, solution.batch_size, solution.mix)
+    return {f"p{n}_ms": 1e3 * law.percentile(n / 100) for n in (50, 90, 95, 99)}
 
 
 def evaluate_with(options: SolveOptions, chosen: Chosen) -> Solution | None:

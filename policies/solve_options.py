@@ -1,12 +1,15 @@
 """Options of solve-policy: parsing, and checks of their combinations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from policies.smdp.choice import BOUNDS, ShareBound, parse_bound
+from policies.smdp.ages import ResponseBounds
+from policies.smdp.bounds import FORMS, parse_bounds
+from policies.smdp.choice import BOUNDS, Bound, ShareBound
 from policies.smdp.model import Problem
 from policies.smdp.rvi import Rvi
 from policies.types import SpecError
@@ -22,39 +25,56 @@ class SolveOptions:
         problem: the system and the weights.
         spec: the policy to evaluate; None solves.
         scheme: parameters of relative value iteration; None solves exactly.
-        bound: name and text of the bound that chooses the weight.
-        mixed: whether two policies may be mixed to meet the bound.
+        bounds: name and text of each bound that the policy has to keep; empty without one.
+        mixed: whether two policies may be mixed to meet the bounds.
         simulate: number of requests to simulate; 0 for none.
         seed: seed of the simulated arrivals.
+        form: of the policy that keeps a percentile: max-ages or batch-size.
     """
 
     problem: Problem
     spec: str | None
     scheme: Rvi | None
-    bound: tuple[str, str] | None
+    bounds: tuple[tuple[str, str], ...]
     mixed: bool
     simulate: int
     seed: int
+    form: str = FORMS[0]
 
     def at(self, arrival_rate: float) -> "SolveOptions":
-        """Return the options at this arrival rate, 1/s; with a bound on a share, --simulate gets a default."""
-        needed = self.share_bound is not None and not self.simulate
+        """Return the options at this arrival rate, 1/s.
+
+        With a bound on a share that is evaluated by simulation, --simulate gets a default.
+        """
+        needed = isinstance(self.bound, ShareBound) and not self.simulate
         simulate = DEFAULT_SIMULATED_REQUESTS if needed else self.simulate
         return replace(self, problem=replace(self.problem, arrival_rate=arrival_rate), simulate=simulate)
 
     @property
-    def share_bound(self) -> ShareBound | None:
-        """The bound, if it is a bound on a share."""
-        bound = None if self.bound is None else parse_bound(*self.bound)
-        return bound if isinstance(bound, ShareBound) else None
+    def bound(self) -> Bound | ResponseBounds | None:
+        """The bounds; None without one."""
+        requests = max(self.simulate, DEFAULT_SIMULATED_REQUESTS)
+        return parse_bounds(self.bounds, self.form, requests, self.seed) if self.bounds else None
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The response times, s, within which a share of the requests has to be answered."""
+        match self.bound:
+            case ResponseBounds() as bounds:
+                return bounds.limits
+            case ShareBound(response_time):
+                return (response_time,)
+            case _:
+                return ()
 
     @property
     def bound_entry(self) -> dict[str, float | str] | None:
-        """The bound in policy files and JSON results: its name and value."""
-        if self.bound is None:
+        """The bounds in policy files and JSON results: names and values."""
+        if not self.bounds:
             return None
-        key, text = self.bound
-        return {key: text if key == "slo_share" else float(text)}
+        numbers: dict[str, float | str] = {key: float(text) for key, text in self.bounds if key != "slo_share"}
+        shares = " ".join(text for key, text in self.bounds if key == "slo_share")
+        return numbers | ({"slo_share": shares} if shares else {})
 
 
 def reject_if(invalid: bool, message: str) -> None:
@@ -96,18 +116,29 @@ def scheme_of(
     return None
 
 
-def bound_of(w2: float | None, given: tuple[float | str | None, ...]) -> tuple[str, str] | None:
-    """Return name and text of the bound that is given, of those in `BOUNDS`; None if none is.
+def bounds_of(
+    w2: float | None, given: tuple[float | str | Sequence[str] | None, ...], form: str
+) -> tuple[tuple[str, str], ...]:
+    """Return name and text of each bound that is given, of those in `BOUNDS`; slo_share may have several texts.
+
+    Percentiles can be kept together with each other and with a mean, by a table of maximum ages.
 
     Raises:
-        SpecError: two bounds are given, or a bound and the weight.
+        SpecError: the bounds cannot be combined, or a bound and the weight are given.
     """
-    named = {key: str(value) for key, value in zip(BOUNDS, given, strict=True) if value is not None}
-    chosen = list(named) + ["w2"] * (w2 is not None)
-    if named and len(chosen) > 1:
+    named = [
+        (key, str(text))
+        for key, value in zip(BOUNDS, given, strict=True)
+        if value is not None
+        for text in (value if isinstance(value, Sequence) and not isinstance(value, str) else (value,))
+    ]
+    keys = [key for key, _ in named]
+    together = form == FORMS[0] and "power_cap_w" not in keys and {"slo_p95_ms", "slo_share"} & set(keys)
+    chosen = keys + ["w2"] * (w2 is not None)
+    if named and len(chosen) > 1 and not (together and w2 is None):
         first, second = (f"--{key.replace('_', '-')}" for key in chosen[:2])
         raise SpecError(f"{first} and {second} each choose the weight; give one of them")
-    return next(iter(named.items()), None)
+    return tuple(named)
 
 
 def check_options(options: SolveOptions, writes: bool) -> None:
@@ -116,7 +147,7 @@ def check_options(options: SolveOptions, writes: bool) -> None:
     Raises:
         SpecError: they exclude each other, or a number is out of range.
     """
-    solving, bounded = options.spec is None, options.bound is not None
+    solving, bounded = options.spec is None, bool(options.bounds)
     reject_if(options.simulate < 0, f"--simulate {options.simulate} is below 0; give the number of requests")
     reject_if(options.seed < 0, f"--seed {options.seed} is below 0; give 0 or more")
     reject_if(bounded and not solving, "--evaluate names a policy and a bound selects one: give one of them")

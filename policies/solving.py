@@ -5,7 +5,8 @@ from math import inf, log, sqrt
 
 from policies.profile import Profile
 from policies.rules.lookup import ActionRow, Lookup, lookup, weighted
-from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError, choose_weight, parse_bound
+from policies.smdp.bounds import FORMS, check_form, keep, parse_bounds
+from policies.smdp.choice import BOUNDS, ShareBound, UnreachableError
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.table import PolicyTable, TableRow, default_loads, solve_table
@@ -26,12 +27,13 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     problem = Problem(profile, 1.0)
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
         return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
-    bound = parse_bound(key, spec.parameters[key], _SIMULATED_REQUESTS)
+    form = spec.parameters.get("policy_form", FORMS[0])
+    bound = parse_bounds([(key, spec.parameters[key])], form, _SIMULATED_REQUESTS)
     mixed = not isinstance(bound, ShareBound)  # so few requests do not resolve the probability of a mix
 
     def nearest(at_load: Problem) -> Solution:
         try:
-            return choose_weight(at_load, bound, mixed)
+            return keep(at_load, bound, mixed)
         except UnreachableError as error:
             return error.nearest
 
@@ -52,7 +54,8 @@ def weight_of(spec: Spec) -> tuple[str, float]:
     if not value < inf:
         raise SpecError(f"policy {spec.text!r}: {key} must be finite")
     if key != "w2":
-        parse_bound(key, spec.parameters[key])
+        parse_bounds([(key, spec.parameters[key])])
+    check_form(spec.parameters.get("policy_form", FORMS[0]))
     return key, value
 
 
@@ -94,4 +97,4 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
 
 
 def _row(row: TableRow) -> ActionRow:
-    return ActionRow(row.arrival_rate, row.batch_size, row.mix)
+    return ActionRow(row.arrival_rate, row.batch_size, row.mix, row.max_ages)

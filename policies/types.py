@@ -142,6 +142,21 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
+class MaxAges:
+    """A table of maximum ages: launch all waiting requests, at most the largest batch, once the oldest is this old.
+
+    Attributes:
+        max_age: s, for queue length 0, 1, 2, ...; the last repeats; 0 launches at once.
+        probability: with which `others` is used for a batch; drawn by the id of its oldest request.
+        others: the second table; empty without one.
+    """
+
+    max_age: Sequence[float]
+    probability: float = 0.0
+    others: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Launch these requests as one batch, now.
 

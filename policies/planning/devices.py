@@ -24,9 +24,12 @@ from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Router, Run, Station
-from policies.smdp.choice import Bound, UnreachableError, choose_weight
+from policies.smdp.ages import AgeSolution, ResponseBounds
+from policies.smdp.bounds import keep
+from policies.smdp.choice import Bound, UnreachableError
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution
+from policies.smdp.table import ages_json
 from policies.smdp.trial import Trial
 from policies.types import Kind, Launch, Request, SpecError
 
@@ -73,7 +76,7 @@ class CapacityProblem:
     """
 
     problem: Problem
-    bound: Bound
+    bound: Bound | ResponseBounds
     price: Price
     mixed: bool
     requests: int
@@ -144,7 +147,7 @@ def _check_reachable(planning: CapacityProblem) -> None:
     """Check the bound at a load near 0, where it is easiest to keep."""
     alone = replace(planning.problem, arrival_rate=_IDLE * build_model(planning.problem).capacity)
     try:
-        choose_weight(_fastest_first(alone), planning.bound, planning.mixed)
+        keep(_fastest_first(alone), planning.bound, planning.mixed)
     except UnreachableError as error:
         raise SpecError(f"no number of devices is enough: {error}") from error
 
@@ -170,7 +173,7 @@ def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     problem, price, kept = planning.per_device(devices), planning.price, True
     known = problem.profile.energies is not None
     try:
-        solution = choose_weight(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
+        solution = keep(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
@@ -213,7 +216,8 @@ def _station(planning: CapacityProblem, candidate: FleetCandidate, index: int) -
     profile, solution = planning.problem.truncated_profile, candidate.solution
     rng = np.random.default_rng([planning.seed, 6, index])
     draw = planning.problem.service.sampler(np.array(profile.service_times), rng)
-    policy = solved(solution.batch_size, profile, solution.mix).policy
+    ages = solution.max_ages if isinstance(solution, AgeSolution) else None
+    policy = solved(solution.batch_size, profile, solution.mix, ages).policy
 
     def service_time(launch: Launch) -> float:
         return draw(len(launch.requests))
@@ -233,6 +237,7 @@ def candidate_row(candidate: FleetCandidate) -> dict[str, Any]:
         "w2": solution.w2,
         "batch_size": list(solution.batch_size),
         "mix": mix,
+        **(ages_json(solution.max_ages) if isinstance(solution, AgeSolution) else {}),
         "mean_response_time_ms": 1e3 * solution.mean_response_time,
         "p95_ms": 1e3 * candidate.percentile,
         "mean_power_w": candidate.power,

@@ -1,7 +1,8 @@
-"""Fast simulation of a policy that depends on the queue length only, on one device: about one step per batch.
+"""Fast simulation of tables of batch sizes and of maximum ages on one device, without Request and State objects.
 
-The results equal those of simulator.py to the last bit, without Request and State objects. A wait is skipped up to the
-arrival that may end it. Service is first come, first served, so the batch sizes determine the batch of each request.
+The results equal those of simulator.py to the last bit. A table of batch sizes takes about one step per batch: a wait
+is skipped up to the arrival that may end it. A table of maximum ages takes a step per arrival in a wait. Service is
+first come, first served, so the batch sizes determine the batch of each request.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from policies.queue.arrivals import Instants
 from policies.queue.simulator import Run
 from policies.rules.lookup import draw
 from policies.rules.traits import ActionTable
-from policies.types import Mix
+from policies.types import MaxAges, Mix
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,23 @@ def simulate_table(table: ActionTable, device: ServiceModel, instants: Instants)
     A request's id, on which the draws of a mix depend, is its index among the arrivals. The final drain may launch
     batches above the table's maximum.
     """
-    starts, finishes, sizes = _serve(_actions(table, device.max_batch_size), device, instants.tolist())
+    return _run(_serve(_actions(table, device.max_batch_size), device, instants.tolist()), device, instants)
+
+
+def simulate_ages(table: MaxAges, device: ServiceModel, instants: Instants, seed: int = 0) -> Run:
+    """Serve one request for each instant of arrival (s, sorted, at least one) by a table of maximum ages.
+
+    Args:
+        table: the table.
+        device: its largest batch is that of the table.
+        instants: of the arrivals; a request's id, on which the draws of a mix depend, is its index.
+        seed: seed of the draws.
+    """
+    return _run(_serve_by_age(table, device, instants.tolist(), seed), device, instants)
+
+
+def _run(served: tuple[list[float], list[float], list[int]], device: ServiceModel, instants: Instants) -> Run:
+    starts, finishes, sizes = served
     batch_sizes = np.array(sizes, dtype=np.int64)
     return Run(
         scheduled=len(instants),
@@ -118,6 +135,40 @@ def _serve(
             arrived += step
             now = max(now, arrivals[arrived - 1])
             continue
+        starts.append(now)
+        now += service_time(size)
+        finishes.append(now)
+        sizes.append(size)
+        served += size
+    return starts, finishes, sizes
+
+
+def _serve_by_age(
+    table: MaxAges, device: ServiceModel, arrivals: list[float], seed: int
+) -> tuple[list[float], list[float], list[int]]:
+    """Return start and finish, s, and size of each batch."""
+    largest, service_time = device.max_batch_size, device.service_time
+    first, second = table.max_age, table.others or table.max_age
+    mixed = first != second
+    starts: list[float] = []
+    finishes: list[float] = []
+    sizes: list[int] = []
+    now, served, arrived, total = 0.0, 0, 0, len(arrivals)  # requests served..arrived - 1 are waiting
+    arrivals = [*arrivals, inf]
+    while served < total:
+        oldest = arrivals[served]
+        now = max(now, oldest)
+        ages = second if mixed and draw(seed, served, served) < table.probability else first
+        top = len(ages) - 1
+        while True:
+            while arrivals[arrived] <= now:
+                arrived += 1
+            length = arrived - served
+            due = oldest + ages[min(length, top)]
+            if due <= now or (due == inf and arrived == total):  # without a due time, drain after the last arrival
+                break
+            now = min(due, arrivals[arrived])
+        size = min(length, largest)
         starts.append(now)
         now += service_time(size)
         finishes.append(now)

@@ -1,4 +1,7 @@
-"""Lookup: the action is read from a table by arrival rate and queue length.
+"""Lookup: the action is read from a table by arrival rate and queue length, and maybe the age of the oldest request.
+
+A row is a table of batch sizes by queue length, or a table of maximum ages: with n requests waiting, launch all of
+them, at most the largest batch, once the oldest is tau(n) old (policies/smdp/ages.py).
 
 **Varying rates.** A run's mean response time is a mean over requests, its mean power a mean over time. A second with n
 requests in the system therefore costs w1 n / (the run's mean rate). A row solved for w2 divides by its own rate. This
@@ -15,7 +18,7 @@ from math import sqrt
 from typing import ClassVar
 
 from policies.rules.traits import ActionTable, control_limit_table
-from policies.types import Action, Mix, State, Wait, launch_oldest
+from policies.types import Action, MaxAges, Mix, State, Wait, launch_oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,13 @@ class ActionRow:
         arrival_rate: 1/s.
         batch_size: action for queue length 0, 1, 2, ...; 0 waits; the last one repeats.
         mix: the second table, if the policy is randomised.
+        max_ages: a table of maximum ages, which is used in place of the batch sizes; None: none.
     """
 
     arrival_rate: float
     batch_size: Sequence[int]
     mix: Mix | None = None
+    max_ages: MaxAges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +91,23 @@ class Lookup:
         """Look the action up; decide again once the rate has decayed without arrivals."""
         row = self._row(state) if state.rates else self.rows[0]
         n = len(state.waiting)
+        if row is not None and row.max_ages is not None:
+            due = state.waiting[0].arrival + self._max_age(row.max_ages, state)
+            if state.now < due:
+                return Wait(min(due, state.reevaluate_at))
+            row = None
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.reevaluate_at)
         return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
 
-    def action_table(self, arrival_rate: float | None) -> ActionTable:
-        """The row of this rate, with the factor 1."""
+    def action_table(self, arrival_rate: float | None) -> ActionTable | None:
+        """The row of this rate, with the factor 1; None for a table of maximum ages."""
         row = self.rows[0] if arrival_rate is None else self.row(arrival_rate)
         if row is None:
             return control_limit_table(1, self.max_batch_size)
+        if row.max_ages is not None:
+            return None
         return ActionTable(row.batch_size, self.max_batch_size, row.mix, self.seed)
 
     def _row(self, state: State) -> ActionRow | None:
@@ -105,6 +117,12 @@ class Lookup:
         if row is None or not self.weightings or not state.mean_rates:
             return row
         return self.weightings[bisect_right(self.ratios, state.mean_rate / row.arrival_rate)].row(rate)
+
+    def _max_age(self, table: MaxAges, state: State) -> float:
+        oldest, ages = state.waiting[0].id, table.max_age
+        if table.others and draw(self.seed, oldest, oldest) < table.probability:
+            ages = table.others
+        return ages[min(len(state.waiting), len(ages) - 1)]
 
     def _action(self, row: ActionRow, state: State) -> int:
         table = row.batch_size

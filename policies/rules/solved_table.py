@@ -8,7 +8,7 @@ from policies.smdp.table import load_table
 from policies.solving import solved_table, table_policy, weight_of, weighted_table_policy
 from policies.spec import Spec
 
-_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w"})
+_WEIGHT_KEYS = frozenset({"w2", "slo_mean_ms", "slo_p95_ms", "power_cap_w", "policy_form"})
 _DESCRIPTION = "Launches by the solved table: the row nearest to the measured arrival rate{parameters}."
 
 

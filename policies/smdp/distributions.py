@@ -15,12 +15,13 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import gammaincc, gammaln
 
 from policies.profile import Profile
 from policies.types import SpecError
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 _BLOCK = 1024  # service times drawn at once
 DISTRIBUTIONS_USAGE = "deterministic, erlang2, exponential, hyperexponential, gamma:CV, measured"
 
@@ -34,6 +35,17 @@ class ServiceDistribution(Protocol):
 
     def arrival_probabilities(self, arrival_rate: float, service_times: Floats, counts: int) -> Floats:
         """Return p_k^[b] for k < counts, equation (4); row b - 1, column k."""
+        ...
+
+    def tail(self, service_times: Floats, sizes: Ints, times: Floats) -> tuple[Floats, Floats]:
+        """Return P(G_b > z) and E[max(G_b - z, 0)], s, for each batch size b and time z, s; these are broadcast."""
+        ...
+
+    def quiet_tail(self, arrival_rate: float, service_times: Floats, sizes: Ints, ages: Floats) -> Floats:
+        """Return E[exp(-lambda (G_b - x)); G_b > x] for each batch size b and age x, s; these are broadcast.
+
+        It is the probability that a service lasts longer than x and that no request arrives more than x before its end.
+        """
         ...
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
@@ -73,6 +85,32 @@ class Gamma:
         empty = np.where(inverse > 0.0, np.log1p(inverse * mean) / np.where(inverse > 0.0, inverse, 1.0), mean)
         return np.asarray(np.exp(logarithm - empty))
 
+    def tail(self, service_times: Floats, sizes: Ints, times: Floats) -> tuple[Floats, Floats]:
+        """Return upper incomplete gamma functions: with r = 1 / cv^2, Q(r, z / theta) and its integral."""
+        mean, cv, late = (
+            service_times[sizes - 1],
+            self._cvs_by_size(len(service_times))[sizes - 1],
+            np.maximum(times, 0.0),
+        )
+        shape = 1.0 / np.square(np.where(cv > 0.0, cv, 1.0))
+        scaled = late * shape / mean
+        survival = np.where(cv > 0.0, gammaincc(shape, scaled), mean > late)
+        excess = np.where(
+            cv > 0.0, mean * gammaincc(shape + 1.0, scaled) - late * survival, np.maximum(mean - late, 0.0)
+        )
+        return np.where(times < 0.0, 1.0, survival), np.where(times < 0.0, mean - times, excess)
+
+    def quiet_tail(self, arrival_rate: float, service_times: Floats, sizes: Ints, ages: Floats) -> Floats:
+        """Return (1 + lambda theta)^-r Q(r, x / theta + lambda x) exp(lambda x), by logarithms."""
+        mean, cv = service_times[sizes - 1], self._cvs_by_size(len(service_times))[sizes - 1]
+        shape = 1.0 / np.square(np.where(cv > 0.0, cv, 1.0))
+        rate = shape / mean + arrival_rate
+        with np.errstate(divide="ignore"):
+            logarithm = np.log(gammaincc(shape, rate * ages)) + arrival_rate * ages
+        logarithm = logarithm - shape * np.log1p(arrival_rate * mean / shape)
+        fixed = np.where(mean > ages, np.exp(-arrival_rate * np.maximum(mean - ages, 0.0)), 0.0)
+        return np.where(cv > 0.0, np.exp(np.minimum(logarithm, 0.0)), fixed)
+
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:
         """Return a sampler that draws in blocks."""
         if not any(self.cvs):
@@ -108,6 +146,20 @@ class Hyperexponential:
         exponential = Gamma((1.0,))
         fast = exponential.arrival_probabilities(arrival_rate, 0.5 * service_times, counts)
         slow = exponential.arrival_probabilities(arrival_rate, 2.0 * service_times, counts)
+        return np.asarray((2.0 * fast + slow) / 3.0)
+
+    def tail(self, service_times: Floats, sizes: Ints, times: Floats) -> tuple[Floats, Floats]:
+        """Return the mixtures of those of two exponential distributions."""
+        exponential = Gamma((1.0,))
+        fast = exponential.tail(0.5 * service_times, sizes, times)
+        slow = exponential.tail(2.0 * service_times, sizes, times)
+        return (2.0 * fast[0] + slow[0]) / 3.0, (2.0 * fast[1] + slow[1]) / 3.0
+
+    def quiet_tail(self, arrival_rate: float, service_times: Floats, sizes: Ints, ages: Floats) -> Floats:
+        """Return the mixture of those of two exponential distributions."""
+        exponential = Gamma((1.0,))
+        fast = exponential.quiet_tail(arrival_rate, 0.5 * service_times, sizes, ages)
+        slow = exponential.quiet_tail(arrival_rate, 2.0 * service_times, sizes, ages)
         return np.asarray((2.0 * fast + slow) / 3.0)
 
     def sampler(self, service_times: Floats, rng: np.random.Generator) -> Callable[[int], float]:

@@ -40,10 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.profile import Profile
-from policies.smdp.distributions import DETERMINISTIC, Floats, ServiceDistribution
+from policies.smdp.distributions import DETERMINISTIC, Floats, Ints, ServiceDistribution
 from policies.types import SpecError
-
-Ints = NDArray[np.intp]
 
 # Columns of the accumulated quantities: time spent by requests (s), energy (J), batches launched.
 RESPONSE, POWER, LAUNCHES = range(3)

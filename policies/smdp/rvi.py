@@ -36,8 +36,8 @@ from math import inf
 import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from policies.smdp.distributions import Floats
-from policies.smdp.model import HOLDING, Ints, Model, Problem, build_model, check_solvable, objective_weights
+from policies.smdp.distributions import Floats, Ints
+from policies.smdp.model import HOLDING, Model, Problem, build_model, check_solvable, objective_weights
 from policies.types import SpecError
 
 _TOLERANCE = 1e-3  # delta of section VII-D

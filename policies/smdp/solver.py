@@ -12,13 +12,12 @@ from math import ceil, inf, sqrt
 
 import numpy as np
 
-from policies.smdp.distributions import Floats
+from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import (
     HOLDING,
     LAUNCHES,
     POWER,
     RESPONSE,
-    Ints,
     Model,
     Problem,
     build_model,

@@ -9,13 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from policies.files import first_error, read_text, write_atomically
+from policies.smdp.ages import AgeSolution, actions_of_ages
 from policies.smdp.model import Problem, build_model, check_actions
 from policies.smdp.solver import Solution, solve
-from policies.types import Mix, SpecError
+from policies.types import MaxAges, Mix, SpecError
 
 _Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Actions = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, fail_fast=True)]
+_Ages = Annotated[list[_Figure], Field(min_length=2, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class TableRow:
         mix: the second table of a randomised policy.
         mean_response_time: s; None where unknown.
         mean_power: W; None where unknown.
+        max_ages: the table of maximum ages of a row for a percentile; `batch_size` then has the actions for requests
+            that have just arrived.
     """
 
     arrival_rate: float
@@ -39,6 +43,7 @@ class TableRow:
     mix: Mix | None = None
     mean_response_time: float | None = None
     mean_power: float | None = None
+    max_ages: MaxAges | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,19 @@ def table_of(
     return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
 
 
+def with_ages_scaled(table: PolicyTable, factor: float) -> PolicyTable:
+    """Multiply all maximum ages by a factor; 0 launches at once."""
+
+    def scaled(row: TableRow) -> TableRow:
+        if row.max_ages is None or factor == 1.0:
+            return row
+        first, others = (tuple(factor * age for age in ages) for ages in (row.max_ages.max_age, row.max_ages.others))
+        ages = MaxAges(first, row.max_ages.probability, others)
+        return replace(row, max_ages=ages, batch_size=actions_of_ages(ages, table.max_batch_size))
+
+    return replace(table, rows=tuple(map(scaled, table.rows)))
+
+
 def _row_of_solution(solution: Solution) -> TableRow:
     return TableRow(
         arrival_rate=solution.arrival_rate,
@@ -108,24 +126,43 @@ def _row_of_solution(solution: Solution) -> TableRow:
         mix=solution.mix,
         mean_response_time=solution.mean_response_time,
         mean_power=solution.mean_power,
+        max_ages=solution.max_ages if isinstance(solution, AgeSolution) else None,
     )
 
 
-class _MixFile(BaseModel):
+class _ActionsFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    batch_size: _Actions | None = None
+    max_age_ms: _Ages | None = None
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        if (self.batch_size is None) == (self.max_age_ms is None):
+            raise ValueError("give either batch_size or max_age_ms")
+        return self
+
+
+class _MixFile(_ActionsFile):
     probability: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-    batch_size: _Actions
 
 
-class _RowFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _RowFile(_ActionsFile):
     arrival_rate_hz: _Rate
     load: _Rate
     w2: _Figure = 0.0
-    batch_size: _Actions
     mix: _MixFile | None = None
     mean_response_time_ms: _Figure | None = None
     mean_power_w: _Figure | None = None
+
+    @property
+    def tables(self) -> list[_ActionsFile]:
+        return [self] if self.mix is None else [self, self.mix]
+
+    @model_validator(mode="after")
+    def _check_mix(self) -> Self:
+        if len({table.batch_size is None for table in self.tables}) > 1:
+            raise ValueError("both tables of a mix must have batch_size, or max_age_ms")
+        return self
 
 
 class _PolicyFile(BaseModel):
@@ -149,8 +186,9 @@ class _PolicyFile(BaseModel):
         if sorted(set(rates)) != rates:
             raise ValueError("rows must ascend in arrival_rate_hz")
         for row in self.rows:
-            for actions in [row.batch_size] if row.mix is None else [row.batch_size, row.mix.batch_size]:
-                check_actions(actions, 1, self.max_batch_size)
+            for each in row.tables:
+                if each.batch_size is not None:
+                    check_actions(each.batch_size, 1, self.max_batch_size)
         return self
 
 
@@ -164,20 +202,25 @@ def parse_table(text: str, origin: str) -> PolicyTable:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
         raise SpecError(f"policy file {origin!r} is malformed at {first_error(error)}; solve it again") from error
-    rows = tuple(_row_of_file(row) for row in file.rows)
+    rows = tuple(_row_of_file(row, file.max_batch_size) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)
 
 
-def _row_of_file(row: _RowFile) -> TableRow:
+def _row_of_file(row: _RowFile, largest: int) -> TableRow:
+    mix, ages = row.mix, None
+    if row.max_age_ms is not None:
+        others = () if mix is None or mix.max_age_ms is None else tuple(age / 1e3 for age in mix.max_age_ms)
+        ages = MaxAges(tuple(age / 1e3 for age in row.max_age_ms), 0.0 if mix is None else mix.probability, others)
     return TableRow(
         arrival_rate=row.arrival_rate_hz,
         load=row.load,
         w2=row.w2,
-        batch_size=tuple(row.batch_size),
-        mix=None if row.mix is None else Mix(row.mix.probability, tuple(row.mix.batch_size)),
+        batch_size=tuple(row.batch_size or ()) if ages is None else actions_of_ages(ages, largest),
+        mix=None if mix is None or mix.batch_size is None else Mix(mix.probability, tuple(mix.batch_size)),
         mean_response_time=None if row.mean_response_time_ms is None else row.mean_response_time_ms / 1e3,
         mean_power=row.mean_power_w,
+        max_ages=ages,
     )
 
 
@@ -207,15 +250,23 @@ def to_json(table: PolicyTable) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
+def ages_json(ages: MaxAges) -> dict[str, Any]:
+    """Return max_age_ms, and mix if there is one, as in policy files and JSON results."""
+    table: dict[str, Any] = {"max_age_ms": [1e3 * age for age in ages.max_age]}
+    if ages.others:
+        table["mix"] = {"probability": ages.probability, "max_age_ms": [1e3 * age for age in ages.others]}
+    return table
+
+
 def _row_json(row: TableRow) -> dict[str, Any]:
     mix = None if row.mix is None else {"probability": row.mix.probability, "batch_size": row.mix.batch_size}
     response = None if row.mean_response_time is None else 1e3 * row.mean_response_time
+    actions = {"batch_size": row.batch_size, "mix": mix} if row.max_ages is None else ages_json(row.max_ages)
     content = {
         "arrival_rate_hz": row.arrival_rate,
         "load": row.load,
         "w2": row.w2,
-        "batch_size": row.batch_size,
-        "mix": mix,
+        **actions,
         "mean_response_time_ms": response,
         "mean_power_w": row.mean_power,
     }

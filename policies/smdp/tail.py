@@ -29,8 +29,8 @@ from math import inf
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from policies.smdp.distributions import Floats
-from policies.smdp.model import HOLDING, Ints, Model
+from policies.smdp.distributions import Floats, Ints
+from policies.smdp.model import HOLDING, Model
 
 _TIE = 1e-12  # relative difference of throughputs up to which they are equal
 _NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision

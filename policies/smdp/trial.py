@@ -8,8 +8,9 @@ import numpy as np
 
 from policies.queue.arrivals import Instants, poisson
 from policies.queue.simulator import Run
-from policies.queue.table_simulator import ServiceModel, simulate_table
+from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.traits import ActionTable
+from policies.smdp.ages import AgeSolution
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 
@@ -42,8 +43,10 @@ class Trial:
     def run(self, solution: Solution) -> Run:
         """Simulate a solved or evaluated policy."""
         profile = self.problem.truncated_profile
-        table = ActionTable(solution.batch_size, profile.max_batch_size, solution.mix)
         device = ServiceModel(self.service_time(), profile.max_batch_size, profile.energies)
+        if isinstance(solution, AgeSolution):
+            return simulate_ages(solution.max_ages, device, self.instants)
+        table = ActionTable(solution.batch_size, profile.max_batch_size, solution.mix)
         return simulate_table(table, device, self.instants)
 
 

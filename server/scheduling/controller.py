@@ -154,7 +154,7 @@ class Controller:
             drift = before.drift
         else:
             drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
-        weighted = chosen.table is not None and any(row.w2 for row in chosen.table.rows)
+        weighted = chosen.table is not None and any(row.w2 or row.max_ages for row in chosen.table.rows)
         objective = Objective(chosen.slo, SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)

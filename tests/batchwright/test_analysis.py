@@ -77,7 +77,6 @@ def test_solve_gives_what_the_command_gives_to_the_last_digit(
 @pytest.mark.slow
 def test_a_percentile_is_kept_as_by_the_command(command: Any) -> None:
     expected = command("--load", "0.5", "--slo-p95-ms", "9", "--seed", "2")
-    del expected["simulated"]
     assert solve(P4, load=0.5, slo_p95_ms=9.0, seed=2).to_json() == expected
 
 

@@ -147,8 +147,56 @@ def test_a_bound_on_the_mean_chooses_the_weight_and_mixes() -> None:
     assert again["batch_size"] == vertex["batch_size"]
 
 
-def test_a_bound_on_a_percentile_is_always_simulated() -> None:
-    result = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000")
+def test_a_bound_on_a_percentile_is_kept_by_a_table_of_maximum_ages(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    result = solve("--load", "0.3", "--slo-p95-ms", "10", "--simulate", "100000", "--output", str(path))
+    assert result["share_within"] == pytest.approx(0.95, abs=1e-6)
+    assert result["power_lower_bound_w"] <= result["mean_power_w"] <= 1.01 * result["power_lower_bound_w"]
+    assert "batch_size" not in result
+    assert len(result["max_age_ms"]) == 33
+    assert set(result["mix"]) == {"probability", "max_age_ms"}
+    simulated = result["simulated"]
+    assert simulated["share_within"]["share"] == pytest.approx(0.95, abs=0.005)
+    assert simulated["p95_ms"] == pytest.approx(10.0, abs=0.2)
+    older = solve("--load", "0.3", "--slo-p95-ms", "10", "--policy-form", "batch-size")
+    assert "max_age_ms" not in older
+    assert result["mean_power_w"] < 0.97 * older["mean_power_w"]
+    row = json.loads(path.read_text())["rows"][0]
+    assert row["max_age_ms"] == result["max_age_ms"]
+    again = solve("--load", "0.3", "--evaluate", f"{path}", "--simulate", "100000")
+    assert again["simulated"]["p95_ms"] == pytest.approx(simulated["p95_ms"], rel=5e-3)  # the rate is measured
+
+
+def test_several_percentiles_and_a_mean_are_kept_together() -> None:
+    shares = ("--slo-share", "10:0.95", "--slo-share", "20:0.999", "--slo-mean-ms", "6")
+    result = solve("--load", "0.5", *shares, "--simulate", "20000")
+    assert result["bound"] == {"slo_share": "10:0.95 20:0.999", "slo_mean_ms": 6.0}
+    assert result["share_within"][0] >= 0.95 - 1e-6
+    assert result["share_within"][1] >= 0.999 - 1e-6
+    assert result["mean_response_time_ms"] <= 6.0 + 1e-6
+    assert len(result["simulated"]["share_within"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slo-p95-ms", "10", "--power-cap-w", "30"), "--slo-p95-ms and --power-cap-w"),
+        (("--slo-p95-ms", "10", "--slo-mean-ms", "5", "--policy-form", "batch-size"), "--slo-mean-ms and --slo-p95-ms"),
+        (("--slo-p95-ms", "10", "--policy-form", "tables"), "'tables' is neither max-ages nor batch-size"),
+        (("--slo-p95-ms", "10", "--w2", "1"), "--slo-p95-ms and --w2"),
+        (("--slo-share", "10:0.95", "--slo-share", "10"), "MS:SHARE"),
+        (("--slo-p95-ms", "2"), "no policy keeps a share of 0.95 within 2 ms"),
+    ],
+)
+def test_bounds_that_cannot_be_kept_together_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = call("googlenet-tesla-p4", "--load", "0.5", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_bound_on_a_percentile_of_batch_sizes_is_always_simulated() -> None:
+    form = ("--policy-form", "batch-size")
+    result = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000", *form)
     assert result["simulated"]["share_within"]["share"] >= 0.9 - 1 / 50000
     assert result["simulated"]["requests"] == 50000
     assert result["bound"] == {"slo_share": "10:0.9"}
@@ -262,3 +310,11 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
     assert "4 devices or more: at least 1 an hour" in done.stdout
     assert "least expected" in done.stdout
+
+
+def test_an_evaluation_has_percentiles_without_simulation() -> None:
+    result = solve("--load", "0.7", "--evaluate", "static:16")
+    measured = solve("--load", "0.7", "--evaluate", "static:16", "--simulate", "200000")["simulated"]
+    for key in ("p50_ms", "p90_ms", "p95_ms", "p99_ms"):
+        assert result[key] == pytest.approx(measured[key], rel=0.02)
+    assert "p95_ms" not in solve("--load", "0.7", "--evaluate", "static:16", "--service-distribution", "erlang2")

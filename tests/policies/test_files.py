@@ -96,7 +96,11 @@ def test_a_profile_without_a_required_key_is_rejected(missing: str, tmp_path: Pa
         (row(mix={"probability": -0.1, "batch_size": [0, 1]}), "probability"),
         (row(mix={"probability": 1.1, "batch_size": [0, 1]}), "probability"),
         (row(mix={"probability": float("nan"), "batch_size": [0, 1]}), "probability"),
-        (row(mix={"probability": 0.5}), "mix.batch_size: Field required"),
+        (row(mix={"probability": 0.5}), "give either batch_size or max_age_ms"),
+        (row(max_age_ms=[0, 1]), "give either batch_size or max_age_ms"),
+        (row(mix={"probability": 0.5, "max_age_ms": [0, 1]}), "both tables of a mix"),
+        (row(batch_size=None, max_age_ms=[0, -1]), "max_age_ms.1"),
+        (row(batch_size=None, max_age_ms=[0, float("inf")]), "max_age_ms.1"),
     ],
 )
 def test_an_invalid_policy_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

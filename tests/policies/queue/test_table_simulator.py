@@ -15,7 +15,7 @@ from policies.queue.arrivals import Instants, poisson
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
 from policies.queue.simulator import Run, estimate, percentile, run, share_within
-from policies.queue.table_simulator import ServiceModel, simulate_table
+from policies.queue.table_simulator import ServiceModel, simulate_ages, simulate_table
 from policies.rules.control_limit import ControlLimit
 from policies.rules.lookup import ActionRow, lookup
 from policies.rules.traits import ActionTable
@@ -23,7 +23,7 @@ from policies.smdp.distributions import DETERMINISTIC, Gamma
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.smdp.trial import Trial
-from policies.types import Kind, Mix, Policy, Request
+from policies.types import Kind, MaxAges, Mix, Policy, Request
 
 P4 = load_profile("googlenet-tesla-p4")
 STATIC_8 = (0,) * 8 + (8,)
@@ -242,3 +242,34 @@ def test_a_simulated_mix_has_the_exact_averages(load: float, limits: tuple[int, 
     mean = estimate(run.responses, lambda block: float(block.mean()))
     assert abs(mean.value - exact.mean_response_time) < 5 * mean.standard_error
     assert exact.mean_power == pytest.approx(run.mean_power, rel=0.01)
+
+
+AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03]), min_size=2, max_size=6).map(tuple)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(gaps(), min_size=1, max_size=60),
+    AGES,
+    AGES,
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.integers(1, 6),
+)
+def test_maximum_ages_are_simulated_as_the_policy_decides(
+    between: list[float], first: tuple[float, ...], second: tuple[float, ...], probability: float, largest: int
+) -> None:
+    profile, instants = P4.truncated(largest), np.cumsum(between)
+    ages = MaxAges(first, probability, second)
+    fast = simulate_ages(ages, device(profile), instants)
+    policy = lookup([ActionRow(1.0, (0, 1), None, ages)], largest)
+    general = Case(ActionTable((0, 1), largest), profile, instants).general(policy)
+    assert np.array_equal(fast.batch_sizes, general.batch_sizes)
+    assert np.array_equal(fast.responses, general.responses)
+    assert np.array_equal(fast.finishes, general.finishes)
+
+
+def test_the_second_table_of_ages_is_used_with_its_probability() -> None:
+    instants = np.array([0.1 * i for i in range(20_000)])  # each request is alone
+    ages = MaxAges((0.0, 0.01), 0.3, (0.0, 0.02))
+    waits = simulate_ages(ages, device(P4), instants).waits
+    assert float(np.mean(waits > 0.015)) == pytest.approx(0.3, abs=0.013)  # four standard errors

@@ -10,7 +10,7 @@ from policies.profile import load_profile
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import default_loads, load_table, parse_table, save_table, solve_table, to_json
-from policies.types import SpecError
+from policies.types import MaxAges, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
 
@@ -51,6 +51,15 @@ def test_a_saved_table_is_loaded_again(tmp_path: Path) -> None:
     # 1e-15: milliseconds at the edge, one rounding each way
     for one, other in zip(again.rows, table.rows, strict=True):
         assert one.mean_response_time == pytest.approx(other.mean_response_time, rel=1e-15)
+
+
+def test_a_table_of_maximum_ages_is_written_and_read() -> None:
+    ages = row(max_age_ms=[0, 7.5, 0], mix={"probability": 0.25, "max_age_ms": [0, 20, 0]})
+    del ages["batch_size"]
+    again = parse_table(to_json(parse_table(file(ages), "a")), "b").rows[0]
+    assert again.max_ages == MaxAges((0.0, 0.0075, 0.0), 0.25, (0.0, 0.02, 0.0))
+    assert again.batch_size == (0, 0, 2)  # of requests that have just arrived
+    assert again.mix is None
 
 
 def test_a_mix_is_written_and_read() -> None:

@@ -130,10 +130,10 @@ def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
 def test_a_missed_objective_reduces_the_weight_of_power() -> None:
     # the bound is met by the profile; the device takes 1.5 times as long, so that it needs a faster policy
     bound, rate = 90.0, 0.3 * P4.capacity
-    seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g}", rate)
+    seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g},policy_form=batch-size", rate)
     assert seen.changes("drift") >= 1
     assert seen.changes("objective") >= 1
-    before, after = choose(f"smdp:slo_p95_ms={bound:g}", P4).table, seen.chosen.table
+    before, after = choose(f"smdp:slo_p95_ms={bound:g},policy_form=batch-size", P4).table, seen.chosen.table
     assert before is not None
     assert after is not None
     assert after.rows[14].w2 < before.rows[14].w2
