@@ -40,6 +40,9 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     )
 
 
+_SWITCH_INTERVAL = 5e-4  # s; with the default of 5 ms a device's thread waits that long for a busy event loop
+
+
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each setting in place of its `**flags`."""
     (config, _) = inspect.signature(command).parameters.values()
@@ -67,6 +70,7 @@ def serve_model(
 
 
 def _serve(result: SettingsResult, started: float) -> int:
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     from profiler.first_profile import FirstProfiles  # not at the top, since the supervisor has no need of all this
     from server.app import serving
 

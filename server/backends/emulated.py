@@ -39,7 +39,8 @@ class EmulatedDevice:
         end = time.monotonic() + profile.launch_time(*span)
         is_last = batch.last_stage is None or batch.last_stage >= profile.stages
         # like a GPU it leaves the interpreter to the event loop at first
-        time.sleep(max(0.0, end - time.monotonic() - _WAKE_UP - _OUTPUT * size))
+        if (idle := end - time.monotonic() - _WAKE_UP - _OUTPUT * size) > 0:
+            time.sleep(idle)
         outputs = [*map(self._codecs[batch.model].emulate, batch.inputs)] if is_last else batch.inputs
         self._meter.add(profile.launch_energy(*span) or 0.0)
         while (left := end - time.monotonic()) > 0:

@@ -578,9 +578,7 @@ class Dispatcher:
             sample.call.complete()
             if not sample.call.missing:
                 self._admission.observe(sample.call.earliest, now)
-        # one turn of the loop sends the answers, and the next one accounts for them
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._account, batch, self._batcher.queue_length, now)
+        asyncio.get_running_loop().call_soon(self._account, batch, self._batcher.queue_length, now)
 
     def _account(self, batch: BatchRecord, waiting: int, answered: float) -> None:
         """Report a batch, with the queue length at its end, to the metrics, the log and the controller."""
