@@ -97,8 +97,9 @@ def run_stage(stage: str, folder: Path, arguments: argparse.Namespace, device: s
     def command(part: Part, limit: float) -> list[str]:
         options = ["--max-batch-size", str(arguments.max_batch_size), *["--rehearse"] * arguments.rehearse]
         return python(
-            "benchmarks.gpu", "--part", part.name, "--seconds", f"{limit:.0f}", "--out", str(folder), *options
-        )
+            "benchmarks.gpu", "--part", part.name, "--until", f"{time.monotonic() + limit:.1f}", "--out", str(folder),
+            *options,
+        )  # fmt: skip
 
     def save() -> None:
         write_record(path, record)
@@ -145,28 +146,46 @@ def profile_of(model: str, folder: Path) -> Profile:
 def run_part(name: str, arguments: argparse.Namespace) -> None:
     """Measure one part of a stage, in this process."""
     kind, _, model = name.partition(":")
-    rehearse, seconds = arguments.rehearse, arguments.seconds
+    rehearse, until = arguments.rehearse, arguments.until
     device = "cpu" if rehearse else "cuda:0"
     meters = _rehearsal_meters() if rehearse else {}
     largest = arguments.max_batch_size
     parts: Mapping[str, Callable[[], object]] = {
-        "tests": partial(_run_tests, rehearse, seconds),
+        "tests": partial(_run_tests, rehearse, until),
         "uploads": partial(_measure_uploads, rehearse),
-        "kernels": partial(_measure_kernels, model, rehearse, largest, time.monotonic() + seconds),
-        "profile": partial(_measure_profile, model, device, largest, seconds, meters),
-        "policies": partial(_measure_policies, model, device, arguments.out, seconds, meters),
-        "http": partial(_measure_http, model, device, arguments.out, seconds),
+        "kernels": partial(_measure_kernels, model, rehearse, largest, until),
+        "profile": partial(_measure_profile, model, device, largest, until, meters),
+        "policies": partial(_measure_policies, model, device, arguments.out, until, meters),
+        "http": partial(_measure_http, model, device, arguments.out, until),
     }
+    if model and kind != "kernels" and not rehearse:
+        _keep_choice(model, arguments.out)
     parts[kind]()
 
 
-def _run_tests(rehearse: bool, seconds: float) -> None:
+def _keep_choice(model: str, folder: Path) -> None:
+    """Serve the implementation that was the fastest in stage A: to compare them again takes minutes."""
+    import torch
+
+    from benchmarks.support.gpu_kernels import keep_choice
+
+    kernels = read_record(_path(folder, "A")).get("parts", {}).get(f"kernels:{model}", {})
+    keep_choice(model, kernels.get("results", {}).get("cells", []), torch.device("cuda:0"), find_gpu() or "")
+
+
+def _run_tests(rehearse: bool, until: float) -> None:
     # without the settings of pyproject.toml, which name plugins that the machine may lack
     options = ["-c", os.devnull, "--rootdir", str(ROOT), "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     command = python("pytest", "tests/gpu", *(["--collect-only"] if rehearse else ["-m", "gpu"]), *options)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
-    emit("tests", done.stdout.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}")
+    seconds = max(1.0, until - time.monotonic())
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        print((error.stdout or b"").decode(errors="replace")[-6000:], flush=True)
+        sys.exit(f"pytest did not end within {seconds:.0f} s")
+    output = done.stdout.decode(errors="replace")
+    print(output[-6000:], flush=True)
+    emit("tests", output.strip().rpartition("\n")[2] or f"pytest ended with {done.returncode}")
     sys.exit(done.returncode)
 
 
@@ -183,25 +202,26 @@ def _measure_kernels(model: str, rehearse: bool, largest: int, until: float) -> 
     measure_kernels(model, Rehearsal() if rehearse else Cuda(), sizes, not rehearse, until)
 
 
-def _measure_profile(model: str, device: str, largest: int, seconds: float, meters: Mapping[str, Any]) -> None:
+# The time that is left is read after the imports, which take seconds on a machine that has not run them before.
+def _measure_profile(model: str, device: str, largest: int, until: float, meters: Mapping[str, Any]) -> None:
     from benchmarks.support.gpu_energy import measure_profile
 
-    measure_profile(model, device, largest, seconds, **meters)
+    measure_profile(model, device, largest, until - time.monotonic(), **meters)
 
 
-def _measure_policies(model: str, device: str, folder: Path, seconds: float, meters: Mapping[str, Any]) -> None:
+def _measure_policies(model: str, device: str, folder: Path, until: float, meters: Mapping[str, Any]) -> None:
     from benchmarks.support.gpu_policies import measure_policies
 
-    measure_policies(model, device, profile_of(model, folder), seconds, **meters)
+    measure_policies(model, device, profile_of(model, folder), until - time.monotonic(), **meters)
 
 
-def _measure_http(model: str, device: str, folder: Path, seconds: float) -> None:
+def _measure_http(model: str, device: str, folder: Path, until: float) -> None:
     from benchmarks.support.gpu_http import GATEWAYS, measure_http
 
     profile_of(model, folder)
     most = max(1, (os.cpu_count() or 1) - 2)
     gateways = [count for count in GATEWAYS if count <= most]
-    measure_http(model, device, folder / f"{model}.profile.json", gateways, seconds)
+    measure_http(model, device, folder / f"{model}.profile.json", gateways, until - time.monotonic())
 
 
 def _rehearsal_meters() -> dict[str, Any]:
@@ -224,6 +244,7 @@ def parse() -> argparse.Namespace:
         "--rehearse", action="store_true", help="run all parts on the CPU with a made-up energy counter"
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=time.monotonic() + BUDGET, help=argparse.SUPPRESS)  # its end
     return parser.parse_args()
 
 

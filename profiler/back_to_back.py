@@ -30,36 +30,43 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
     """Run batches, each offered to the device while the one before it is in service; yield their cycles in order.
 
     The cycle, not the service time, is what a batch costs a loaded device: it includes the hand-over to the next batch.
-    A cycle is yielded once the next batch is complete. Closing the iterator waits for the batch in service.
+    A cycle is yielded once the next batch is complete and the one after that is offered, so that what is done with the
+    cycle delays no launch. Closing the iterator waits for the batch in service.
 
     Raises:
         SpecError: a batch fails.
     """
     standby, remaining = Standby(), iter(batches)
     running: asyncio.Future[Completion] | None = None  # of a batch that the device has started by itself
+    offered: asyncio.Future[Completion] | None = None
     last: Cycle | None = None
+    complete: Cycle | None = None
     try:
         batch = _next(remaining, standby)
         while batch is not None:
             handed_over = running is not None
             running = running or executor.run(batch)
-            following, taken = _next(remaining, standby), asyncio.get_running_loop().create_future()
+            following = _next(remaining, standby)
             if following is not None:
-                standby.offer(following, taken)
+                offered = asyncio.get_running_loop().create_future()
+                standby.offer(following, offered)
+            if complete is not None:
+                yield complete
             with one_line_errors(f"{batch.model}: a batch of {len(batch.inputs)}", SAMPLE_HINT):
                 completion = await running
-            running = taken if following is not None and not standby.withdraw() else None
-            if last is not None:
-                yield replace(last, seconds=completion.started - last.completion.started) if handed_over else last
+            running, offered = None if standby.withdraw() else offered, None
+            complete = last
+            if last is not None and handed_over:
+                complete = replace(last, seconds=completion.started - last.completion.started)
             last = Cycle(batch, completion, completion.finished - completion.started)
             batch = following
-        if last is not None:
-            yield last
+        for cycle in filter(None, (complete, last)):
+            yield cycle
     finally:
-        standby.withdraw()
-        if running is not None and not running.done():
-            with suppress(Exception):
-                await running
+        for each in (running, None if standby.withdraw() else offered):
+            if each is not None and not each.done():
+                with suppress(Exception):
+                    await each
 
 
 def _next(batches: Iterator[Batch], standby: Standby) -> Batch | None:

@@ -6,7 +6,8 @@ this runs, and is tested, without a GPU.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.gpu_parts import emit
-from server.backends.networks import makers
+from benchmarks.support.gpu_tensorrt import UnavailableProviderError, find_runtime, make_tensorrt
+from server.backends.networks import ChoiceKey, Network, makers
 from server.backends.torch_device import resolve_precision
 from server.errors import one_line
 from server.models.images.codec import synthetic_images
@@ -25,6 +27,8 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _REPEATS, _AT_MOST = 30, 1.0  # of a launch, and s after which no other is started
 _RING = 512  # samples in pinned memory
 _RUNS = 1, 8, 64, 256  # consecutive samples of one upload
+_PATIENCE = 60.0  # s of the first batches of an implementation that stages B and C serve
+TENSORRT = "tensorrt"
 
 Step = Callable[[], Tensor]
 
@@ -34,9 +38,11 @@ class Accelerator(Protocol):
 
     Attributes:
         place: the device.
+        stream: handle of the stream on which `seconds` measures; 0 without one.
     """
 
     place: torch.device
+    stream: int
 
     def capture(self, step: Step) -> Callable[[], object]:
         """Capture what `step` launches, which has run before, and return the function that replays it."""
@@ -66,6 +72,7 @@ class Cuda:
         """Use cuda:`index`, with cuDNN's search for the fastest convolution."""
         self.place = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
+        self.stream = int(self._stream.cuda_stream)
         torch.cuda.set_device(self.place)
         torch.backends.cudnn.benchmark = True
 
@@ -104,13 +111,15 @@ class Cuda:
                 self.synchronize()
         except RuntimeError:  # the driver may refuse it
             return None
-        return sum(int(event.count) for event in seen.key_averages() if event.device_type.name == "CUDA")
+        count = sum(int(event.count) for event in seen.key_averages() if event.device_type.name == "CUDA")
+        return count or None  # without permission nothing is seen
 
 
 class Rehearsal:
     """An Accelerator without an accelerator: the CPU, and graphs that call their step."""
 
     place = torch.device("cpu")
+    stream = 0
 
     def capture(self, step: Step) -> Callable[[], object]:
         """Return the step."""
@@ -134,7 +143,7 @@ class Rehearsal:
         return None
 
 
-def variants(net: PixelNet, compile_too: bool) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+def variants(net: PixelNet, compile_too: bool) -> Iterator[tuple[str, Network]]:
     """The network's implementations by name, in the order of measurement; compiling takes longest."""
     for name, make in makers(net).items():
         if name != "compile" or compile_too:
@@ -143,6 +152,8 @@ def variants(net: PixelNet, compile_too: bool) -> Iterator[tuple[str, Callable[[
 
 def measure_kernels(model: str, device: Accelerator, sizes: tuple[int, ...], compile_too: bool, until: float) -> None:
     """Report, by variant and batch size, times eager and by a graph, kernels, the first call and the relative error.
+
+    Kernels are counted last, since the profiler may slow down what runs after it.
 
     Args:
         model: a torchvision model.
@@ -156,8 +167,10 @@ def measure_kernels(model: str, device: Accelerator, sizes: tuple[int, ...], com
     images = torch.from_numpy(synthetic_images(loaded.codec, max(sizes), np.random.default_rng(1)))
     exact: dict[int, Tensor] = {}
     cells: list[dict[str, Any]] = []
+    made: dict[str, Network] = {}
     with torch.inference_mode():
-        for name, run in variants(net, compile_too):
+        for name, run in _with_tensorrt(variants(net, compile_too), net, device):
+            made[name] = run
             for size in sizes:
                 if time.monotonic() > until:
                     emit("stopped", f"no time for {name} at {size} and what follows")
@@ -165,15 +178,53 @@ def measure_kernels(model: str, device: Accelerator, sizes: tuple[int, ...], com
                 pixels = [images[:size].roll(shift, 0).to(device.place) for shift in range(4)]
                 cell: dict[str, Any] = {"variant": name, "batch_size": size}
                 try:
-                    cell |= _measure(device, run, pixels, exact)
+                    cell |= _measure(device, run, pixels, exact, captures=name != TENSORRT)
                 except Exception as error:  # noqa: BLE001  (a compiler may raise anything; the others are measured)
                     cell["failed"] = f"{type(error).__name__}: {one_line(error)}"
                 cells.append(cell)
                 emit("cells", cells)
+        for cell in cells:
+            if "failed" not in cell and time.monotonic() < until:
+                pixels = [images[: cell["batch_size"]].to(device.place)]
+                cell["kernels"] = device.kernels(partial(made[cell["variant"]], pixels[0]))
+        emit("cells", cells)
+
+
+def _with_tensorrt(
+    known: Iterator[tuple[str, Network]], net: PixelNet, device: Accelerator
+) -> Iterator[tuple[str, Network]]:
+    """The implementations, and after them ONNX Runtime's TensorRT where it is installed."""
+    yield from known
+    try:
+        yield TENSORRT, make_tensorrt(net, device.place, device.stream, find_runtime())
+    except UnavailableProviderError as error:
+        emit(TENSORRT, f"not compared: {error}")
+
+
+def mean_times(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By implementation that `serve-model` has, the geometric mean of the times of its graphs, s.
+
+    Those are left out that failed at a size, or whose first batches took so long that later stages had no time left.
+    """
+    found = {}
+    for name in dict.fromkeys(cell["variant"] for cell in cells if cell["variant"] != TENSORRT):
+        own = [cell for cell in cells if cell["variant"] == name]
+        sizes = {cell["batch_size"] for cell in cells}
+        complete = len(own) == len(sizes) and all("graph_ms" in cell for cell in own)
+        if complete and sum(cell["first_call_ms"] for cell in own) <= 1e3 * _PATIENCE:
+            found[name] = statistics.geometric_mean(1e-3 * cell["graph_ms"] for cell in own)
+    return found
+
+
+def keep_choice(model: str, cells: Sequence[Mapping[str, Any]], device: torch.device, name: str) -> None:
+    """Let later stages serve the fastest implementation, without the time to compare them, if none was chosen yet."""
+    key, times = ChoiceKey(model, name, resolve_precision("auto", device)), mean_times(cells)
+    if times and key.load() is None:
+        key.store(min(times, key=lambda each: times[each]), times)
 
 
 def _measure(
-    device: Accelerator, run: Callable[[Tensor], Tensor], pixels: list[Tensor], exact: dict[int, Tensor]
+    device: Accelerator, run: Network, pixels: list[Tensor], exact: dict[int, Tensor], captures: bool
 ) -> dict[str, Any]:
     static, size, turn = pixels[0].clone(), len(pixels[0]), [0]
 
@@ -197,8 +248,9 @@ def _measure(
     reference = exact.setdefault(size, found.clone())
     cell["relative_l2"] = float(torch.linalg.norm(found - reference) / torch.linalg.norm(reference))
     cell["finite"] = bool(torch.isfinite(found).all())
-    cell["kernels"] = device.kernels(step)
     cell["eager_ms"] = _median(device, rotating(step))
+    if not captures:
+        return {**cell, "graph": "not captured: it launches by itself"}
     try:
         replay = device.capture(step)
     except RuntimeError as error:

@@ -164,6 +164,7 @@ def _number(value: Any) -> str:
 _TABLES: Mapping[str, Callable[[Results], str]] = {
     "tests": lambda results: str(results["tests"]),
     "cells": _kernels,
+    "tensorrt": lambda results: f"TensorRT: {results['tensorrt']}",
     "uploads": _uploads,
     "profile": _profile,
     "sensor": _sensor,

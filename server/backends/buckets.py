@@ -18,13 +18,15 @@ _T = TypeVar("_T")
 
 def pads_to_buckets(device: str, source: ModelSource, stages: int | None, optimise: str) -> bool:
     """Whether a real device, by its name in the settings, pads the batches of a model to buckets."""
-    if is_upstream(device) or not source.has_graphs or (stages or 1) > 1 or optimise == "none":
+    if device.startswith("emulated:") or is_upstream(device):
+        return False
+    if not source.has_graphs or (stages or 1) > 1 or optimise == "none":
         return False
     from server.backends import torch_device  # torch takes seconds to import, and other servers need none of it
 
     try:
         return torch_device.resolve_device(device)[0].type == "cuda"
-    except SpecError:  # emulated, or an error that is reported where the device is checked
+    except SpecError:  # it is reported where the device is checked
         return False
 
 

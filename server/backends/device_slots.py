@@ -91,8 +91,9 @@ class DeviceSlots:
         """The copies of these filled slots were started, as the group of this number."""
         with self.lock:
             for use in uses:
-                _move(use, SlotState.FILLED, SlotState.UPLOADED)
-                use.group, use.copy = group, copy
+                if use.state is not SlotState.FILLED:
+                    raise _unexpected(use, SlotState.FILLED)
+                use.state, use.group, use.copy = SlotState.UPLOADED, group, copy
 
     def launch(self, uses: Iterable[SlotUse]) -> None:
         """A batch reads these uploaded slots from now on.
@@ -102,18 +103,19 @@ class DeviceSlots:
         """
         with self.lock:
             uses = [*uses]
-            for at, use in enumerate(uses):
-                try:
-                    _move(use, SlotState.UPLOADED, SlotState.IN_BATCH)
-                except RuntimeError:
-                    self.end(uses[:at])
-                    raise
+            for use in uses:
+                if use.state is not SlotState.UPLOADED:
+                    raise _unexpected(use, SlotState.UPLOADED)
+            for use in uses:
+                use.state = SlotState.IN_BATCH
 
     def end(self, uses: Iterable[SlotUse], copied: bool = False) -> None:
         """The batch of these slots has ended; `copied` if it has read them, so that their copies had ended before."""
         with self.lock:
             for use in uses:
-                _move(use, SlotState.IN_BATCH, SlotState.UPLOADED)
+                if use.state is not SlotState.IN_BATCH:
+                    raise _unexpected(use, SlotState.IN_BATCH)
+                use.state = SlotState.UPLOADED
                 if copied:
                     use.source = use.copy = None
                 if use.released:
@@ -133,7 +135,5 @@ class DeviceSlots:
             self._free.append(use.index)
 
 
-def _move(use: SlotUse, before: SlotState, after: SlotState) -> None:
-    if use.state is not before:
-        raise RuntimeError(f"slot {use.index}, use {use.generation}, is {use.state.name}, not {before.name}")
-    use.state = after
+def _unexpected(use: SlotUse, expected: SlotState) -> RuntimeError:
+    return RuntimeError(f"slot {use.index}, use {use.generation}, is {use.state.name}, not {expected.name}")

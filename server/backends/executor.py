@@ -95,11 +95,13 @@ class Completion:
         outputs: one for each input, in order: float32 [classes] after the last stage, else inputs of the next stage.
         started: start of service on the device, s of time.monotonic.
         finished: completion, s of time.monotonic.
+        next_started: start of the standby launch that the device took after it; None if it took none.
     """
 
     outputs: Sequence[Any]
     started: float
     finished: float
+    next_started: float | None = None
 
 
 _Work = tuple[Batch, asyncio.Future[Completion]]
@@ -332,10 +334,11 @@ class ThreadExecutor:
                 taken = standby.take(running.outputs)
                 following = None if taken is None else _Running(self._device, *taken)
                 del taken
+            result = running.result(None if following is None else following.started)
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                done.get_loop().call_soon_threadsafe(_resolve, done, running.result())
+                done.get_loop().call_soon_threadsafe(_resolve, done, result)
             running = following
-            del done, following
+            del done, following, result
 
     def _may_follow(self, done: asyncio.Future[Completion]) -> bool:
         """Whether a standby launch may be taken: nothing is queued, and the batch before has not been abandoned."""
@@ -348,6 +351,7 @@ class _Running:
     Attributes:
         batch: the batch.
         done: the future of its completion.
+        started: start of service, s of time.monotonic.
         outputs: those that a device without `launch` has returned.
     """
 
@@ -358,7 +362,7 @@ class _Running:
         self._device = device
         self._error: Exception | None = None
         self._launched: RunningBatch | None = None
-        self._started = self._finished = time.monotonic()
+        self.started = self._finished = time.monotonic()
         launch: Callable[[Batch], RunningBatch | None] | None = getattr(device, "launch", None)
         if launch is not None:
             with self._caught():
@@ -371,19 +375,19 @@ class _Running:
                 if self._launched is not None:
                     self._launched.wait()
                 else:
-                    self._started = time.monotonic()
+                    self.started = time.monotonic()
                     self.outputs = self._device.serve(self.batch)
                 self._finished = time.monotonic()
                 if self._launched is None:
-                    check_outputs(self.batch, Completion(self.outputs, self._started, self._finished))
+                    check_outputs(self.batch, Completion(self.outputs, self.started, self._finished))
         return self._error is None
 
-    def result(self) -> Completion | Exception:
-        """Return the completion, or what the device raised."""
+    def result(self, next_started: float | None) -> Completion | Exception:
+        """Return the completion, with the start of the batch after it, or what the device raised."""
         if self._error is None and self._launched is not None:
             with self._caught():
                 self.outputs = self._launched.outputs()
-        return self._error or Completion(self.outputs, self._started, self._finished)
+        return self._error or Completion(self.outputs, self.started, self._finished, next_started)
 
     @contextmanager
     def _caught(self) -> Iterator[None]:

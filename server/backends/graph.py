@@ -7,8 +7,10 @@ the buffers: a batch is launched while the logits of the one before are still co
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from server.backends.buckets import bucket_sizes
-from server.backends.device_slots import CopyEvent, SlotState
+from server.backends.device_slots import CopyEvent, SlotState, SlotUse
 from server.backends.executor import Batch
 from server.backends.runtime import Replay, Runtime
 from server.backends.torch_device import translated_errors
@@ -29,6 +31,7 @@ _log = logging.getLogger("batchwright.device")
 _WARM_UPS = 3  # runs of a bucket before its capture: libraries choose their algorithms and allocate in the first ones
 _SLOT_BYTES = 2**27  # of all slots of a model, on the device and on the host
 _MOST_SLOTS = 1024
+_GROUP = attrgetter("group")
 Network = Callable[[Tensor], Tensor]
 
 
@@ -37,6 +40,7 @@ class _Buffers:
 
     def __init__(self, runtime: Runtime, largest: int, classes: int) -> None:
         self.host_index = runtime.pinned((largest,), torch.int64)
+        self.host_index_array = self.host_index.numpy()
         self.index = torch.empty(largest, dtype=torch.int64, device=runtime.device)
         self.logits = runtime.pinned((largest, classes), torch.float32)
         self.finite = runtime.pinned((1,), torch.bool)
@@ -85,14 +89,14 @@ class GraphDevice:
             RuntimeError: the outputs of the batch before the last one have not been collected, or a slot is stale.
         """
         with torch.inference_mode(), translated_errors(self._runtime.device):
-            size = next(size for size in self._sizes if size >= len(batch.inputs))
-            replays = self._replays.get(size) or self._capture(size)
             at, buffers = self._next, self._buffers[self._next]
             if buffers.in_use:
                 raise RuntimeError("a batch is launched before the outputs of the one before the last are collected")
+            size = self._sizes[bisect_left(self._sizes, len(batch.inputs))]
+            replays = self._replays.get(size) or self._capture(size, buffers)
             running = GraphBatch(self._runtime, self._uploads, buffers, batch.inputs)
             try:
-                self._start(batch.inputs, size, buffers, replays[at])
+                self._start(batch.inputs, running.uses, size, buffers, replays[at])
             except BaseException:
                 running.end(copied=False)
                 raise
@@ -100,11 +104,12 @@ class GraphDevice:
             self._next = 1 - at
             return running
 
-    def _start(self, inputs: Sequence[Any], size: int, buffers: _Buffers, replay: Replay) -> None:
-        uses = [sample.use for sample in inputs if isinstance(sample, UploadedSample)]
+    def _start(
+        self, inputs: Sequence[Any], uses: Sequence[SlotUse], size: int, buffers: _Buffers, replay: Replay
+    ) -> None:
         staged = [sample for sample in inputs if not isinstance(sample, UploadedSample)]
         rows = iter(range(self._first_staged, self._first_staged + len(staged)))
-        index = buffers.host_index.numpy()
+        index = buffers.host_index_array
         index[: len(inputs)] = [s.use.index if isinstance(s, UploadedSample) else next(rows) for s in inputs]
         index[len(inputs) : size] = index[0]
         if staged:  # unlike assignment, this raises on a sample of another shape
@@ -113,19 +118,19 @@ class GraphDevice:
             if staged:
                 target = self._rows[self._first_staged : self._first_staged + len(staged)]
                 target.copy_(self._staged[: len(staged)], non_blocking=True)
-            newest = max(uses, key=lambda use: use.group, default=None)  # the groups before it have ended with it
+            newest = max(uses, key=_GROUP, default=None)  # the groups before it have ended with it
             if newest is not None and newest.copy is not None:
                 self._runtime.wait_for(newest.copy)
             replay()
 
-    def _capture(self, size: int) -> list[Replay]:
-        """Capture a bucket for both copies of the buffers."""
-        runs = [partial(self._run, size, buffers) for buffers in self._buffers]
+    def _capture(self, size: int, free: _Buffers) -> list[Replay]:
+        """Capture a bucket for both copies of the buffers, of which `free` are not in use."""
         with self._runtime.computing():
             for _ in range(_WARM_UPS):
-                runs[0]()
+                self._run(size, free)
         self._runtime.record().synchronize()
-        replays = self._replays[size] = [self._replay_of(run, size) for run in runs]
+        replays = [self._replay_of(partial(self._run, size, buffers), size) for buffers in self._buffers]
+        self._replays[size] = replays
         return replays
 
     def _replay_of(self, run: Callable[[], None], size: int) -> Replay:
@@ -153,15 +158,20 @@ class GraphDevice:
 
 
 class GraphBatch:
-    """A batch on the device; see `server.backends.executor.RunningBatch`."""
+    """A batch on the device; see `server.backends.executor.RunningBatch`.
+
+    Attributes:
+        uses: of the slots that it reads, each once; empty when it has read them.
+    """
 
     def __init__(self, runtime: Runtime, uploads: Uploads, buffers: _Buffers, inputs: Sequence[Any]) -> None:
         """Begin to use the buffers, and the slots of these inputs."""
-        uploaded = [*dict.fromkeys(sample for sample in inputs if isinstance(sample, UploadedSample))]
-        if any(sample.use.state is SlotState.FILLED for sample in uploaded):
+        self._inputs = inputs  # a slot is released when nothing refers to its sample
+        uses = [*{sample.use: None for sample in inputs if isinstance(sample, UploadedSample)}]
+        if any(use.state is SlotState.FILLED for use in uses):
             uploads.flush()
-        uploads.slots.launch(sample.use for sample in uploaded)
-        self._uploaded = uploaded
+        uploads.slots.launch(uses)
+        self.uses = uses
         self._device = runtime.device
         self._slots = uploads.slots
         self._buffers = buffers
@@ -188,8 +198,7 @@ class GraphBatch:
         except BaseException:
             self.end(copied=False)
             raise
-        self._slots.end((sample.use for sample in self._uploaded), copied=True)
-        self._uploaded = []
+        self._end_uses(copied=True)
 
     def outputs(self) -> Sequence[Any]:
         """Logits, float32 [classes], for each input; the buffers are free afterwards."""
@@ -199,6 +208,9 @@ class GraphBatch:
 
     def end(self, copied: bool) -> None:
         """End the use of the buffers, and of slots that are still in the batch."""
-        self._slots.end((sample.use for sample in self._uploaded), copied)
-        self._uploaded = []
+        self._end_uses(copied)
         self._buffers.in_use = False
+
+    def _end_uses(self, copied: bool) -> None:
+        self._slots.end(self.uses, copied)
+        self.uses, self._inputs = [], ()

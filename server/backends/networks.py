@@ -29,7 +29,7 @@ from policies.types import SpecError
 from server.backends.fused_epilogues import fuse_epilogues
 from server.backends.runtime import Runtime
 from server.backends.torch_device import Optimise
-from server.models.images.torchvision_source import PixelNet
+from server.models.images.torchvision_source import PixelNet, trace
 
 _log = logging.getLogger("batchwright.device")
 _LIMIT = 240.0  # s for making and measuring one implementation, most of which is torch.compile's time
@@ -71,13 +71,20 @@ def makers(net: PixelNet) -> Makers:
 def choose(known: Makers, measure: Callable[[Network], float], limit: float = _LIMIT) -> Choice | None:
     """Make and measure implementations, and return the fastest; None if all failed.
 
-    One that raises, or takes longer than `limit`, s, is left out. The latter goes on in a thread of its own.
+    One that raises, or takes longer than `limit`, s, is left out. The latter goes on in a thread of its own until its
+    compiler returns, and does not run on the device any more.
     """
     made: dict[str, tuple[float, Network]] = {}
 
     def make_and_measure(make: Callable[[], Network]) -> tuple[float, Network]:
-        network = make()
-        return measure(network), network
+        until, network = time.monotonic() + limit, make()
+
+        def in_time(pixels: Tensor) -> Tensor:
+            if time.monotonic() > until:
+                raise TimeoutError
+            return network(pixels)
+
+        return measure(in_time), network
 
     for name, make in known.items():
         try:
@@ -108,7 +115,7 @@ def optimised(
     Raises:
         SpecError: torch.compile fails, and the setting allows no other.
     """
-    known = makers(net)
+    known = {**makers(net)}
     try:
         batches = reference_batches(net, runtime, shape, largest)
     except torch.OutOfMemoryError as error:  # the warm-up finds the largest batch that fits
@@ -121,12 +128,12 @@ def optimised(
             raise SpecError("torch.compile fails for this network, as the log says; give --optimise auto")
         return _settled(only)
     before = key.load() or ""
-    choice = choose({before: known[before]}, measure) if before in known else None
+    choice = choose({before: known.pop(before)}, measure) if before in known else None
     if choice is None:
         choice = choose(known, measure)
         if choice is None:
             return net  # its first batch reports why
-        key.store(choice)
+        key.store(choice.name, choice.times)
     times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in choice.times.items())
     _log.info("%s: network implementation %s (geometric means of batch times: %s)", key.model, choice.name, times)
     return _settled(choice)
@@ -186,7 +193,7 @@ def _replay_time(runtime: Runtime, replay: Callable[[], object]) -> float:
 def _traced(net: PixelNet) -> torch.nn.Module:
     """The network and its normalisation as one graph, whose code is its own; itself if it cannot be traced."""
     try:
-        return fx.symbolic_trace(net)
+        return trace(net)
     except Exception as error:  # noqa: BLE001  (tracing runs the model's code on proxies, which may raise anything)
         _log.info("the network is not traced: %s", error)
         return net
@@ -252,9 +259,9 @@ class ChoiceKey:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def store(self, choice: Choice) -> None:
-        """Keep a choice; a file that cannot be written is logged."""
-        content = {"implementation": choice.name, "seconds_per_batch": dict(choice.times)}
+    def store(self, name: str, times: Mapping[str, float]) -> None:
+        """Keep the name of the implementation, and the times, s; a file that cannot be written is logged."""
+        content = {"implementation": name, "seconds_per_batch": {**times}}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(content, indent=1) + "\n")

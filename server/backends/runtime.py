@@ -1,5 +1,6 @@
 """The CUDA calls of captured graphs and uploads, behind an interface that tests replace."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from server.backends.device_slots import CopyEvent
+from server.backends.torch_device import empty_cache
 
 Replay = Callable[[], object]
 
@@ -46,6 +48,18 @@ class Runtime(Protocol):
         ...
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector out of a capture: to release a slot is a call that ends the capture with an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class CudaRuntime:
     """The Runtime of a CUDA device."""
 
@@ -80,9 +94,9 @@ class CudaRuntime:
 
     def capture(self, run: Callable[[], None]) -> Replay:
         """Capture a graph; other threads may use CUDA meanwhile."""
-        torch.cuda.empty_cache()  # the graph has memory of its own, so that of its warm-up is not needed any more
+        empty_cache()  # the graph has memory of its own, so that of its warm-up is not needed any more
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._compute):
+        with torch.cuda.stream(self._compute), _no_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 run()

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -124,7 +124,7 @@ def translated_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
+        empty_cache()
         raise OutOfMemoryError(str(error)) from error
     except RuntimeError as error:
         if "can't allocate memory" in str(error):  # the CPU's allocator has no exception type for it
@@ -132,6 +132,12 @@ def translated_errors(device: torch.device) -> Iterator[None]:
         if isinstance(error, torch.AcceleratorError) and not _context_works(device):
             raise DeviceLostError(str(error)) from error
         raise
+
+
+def empty_cache() -> None:
+    """Return memory that torch keeps to the devices; no effect while a graph is captured, or after a failed capture."""
+    with suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 def _context_works(device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """Image models on a torch device: the CPU, or a CUDA GPU with one stream and one batch in flight."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
 
 _DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CHECKED_SAMPLES = 4
+_log = logging.getLogger("batchwright")
 _Compute = Callable[[Tensor], Tensor]
 _Run = Callable[[_Compute, Callable[[], Tensor]], Tensor]
 
@@ -83,8 +86,7 @@ def make_image_device(
     models: Iterable[tuple[ServedModel[ImageCodec], PixelNet]], device: torch.device, precision: Precision = "auto"
 ) -> ImageDevice:
     """Put models on the device, and set the process's threads and heap for it."""
-    dtype = _DTYPES[resolve_precision(precision, device)]
-    placed = {model.name: _place(model, net, device, dtype) for model, net in models}
+    placed = {model.name: _placed(model, net, device, precision) for model, net in models}
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads())
         heap.keep_freed()
@@ -106,8 +108,7 @@ def make_graph_device(
     Raises:
         SpecError: the network cannot be compiled, which the setting demands.
     """
-    precision = resolve_precision(precision, device)
-    net.move_to(device, _DTYPES[precision])
+    precision = place(model, net, device, precision)
     torch.backends.cudnn.benchmark = True
     torch.cuda.synchronize(device)  # weights are copied on another stream than batches
     key = ChoiceKey(model.name, torch.cuda.get_device_name(device), precision)
@@ -135,8 +136,36 @@ def _run_on_cpu(compute: _Compute, gather: Callable[[], Tensor]) -> Tensor:
     return compute(gather())
 
 
-def _place(model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, dtype: torch.dtype) -> _PlacedModel:
-    net.move_to(device, dtype)
+def place(
+    model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, precision: Precision = "auto"
+) -> Precision:
+    """Move a network, float32 on the CPU, to a device, and return its precision there.
+
+    Where the automatic one is fp16 and the outputs exceed its range, it is bf16, which has the range of float32.
+    """
+    chosen = resolve_precision(precision, device)
+    weights = net.state_dict()  # moving replaces the tensors of the network, not these
+    net.move_to(device, _DTYPES[chosen])
+    if precision != "auto" or chosen != "fp16" or _is_finite(model, net, device):
+        return chosen
+    _log.warning("%s: the outputs in fp16 are not finite; it runs in bf16", model.name)
+    net.move_to(device, torch.float32)
+    net.load_state_dict(weights)
+    net.move_to(device, torch.bfloat16)
+    return "bf16"
+
+
+def _is_finite(model: ServedModel[ImageCodec], net: PixelNet, device: torch.device) -> bool:
+    """Whether the outputs for a few synthetic samples are finite."""
+    count = min(_CHECKED_SAMPLES, model.max_batch_size)
+    samples = np.stack(model.codec.synthetic_samples(count, np.random.default_rng(0)))
+    with torch.inference_mode():
+        logits = net.run_stages(net.normalise(torch.from_numpy(samples).to(device)), 0, None)
+        return bool(torch.isfinite(logits).all())
+
+
+def _placed(model: ServedModel[ImageCodec], net: PixelNet, device: torch.device, precision: Precision) -> _PlacedModel:
+    place(model, net, device, precision)
     shape = (model.max_batch_size, *model.codec.shape)
     pixels = torch.zeros(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     return _PlacedModel(net, pixels, pixels.numpy(), ActivationBuffers(model.max_batch_size))

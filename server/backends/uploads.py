@@ -64,12 +64,12 @@ class Uploads:
         if not self._fits(sample):
             return sample  # the batch raises
         source = page_locked.find(sample)
+        use = self.slots.take(None if source is None else (sample, source))
+        if use is None:
+            return sample
+        if source is None:  # without the lock, for which the device's thread would wait
+            self._arrays[use.index] = sample
         with self.slots.lock:
-            use = self.slots.take(None if source is None else (sample, source))
-            if use is None:
-                return sample
-            if source is None:
-                self._arrays[use.index] = sample
             if not self._filled:
                 _soon(self._flush_on_loop)
             self._filled.append(use)

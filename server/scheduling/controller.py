@@ -82,7 +82,7 @@ class Controller:
         self._reading: asyncio.Task[None] | None = None
 
     def served(self, model: str, batch_size: int, service_time: float, responses: Sequence[float]) -> None:
-        """Evaluate a served batch by its service time and the response times of its requests, s."""
+        """Evaluate a served batch by its service time, as profiles measure it, and its requests' response times, s."""
         monitored = self._state(model)
         if monitored.current.profile.varies_by_length:  # so that a service time is no evidence of drift
             monitored.drift.discard_window()

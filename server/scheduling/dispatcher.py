@@ -64,7 +64,8 @@ class Dispatcher:
     Attributes:
         chosen: by model, the current policy, its profile, and its spec.
         tracing: links the spans of calls and batches; None: nothing is traced.
-        on_served: called after each whole batch, with model, size, service time and response times, s.
+        on_served: called after each whole batch, with model, size, time to the launch of the next batch, or service
+            time if the device began none, and response times, s.
         on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
             work, whose times or energy the profile does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
@@ -562,6 +563,7 @@ class Dispatcher:
             profile.energy_source,
             count_tokens(run.batch.inputs, completion.outputs, run.launch.stages),
             generated_lengths(completion.outputs),
+            completion.next_started,
         )
 
     def _answer(self, batch: BatchRecord) -> None:
@@ -589,7 +591,7 @@ class Dispatcher:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
             responses = [answered - request.arrival for request in batch.finished]
-            self._report(self.on_served, batch.model, batch.size, batch.service, responses)
+            self._report(self.on_served, batch.model, batch.size, batch.cycle, responses)
 
     def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:
         """Report work of the device to the controller."""

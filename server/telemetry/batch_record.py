@@ -23,6 +23,7 @@ class BatchRecord:
         energy_source: how the profile's energies were obtained.
         tokens: number of tokens that the requests needed, and that the device computed.
         generated: number of generated tokens of each request.
+        next_started: start of the batch that the device began by itself after it, s; None if it began none.
     """
 
     device: str
@@ -37,6 +38,7 @@ class BatchRecord:
     energy_source: str
     tokens: tuple[int, int] = (0, 0)
     generated: Sequence[int] = ()
+    next_started: float | None = None
 
     @property
     def model(self) -> str:
@@ -52,6 +54,11 @@ class BatchRecord:
     def service(self) -> float:
         """Service time, s."""
         return self.ended - self.started
+
+    @property
+    def cycle(self) -> float:
+        """Time to the launch of the next batch, which is what profiles measure, s; service time if none followed."""
+        return (self.ended if self.next_started is None else self.next_started) - self.started
 
     @property
     def waited(self) -> float:

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.support import gpu_kernels
-from benchmarks.support.gpu_kernels import Cuda, Rehearsal, Step, measure_kernels, measure_uploads
+from benchmarks.support.gpu_kernels import (
+    Cuda,
+    Rehearsal,
+    Step,
+    keep_choice,
+    mean_times,
+    measure_kernels,
+    measure_uploads,
+)
+from server.backends.networks import ChoiceKey
 
 
 def results(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -95,6 +105,12 @@ def test_cuda_is_timed_by_events_and_captured_on_its_own_stream_after_all_work_h
 ) -> None:
     log: list[str] = []
 
+    class Stream:
+        cuda_stream = 7
+
+        def __repr__(self) -> str:
+            return "side"
+
     class Graph:
         def replay(self) -> None:
             log.append("replay")
@@ -106,14 +122,14 @@ def test_cuda_is_timed_by_events_and_captured_on_its_own_stream_after_all_work_h
         log.append("end")
 
     @contextmanager
-    def use(stream: str) -> Iterator[None]:
+    def use(stream: Stream) -> Iterator[None]:
         log.append(f"with {stream}")
         yield
 
     real = inspect.signature(torch.cuda.graph.__init__).parameters
     assert {"stream", "capture_error_mode"} <= set(real), "the fake takes what the real one does"
     for name, fake in {
-        "Stream": lambda place: "side",
+        "Stream": lambda place: Stream(),
         "Event": FakeEvent,
         "CUDAGraph": Graph,
         "graph": capture,
@@ -124,6 +140,7 @@ def test_cuda_is_timed_by_events_and_captured_on_its_own_stream_after_all_work_h
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     cuda = Cuda(1)
+    assert cuda.stream == 7
     assert torch.backends.cudnn.benchmark
     replay = cuda.capture(lambda: torch.zeros(1))
     assert cuda.seconds(replay) == 2.5e-3
@@ -139,3 +156,47 @@ def test_uploads_are_measured_by_the_length_of_the_run(capsys: pytest.CaptureFix
     rows = results(capsys)["uploads"]
     assert [row["samples"] for row in rows] == [1, 8]
     assert all(row["gb_per_s"] > 0 for row in rows)
+
+
+class Profiled(Rehearsal):
+    """Counts kernels, and notes how many cells had been reported before."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        self.before: list[int] = []
+
+    def kernels(self, launch: Any) -> int | None:
+        launch()
+        self.before.append(self.capsys.readouterr().out.count('"variant"'))
+        return 5
+
+
+def test_kernels_are_counted_after_all_times_were_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    device = Profiled(capsys)
+    measure_kernels("squeezenet1_1", device, (1,), compile_too=False, until=1e12)
+    assert device.before == [1 + 2, 0], "eager alone, then eager and fused"
+    assert [cell["kernels"] for cell in results(capsys)["cells"]] == [5, 5]
+
+
+def cell(variant: str, size: int, graph_ms: float | None, first_call_ms: float = 1.0) -> dict[str, Any]:
+    found = {"variant": variant, "batch_size": size, "first_call_ms": first_call_ms}
+    return found if graph_ms is None else {**found, "graph_ms": graph_ms}
+
+
+def test_later_stages_serve_the_implementation_that_was_the_fastest_and_is_made_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cells = [
+        *(cell("eager", 64, 4.0), cell("eager", 1, 1.0), cell("fused", 64, 2.0), cell("fused", 1, 0.5)),
+        *(cell("partly", 64, 0.1), cell("partly", 1, None), cell("stopped", 64, 0.1)),
+        *(cell("compile", 64, 1.0, 90e3), cell("compile", 1, 0.1), cell("tensorrt", 64, 0.1), cell("tensorrt", 1, 0.1)),
+    ]
+    assert mean_times(cells) == pytest.approx({"eager": 0.002, "fused": 0.001})
+    cuda, key = torch.device("cuda:0"), ChoiceKey("m", "a GPU", "fp16")
+    keep_choice("m", [], cuda, "a GPU")
+    assert key.load() is None
+    keep_choice("m", cells, cuda, "a GPU")
+    assert key.load() == "fused"
+    keep_choice("m", cells[:2], cuda, "a GPU")
+    assert key.load() == "fused", "a choice that is known stays"

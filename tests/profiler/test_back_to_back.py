@@ -108,11 +108,30 @@ def test_closing_early_waits_for_the_batch_in_service() -> None:
     async def first() -> None:
         async with aclosing(back_to_back(executor, batches("a", "b", "c", "d"))) as cycles:
             await anext(cycles)
-        assert device.served[-1] in {"b", "c"}
+        assert device.served[-1] in {"c", "d"}
         before = len(device.served)
         await asyncio.sleep(0.02)
         assert len(device.served) == before
 
+    asyncio.run(first())
+    executor.close()
+
+
+def test_the_batch_after_the_next_is_offered_before_a_cycle_is_yielded() -> None:
+    made: list[str] = []
+
+    def offering() -> Any:
+        for batch in batches("a", "b", "c", "d"):
+            made.append(batch.inputs[0])
+            yield batch
+
+    async def first() -> None:
+        async with aclosing(back_to_back(executor, offering())) as cycles:
+            cycle = await anext(cycles)
+            assert cycle.batch.inputs == ["a"]
+            assert made == ["a", "b", "c", "d"], "c is in service, and d is offered"
+
+    executor = ThreadExecutor(Recorder(0.002))
     asyncio.run(first())
     executor.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ class FakeExecutor:
     Attributes:
         log: (start, finish, inputs) of each batch.
         fault: set by a test to raise an exception, or to change the outputs.
+        handover: time that it reports from the end of a batch to the start of the standby launch, s.
     """
 
     name = "fake"
+    handover = 0.0
 
     def __init__(self, profile: Profile = STEPS) -> None:
         self._profile = profile
@@ -41,6 +44,7 @@ class FakeExecutor:
         completion = await self._serve(batch)
         if batch.standby is not None and (taken := batch.standby.take(completion.outputs)) is not None:
             self._start(*taken)
+            completion = replace(completion, next_started=completion.finished + self.handover)
         return completion
 
     def _start(self, batch: Batch, done: "asyncio.Future[Completion]") -> None:

@@ -297,14 +297,18 @@ class _OneThreadTracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
+def trace(net: nn.Module) -> fx.GraphModule:
+    """Trace a network, while other threads may run theirs; raises whatever its code raises on proxies."""
+    return fx.GraphModule(net, _OneThreadTracer().trace(net))
+
+
 def fold_batch_norm(net: nn.Module) -> nn.Module:
     """Fold batch normalisation into the convolutions; a network that torch.fx cannot trace is returned unchanged."""
     with warnings.catch_warnings():  # the import triggers a deprecation warning within torch
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.fx.experimental.optimization import fuse
     try:
-        traced = fx.GraphModule(net, _OneThreadTracer().trace(net))
-        return fuse(traced, inplace=True, no_trace=True)
+        return fuse(trace(net), inplace=True, no_trace=True)
     except Exception as error:  # noqa: BLE001  (tracing runs the model's code on proxies, which may raise anything)
         _log.info("batch normalisation is not folded: %s", error)
         return net

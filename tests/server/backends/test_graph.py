@@ -173,6 +173,15 @@ def test_a_batch_is_launched_while_the_outputs_of_the_one_before_are_not_collect
     assert listed(device.serve(Batch("m", [sample(3)]))) == logits(3)
 
 
+def test_a_bucket_captured_beside_outputs_that_are_not_collected_leaves_them(device: GraphDevice) -> None:
+    first = device.launch(Batch("m", [sample(1)]))
+    first.wait()
+    second = device.launch(Batch("m", [sample(n) for n in range(4)]))
+    assert listed(first.outputs()) == logits(1)
+    second.wait()
+    assert listed(second.outputs()) == logits(*range(4))
+
+
 def test_outputs_that_are_not_finite_fail_the_batch_and_its_parts_can_be_retried(device: GraphDevice) -> None:
     everything = free(device)
     inputs = [device.upload(sample(n)) for n in (1, 255, 3)]
@@ -260,6 +269,7 @@ def test_the_executor_starts_the_standby_launch_before_it_tells_the_loop_of_the_
     assert listed(first.outputs) == logits(9)
     assert listed(second.outputs) == logits(0, 1)
     assert first.started <= first.finished <= second.started <= second.finished
+    assert (first.next_started, second.next_started) == (second.started, None)
 
 
 def test_a_standby_launch_does_not_follow_a_batch_that_failed(device: GraphDevice) -> None:

@@ -115,6 +115,43 @@ def test_the_fastest_implementation_that_works_is_chosen(caplog: pytest.LogCaptu
     assert choose({"broken": broken}, measure) is None
 
 
+def test_an_implementation_that_took_too_long_does_not_run_any_more() -> None:
+    late, ended = threading.Event(), threading.Event()
+
+    def measure(network: Callable[[Tensor], Tensor]) -> float:
+        network(torch.zeros(1))
+        late.wait(10)
+        try:
+            network(torch.zeros(1))
+        except TimeoutError:
+            ended.set()
+        return 1.0
+
+    assert choose({"slow": constant(1.0)}, measure, 0.1) is None
+    late.set()
+    assert ended.wait(10)
+
+
+class WhileTraced(PixelNet):
+    """Runs another network in another thread whenever it is called or traced."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), (0.5,) * 3, (0.5,) * 3)
+        self.seen: list[Any] = []
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        other = threading.Thread(target=lambda: self.seen.append(nn.ReLU()(torch.ones(1))))
+        other.start()
+        other.join()
+        return pixels
+
+
+def test_other_threads_run_networks_while_one_is_traced() -> None:
+    net = WhileTraced()
+    assert [*makers(net)] == ["eager", "compile"]
+    assert [type(each) for each in net.seen] == [Tensor]
+
+
 class Tiny(PixelNet):
     """Logits are the sums of a sample's channels."""
 

@@ -1,5 +1,6 @@
 """The order of CUDA calls, recorded without a GPU."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -81,3 +82,16 @@ def test_a_capture_that_fails_is_ended(calls: list[str]) -> None:
     with pytest.raises(ValueError, match="not permitted"):
         CudaRuntime(torch.device("cuda", 0)).capture(fail)
     assert calls[-1] == "end"
+
+
+def test_a_capture_is_not_interrupted_by_the_garbage_collector_and_needs_no_empty_cache(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    seen: list[bool] = []
+    CudaRuntime(torch.device("cuda", 0)).capture(lambda: seen.append(gc.isenabled()))
+    assert seen == [False]
+    assert gc.isenabled()

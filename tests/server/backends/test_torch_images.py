@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from policies.types import SpecError
-from server.backends import torch_device
+from server.backends import torch_device, torch_images
 from server.backends.activations import ActivationBuffers, ActivationRow
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.torch_device import (
@@ -21,13 +22,13 @@ from server.backends.torch_device import (
     resolve_device,
     resolve_precision,
 )
-from server.backends.torch_images import ImageDevice, make_image_device
+from server.backends.torch_images import ImageDevice, make_image_device, place
 from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
 from server.energy.nvml import Driver, NvmlError
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
-from server.models.images.torchvision_source import load_image_model
+from server.models.images.torchvision_source import PixelNet, load_image_model
 from server.models.model import ServedModel
 from tests.support.closeness import BOUNDS, logits, relative_l2
 
@@ -276,3 +277,29 @@ def test_without_a_gpu_nothing_is_logged(
     monkeypatch.setattr(torch_device, "read_driver", fail)
     resolve_device("auto")
     assert caplog.messages == []
+
+
+def constant_weights(value: float) -> tuple[ServedModel[ImageCodec], PixelNet]:
+    """A model with two equal logits: the sum of a white image's channels times the value."""
+    conv = nn.Conv2d(3, 2, 1, bias=False)
+    nn.init.constant_(conv.weight, value)
+    net = PixelNet(nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(), (0.0,) * 3, (1.0,) * 3)
+    return ServedModel("m", ImageCodec(4, 4, 4), ("a", "b"), "random", 2), net
+
+
+@pytest.mark.parametrize(("scale", "precision"), [(1.0, "fp16"), (1e6, "bf16")])
+def test_a_network_that_exceeds_the_range_of_fp16_runs_in_bf16(
+    scale: float, precision: Precision, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch_images, "resolve_precision", lambda *_: "fp16")  # as on CUDA
+    model, net = constant_weights(scale / 3)
+    assert place(model, net, torch.device("cpu")) == precision
+    assert ("not finite; it runs in bf16" in caplog.text) == (precision == "bf16")
+    with torch.inference_mode():
+        logits = net(torch.full((1, 4, 4, 3), 255, dtype=torch.uint8)).float()
+    assert logits.tolist() == [[pytest.approx(scale, rel=0.01)] * 2]
+
+
+def test_a_precision_that_was_given_stays() -> None:
+    model, net = constant_weights(1e6)
+    assert place(model, net, torch.device("cpu"), "fp16") == "fp16"

@@ -13,13 +13,14 @@ import pytest
 from policies.catalog import Chosen, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
+from policies.rules.control_limit import greedy
 from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, EnergyMeter
 from server.errors import OutOfMemoryError
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import UNLIMITED, FakeExecutor, run_scenario
+from tests.support.fakes import UNLIMITED, FakeExecutor, chosen, run_scenario
 from tests.support.virtual_clock import virtual_loop
 
 P4 = load_profile("googlenet-tesla-p4-x10")
@@ -399,3 +400,16 @@ class OnDemand(Inline):
     def run(self) -> None:
         for future, job in self.jobs:
             future.set_result(job())
+
+
+def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> None:
+    times: list[float] = []
+
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        executor.handover = 0.002
+        dispatcher.on_served = lambda model, size, seconds, responses: times.append(seconds)
+        await asyncio.gather(*(dispatcher.submit("m", [float(n)]) for n in range(3)))
+        await asyncio.sleep(0.1)
+
+    run_scenario(scenario, chosen(greedy(1)))
+    assert times == pytest.approx([0.013, 0.013, 0.011])
