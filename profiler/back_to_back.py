@@ -40,28 +40,23 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
     running: asyncio.Future[Completion] | None = None  # of a batch that the device has started by itself
     offered: asyncio.Future[Completion] | None = None
     last: Cycle | None = None
-    complete: Cycle | None = None
     try:
         batch = _next(remaining, standby)
         while batch is not None:
-            handed_over = running is not None
             running = running or executor.run(batch)
             following = _next(remaining, standby)
             if following is not None:
                 offered = asyncio.get_running_loop().create_future()
                 standby.offer(following, offered)
-            if complete is not None:
-                yield complete
+            if last is not None:
+                yield last
             with one_line_errors(f"{batch.model}: a batch of {len(batch.inputs)}", SAMPLE_HINT):
                 completion = await running
             running, offered = None if standby.withdraw() else offered, None
-            complete = last
-            if last is not None and handed_over:
-                complete = replace(last, seconds=completion.started - last.completion.started)
-            last = Cycle(batch, completion, completion.finished - completion.started)
-            batch = following
-        for cycle in filter(None, (complete, last)):
-            yield cycle
+            end = completion.finished if completion.next_started is None else completion.next_started
+            last, batch = Cycle(batch, completion, end - completion.started), following
+        if last is not None:
+            yield last
     finally:
         for each in (running, None if standby.withdraw() else offered):
             if each is not None and not each.done():

@@ -47,7 +47,7 @@ class KnownExecutor:
 
     def _complete(self, batch: Batch, completion: Completion, done: asyncio.Future[Completion]) -> None:
         taken = None if batch.standby is None else batch.standby.take(completion.outputs)
-        done.set_result(completion)
+        done.set_result(completion if taken is None else replace(completion, next_started=self._timeline.now))
         if taken is not None:
             self._start(*taken)
 
