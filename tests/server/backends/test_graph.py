@@ -174,12 +174,15 @@ def test_a_batch_is_launched_while_the_outputs_of_the_one_before_are_not_collect
 
 
 def test_a_bucket_captured_beside_outputs_that_are_not_collected_leaves_them(device: GraphDevice) -> None:
-    first = device.launch(Batch("m", [sample(1)]))
+    first = device.launch(Batch("m", [device.upload(sample(1))]))
     first.wait()
-    second = device.launch(Batch("m", [sample(n) for n in range(4)]))
+    others = [device.upload(sample(9)) for _ in range(free(device))]  # one of them in the slot of the first
+    device._uploads.flush()
+    others[-1].use.copy.synchronize()
+    second = device.launch(Batch("m", others[-4:]))
     assert listed(first.outputs()) == logits(1)
     second.wait()
-    assert listed(second.outputs()) == logits(*range(4))
+    assert listed(second.outputs()) == logits(9, 9, 9, 9)
 
 
 def test_outputs_that_are_not_finite_fail_the_batch_and_its_parts_can_be_retried(device: GraphDevice) -> None:
