@@ -292,6 +292,10 @@ class Dispatcher:
         """Return the number of waiting requests of `model`."""
         return self._batcher.waiting_of(model)
 
+    def oldest_age(self, model: str) -> float:
+        """Return the age of the oldest waiting request of `model`, s; 0 without one."""
+        return max(self._clock() - self._batcher.oldest_of(model), 0.0)
+
     def arrival_rate(self, model: str) -> float:
         """Return the measured arrival rate of `model`, 1/s."""
         rates = self._batcher.monitor.rates(self._clock())
