@@ -97,8 +97,8 @@ def _results(record: Mapping[str, Any]) -> str:
 in W, simulated with 1.5 million requests with which no policy was chosen. In the model the table of maximum ages is at
 most {max(gaps):.2%} above the lower bound. It takes up to {max(savings):.1%} less power than the table of batch sizes
 (in the mean {sum(savings) / len(savings):.1%}, at the worst {-min(savings):+.1%}), and up to {max(others):.1%} less
-than the best count and time-out of a grid. "-" keeps the bound in none of its tables; * misses the share by more than 3 per
-cent of what may be late."""
+than the best count and time-out of a grid. "-" keeps the bound with none of its tables. A * misses the share by more
+than 3 per cent of what may be late."""
 
 
 def _table(record: Mapping[str, Any]) -> str:
