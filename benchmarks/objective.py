@@ -8,6 +8,7 @@ after each run, and runs in it are not measured again; delete it to start over.
 
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -91,7 +92,7 @@ def seen_by_clients(answers: list[dict[str, Any]], begin: float, end: float, loa
     }
 
 
-def _serving(policy: str, flags: Sequence[str]) -> Any:
+def _serving(policy: str, flags: Sequence[str]) -> AbstractContextManager[Server]:
     device = ("--device", f"emulated:{PROFILE}")
     return serving("demo", *device, "--policy", policy, *flags, ready_within=_READY_WITHIN)
 

@@ -142,7 +142,7 @@ function drawPolicy(element, view, trail) {
 function drawAges(element, view, row, trail, batches) {
   const c = colors(), ages = row.max_age_ms, top = view.profile.max_batch_size, last = ages.length;
   const reached = batches.map((b) => b.waited_ms), slo = view.objective_ms ?? 0;
-  const highest = 1.1 * Math.max(slo, ...ages.filter((age) => age <= 2 * slo || !slo)), x = Array.from({ length: last }, (_, i) => i + 1);
+  const highest = 1.1 * Math.max(slo, ...ages.filter((age) => age <= 2 * slo || !slo)) || 1, x = Array.from({ length: last }, (_, i) => i + 1);
   const from = x.map((n) => Math.min(ages[Math.min(n, last - 1)], highest));
   const at = trail.filter((s) => s.n).map((s) => [Math.min(s.n, last), Math.min(s.age, highest)]), newest = at.length - 1;
   element.classList.remove("one");
