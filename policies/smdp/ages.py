@@ -303,7 +303,7 @@ def evaluate_ages(problem: Problem, table: MaxAges, limits: tuple[float, ...]) -
         if ages.model.min_batch_size > 1 or tau.max() > longest * (1.0 + _EXACT):
             raise SpecError(f"a maximum age is above {1e3 * longest:g} ms, the longest in the model: add --simulate N")
         chains.append(chain_of(ages, ages.ages >= tau[:, None] * (1.0 - _EXACT)))
-    return _averages(problem, ages, mixed_average(ages, *chains, table.probability), table)
+    return _averages(problem, ages, mixed_average(ages, chains[0], chains[1], table.probability), table)
 
 
 def _averages(problem: Problem, ages: AgeModel, average: Floats, table: MaxAges) -> AgeSolution:
