@@ -94,11 +94,11 @@ def _results(record: Mapping[str, Any]) -> str:
     others = [1.0 - c["max-ages"]["w"] / c["count and time-out"]["w"] for c in kept if c["count and time-out"]]
     return f"""\
 **Results.** Batches of 1 to {LARGEST}, deterministic service times, three profiles: {", ".join(PROFILES)}. Mean power
-in W, simulated with half a million requests with which no policy was chosen. In the model the table of maximum ages is
-at most {max(gaps):.2%} above the lower bound. It takes up to {max(savings):.1%} less power than the table of batch sizes
-(in the mean {sum(savings) / len(savings):.1%}, at the worst {-min(savings):+.1%}), and up to {max(others):.1%} less
-than the best count and time-out of a grid. "-" keeps the bound with none of its tables. A * misses the share by more
-than 3 per cent of what may be late."""
+in W, simulated with half a million requests with which no policy was chosen. In the model the table of maximum ages
+is at most {max(gaps):.2%} above the lower bound. It takes up to {max(savings):.1%} less power than the table of batch
+sizes (in the mean {sum(savings) / len(savings):.1%}, at least {min(savings):.1%}), and up to {max(others):.1%}
+less than the best count and time-out of a grid. "-" keeps the bound with none of its tables. A * misses the share by
+more than 3 per cent of what may be late."""
 
 
 def _table(record: Mapping[str, Any]) -> str:

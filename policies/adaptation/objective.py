@@ -20,6 +20,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to 
 _EXPECTED = 20.0  # expected late requests in a window that changes a margin
 _SLOW, _FAST = 0.2, 0.7  # parts of the measured excess by which a margin changes
 _FAR = 2.0  # times the allowed share of late requests, above or below, at which it changes fast
+_LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 200  # of the bound: the resolution of a margin in use
 
 
@@ -132,8 +133,8 @@ class AgeMargin:
     in time this is the table of a bound that is smaller by the margin.
 
     After each window with at least twenty expected late requests, the margin changes by a part of the difference
-    between the measured percentile and the bound: 0.2, or 0.7 if more than twice, or less than half, the allowed share
-    was late. It stays between 0 and the bound.
+    between the measured percentile and the bound, at most a tenth of the bound: by 0.2, or by 0.7 if more than twice,
+    or less than half, the allowed share was late. It stays between 0 and the bound.
 
     Attributes:
         bound: response time, s.
@@ -158,5 +159,6 @@ class AgeMargin:
             return self
         late = 1.0 - counts.within / counts.served
         part = _SLOW if allowed / _FAR <= late <= allowed * _FAR else _FAST
-        excess = float(np.quantile(counts.responses, self.share)) - self.bound
+        largest = _LARGEST_EXCESS * self.bound
+        excess = min(max(float(np.quantile(counts.responses, self.share)) - self.bound, -largest), largest)
         return replace(self, margin=min(max(self.margin + part * excess, 0.0), self.bound))

@@ -105,7 +105,7 @@ def measured(*responses: float) -> ResponseCounts:
         (0.105, 0.06, 0.2 * 0.005),  # 0.2 of what the percentile is above the bound
         (0.110, 0.50, 0.7 * 0.010),  # faster if far from what is allowed
         (0.090, 0.01, 0.0),  # not below 0
-        (0.500, 0.90, 0.1),  # not above the bound
+        (0.500, 0.90, 0.7 * 0.010),  # of a larger difference a tenth of the bound is used
     ],
 )
 def test_a_margin_follows_the_measured_percentile(percentile: float, late: float, margin: float) -> None:
@@ -116,6 +116,13 @@ def test_a_margin_follows_the_measured_percentile(percentile: float, late: float
 
 def test_a_margin_that_is_too_large_shrinks() -> None:
     assert AgeMargin(0.1, margin=0.02).after(measured(*[0.09] * 1000)).margin == pytest.approx(0.02 - 0.7 * 0.01)
+
+
+def test_a_margin_is_at_most_the_bound() -> None:
+    margin = AgeMargin(0.1)
+    for _ in range(30):
+        margin = margin.after(measured(*[0.5] * 1000))
+    assert margin.margin == margin.in_use == 0.1
 
 
 def test_a_margin_waits_for_twenty_expected_late_requests() -> None:
