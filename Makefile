@@ -89,7 +89,7 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
 	$(BIN)/python -m benchmarks.paper
 
-percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about an hour, can be resumed)
+percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about 20 minutes, can be resumed)
 	$(BIN)/python -m benchmarks.percentile_policies
 
 paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 20 minutes; needs the trace)

@@ -28,7 +28,7 @@ from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.smdp.table import PolicyTable, table_of, with_ages_scaled
+from policies.smdp.table import PolicyTable, table_of, with_ages_reduced
 from policies.solving import table_policy
 from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, MaxAges, Mix, Policy, SpecError
@@ -72,6 +72,7 @@ class Chosen:
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
+        margin: time by which the maximum ages of the table were reduced to meet the objective, s.
     """
 
     spec: str
@@ -85,6 +86,12 @@ class Chosen:
     table: PolicyTable | None = None
     bins: Bins | None = None
     defaults: Mapping[str, str] = field(default_factory=dict)
+    margin: float = 0.0
+
+    @property
+    def has_max_ages(self) -> bool:
+        """Whether the table has maximum ages at some rate."""
+        return self.table is not None and any(row.max_ages for row in self.table.rows)
 
     @property
     def objective(self) -> float:
@@ -265,33 +272,37 @@ def check_spec(
 def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
     """Return the policy of the same spec for another profile.
 
-    The table of a policy file is kept. The objective controller adjusts `factor` by the measured response times: with a
-    bound on a percentile, it multiplies the maximum ages, or the weight that each load of a table of batch sizes had.
-    All other policies are chosen again.
+    The table of a policy file is kept. With a bound on a percentile, each load of a table of batch sizes keeps its
+    weight times `factor`, which the objective controller adjusts by the measured response times. All other policies are
+    chosen again.
 
     Raises:
         SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
     """
-
-    def bounded(table: PolicyTable) -> Policy:
-        return _bounded(table_policy(table, profile), profile, float(chosen.parameters["max_wait_ms"]) / 1e3)
-
     before = chosen.table
     if chosen.name == FILE.name and before is not None:
-        return replace(chosen, profile=profile, policy=bounded(before))
-    if before is None or "slo_p95_ms" not in (before.bound or {}):
+        return _with_table(replace(chosen, profile=profile), before)
+    if before is None or "slo_p95_ms" not in (before.bound or {}) or chosen.has_max_ages:
         again = choose(chosen.spec, profile, chosen.defaults)
         return replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
-    if any(row.max_ages for row in before.rows):
-        again = chosen if profile is chosen.profile else choose(chosen.spec, profile, chosen.defaults)
-        assert again.table is not None  # as before
-        table = with_ages_scaled(again.table, factor)
-        return replace(again, policy=bounded(table), table=table, promised=chosen.promised)
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
     monitor = ForgettingMonitor(rate_time_constant(profile))
-    return replace(chosen, profile=profile, policy=bounded(table), table=table, monitor=monitor)
+    return _with_table(replace(chosen, profile=profile, monitor=monitor), table)
+
+
+def with_margin(solved: Chosen, margin: float) -> Chosen:
+    """Return a policy of maximum ages with all ages reduced by a margin, s; `solved` is the one without a margin."""
+    if solved.table is None or margin == 0.0:
+        return solved
+    return _with_table(replace(solved, margin=margin), with_ages_reduced(solved.table, margin))
+
+
+def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
+    max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
+    policy = _bounded(table_policy(table, chosen.profile), chosen.profile, max_wait)
+    return replace(chosen, policy=policy, table=table)
 
 
 def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:

@@ -7,8 +7,9 @@ from typing import Any, Self
 
 from policies.catalog import Chosen
 from policies.queue.simulator import Estimate, Run, estimate, percentile, share_within
-from policies.smdp.ages import AgeSolution
-from policies.smdp.bounds import keep
+from policies.rules.lookup import Lookup
+from policies.smdp.ages import AgeSolution, evaluate_ages
+from policies.smdp.bounds import keep, limits_of
 from policies.smdp.model import Problem, build_model
 from policies.smdp.response_law import has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
@@ -187,10 +188,22 @@ def percentiles_ms(problem: Problem, solution: Solution) -> dict[str, float]:
 def evaluate_with(options: SolveOptions, chosen: Chosen) -> Solution | None:
     """Return the exact averages of the policy of `options.spec`; None if it is only simulated.
 
+    A table of maximum ages is evaluated if its policy file has the percentiles that it was solved for.
+
     Raises:
-        SpecError: it is not a function of the queue length and is not simulated either, or it is unstable.
+        SpecError: it has no exact averages and is not simulated either, or it is unstable.
     """
-    table = chosen.action_table(options.problem.arrival_rate)
+    rate = options.problem.arrival_rate
+    table = chosen.action_table(rate)
+    limits = limits_of((chosen.table.bound or {}) if chosen.table is not None else {})
+    row = chosen.policy.row(rate) if isinstance(chosen.policy, Lookup) else None
+    if limits and row is not None and row.max_ages is not None:
+        try:
+            return evaluate_ages(options.problem, row.max_ages, limits)
+        except SpecError:
+            if not options.simulate:
+                raise
+            return None
     if table is None and not options.simulate:
         raise SpecError(f"policy {options.spec!r} is not a function of the queue length: add --simulate N")
     try:

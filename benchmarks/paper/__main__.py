@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.paper import actions, runs, tradeoffs, truncation, variants
+from benchmarks.paper import actions, percentiles, runs, tradeoffs, truncation, variants
 from benchmarks.paper.setting import Section, write_page
 from benchmarks.support.harness import argument_parser
 
@@ -23,6 +23,7 @@ def sections() -> Iterator[Section]:
     yield variants.figure_9()
     yield truncation.figure_10()
     yield actions.figure_11()
+    yield percentiles.beyond_the_papers()
 
 
 if __name__ == "__main__":

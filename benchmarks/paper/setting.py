@@ -25,6 +25,7 @@ LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 ALL_LOADS = tuple(n / 10 for n in range(1, 10))
 WEIGHTS = (0.0, 0.5, 1.0, 100.0)
 CONSTANT_MS = 2.4252, 2.4252, 1.7465  # service times of Cases 1-3
+PAGE = ROOT / "docs" / "paper.md"
 _DPI, _COLOURS = 110, 256
 
 
@@ -90,14 +91,19 @@ def difference(printed: float, ours: float) -> str:
 
 def save_numbered(figure: "Figure", number: int) -> str:
     """Write docs/figures/figure-NN.png, and return the Markdown that shows it."""
-    name = f"figure-{number:02d}.png"
+    return save_named(figure, f"figure-{number:02d}", f"Figure {number}")
+
+
+def save_named(figure: "Figure", stem: str, title: str) -> str:
+    """Write a figure below docs/figures, and return the Markdown that shows it."""
+    name = f"{stem}.png"
     FIGURES.mkdir(parents=True, exist_ok=True)
     drawn = BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI)
     # a palette reduces the file to a third; maximum coverage keeps rare colours, such as a legend's
     method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
     Image.open(drawn).convert("RGB").quantize(_COLOURS, method, dither=dither).save(FIGURES / name, optimize=True)
-    return f"![Figure {number}](figures/{name})"
+    return f"![{title}](figures/{name})"
 
 
 def write_page(sections: Iterator[Section]) -> None:
@@ -107,11 +113,22 @@ def write_page(sections: Iterator[Section]) -> None:
         text = "\n\n".join(map(_filled, section.text.split("\n\n")))
         parts += [f"## {section.title}", text]
         print(f"\n{section.title}\n\n{text}", flush=True)
-    (ROOT / "docs" / "paper.md").write_text("\n\n".join(parts) + "\n")
+    PAGE.write_text("\n\n".join(parts) + "\n")
+
+
+def replace_section(section: Section) -> None:
+    """Write one section of docs/paper.md anew, or add it at the end."""
+    before, _, after = PAGE.read_text().partition(f"\n## {section.title}\n")
+    following = after.partition("\n## ")[2]
+    text = "\n\n".join(map(_filled, section.text.split("\n\n")))
+    rest = f"\n## {following}" if following else ""
+    PAGE.write_text(f"{before.rstrip()}\n\n## {section.title}\n\n{text}\n{rest}")
 
 
 def _filled(paragraph: str) -> str:
-    """A paragraph with filled lines, since inserted numbers change their lengths; a table unchanged."""
+    """A paragraph with filled lines, since inserted numbers change their lengths; tables and equations unchanged."""
+    if paragraph.startswith("    "):
+        return paragraph
     return paragraph.strip() if paragraph.startswith("|") else fill(paragraph, 118, break_on_hyphens=False)
 
 

@@ -1,8 +1,13 @@
-"""Control of a response-time objective by the weight of power: an immutable state machine. No clock, no I/O."""
+"""Control of a response-time objective by measured response times: immutable state machines. No clock, no I/O.
 
-from dataclasses import dataclass, replace
+`Objective` scales the weight of power of tables of batch sizes. `AgeMargin` reduces the ages of tables of maximum ages.
+"""
+
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Literal
+
+import numpy as np
 
 Move = Literal["faster", "keep", "slower"]
 
@@ -12,7 +17,14 @@ _MISSED = 2.0  # standard errors
 _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to slower
 
 
-@dataclass(frozen=True, slots=True)
+_EXPECTED = 20.0  # expected late requests in a window that changes a margin
+_SLOW, _FAST = 0.2, 0.7  # parts of the measured excess by which a margin changes
+_FAR = 2.0  # times the allowed share of late requests, above or below, at which it changes fast
+_LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
+_STEP = 1 / 200  # of the bound: the resolution of a margin in use
+
+
+@dataclass(slots=True)
 class ResponseCounts:
     """Counts of responses in the current window, since the last change of the objective's state.
 
@@ -20,11 +32,19 @@ class ResponseCounts:
         served: number of requests.
         within: number of requests answered within the bound.
         batches: number of batches.
+        responses: response times of the requests, s.
     """
 
-    served: int
-    within: int
-    batches: int
+    served: int = 0
+    within: int = 0
+    batches: int = 0
+    responses: list[float] = field(default_factory=list)
+
+    def add(self, response: float, requests: int, bound: float) -> None:
+        """Count requests that were answered in a response time, s."""
+        self.served += requests
+        self.within += requests if response <= bound else 0
+        self.responses += [response] * requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +122,43 @@ class Objective:
         if self.level == 0:
             return replace(self, good_windows=0, backoff=_MIN_BACKOFF, stepped_back=False)
         return replace(self, level=self.level - 1, good_windows=0, stepped_back=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AgeMargin:
+    """Keeps a share of the response times within a bound by reducing maximum ages; `after` returns the next state.
+
+    A table of maximum ages uses up the bound, so what its model does not know, such as decoding and HTTP, makes
+    requests late. It is solved for the bound, and used with every age reduced by a margin. For queues that are launched
+    in time this is the table of a bound that is smaller by the margin.
+
+    After each window with at least twenty expected late requests, the margin changes by a part of the difference
+    between the measured percentile and the bound, at most a tenth of the bound: by 0.2, or by 0.7 if more than twice,
+    or less than half, the allowed share was late. It stays between 0 and the bound.
+
+    Attributes:
+        bound: response time, s.
+        share: share of the requests to be within the bound, above 0 and below 1.
+        margin: s.
+    """
+
+    bound: float
+    share: float = 0.95
+    margin: float = 0.0
+
+    @property
+    def in_use(self) -> float:
+        """The margin by which ages are reduced, s: rounded, so that the policy is not swapped after every window."""
+        step = _STEP * self.bound
+        return step * round(self.margin / step)
+
+    def after(self, counts: ResponseCounts) -> "AgeMargin":
+        """Return the next state; the same object if the window has too few requests and must be continued."""
+        allowed = 1.0 - self.share
+        if counts.served * allowed < _EXPECTED:
+            return self
+        late = 1.0 - counts.within / counts.served
+        part = _SLOW if allowed / _FAR <= late <= allowed * _FAR else _FAST
+        largest = _LARGEST_EXCESS * self.bound
+        excess = min(max(float(np.quantile(counts.responses, self.share)) - self.bound, -largest), largest)
+        return replace(self, margin=min(max(self.margin + part * excess, 0.0), self.bound))

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policies.catalog import CATALOG, Chosen
 from policies.rules.solved_table import FILE
-from policies.smdp.table import PolicyTable
+from policies.smdp.table import PolicyTable, ages_json
 from policies.types import Kind, Launch, Request, State
 
 _LOADS = [0.05 * k for k in range(1, 20)]  # of the rows where no table gives the rates
@@ -54,6 +55,12 @@ def actions(chosen: Chosen, model: str, mean_rate: float | None = None) -> Actio
     if table is None and len(set(rows)) == 1:
         return Actions(lengths, (), rows[:1])
     return Actions(lengths, rates, rows)
+
+
+def max_ages_at_rates(chosen: Chosen) -> list[dict[str, Any]]:
+    """Return the rows with maximum ages, each with its arrival rate, 1/s; the ages in ms, as in policy files."""
+    rows = [] if chosen.table is None else chosen.table.rows
+    return [{"rate_hz": row.arrival_rate, **ages_json(row.max_ages)} for row in rows if row.max_ages is not None]
 
 
 def depends_on_mean_rate(chosen: Chosen) -> bool:

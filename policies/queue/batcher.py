@@ -73,6 +73,10 @@ class Batcher:
         """Return the number of waiting requests of a model."""
         return self._waiting_by_model.get(model, 0)
 
+    def oldest_of(self, model: str) -> float:
+        """Return the arrival of the oldest waiting request of a model, s; inf without one."""
+        return next((request.arrival for request in self._waiting if request.kind.model == model), inf)
+
     def waiting_shapes(self, model: str) -> set[str]:
         """Return the shapes of the waiting requests of a model."""
         return {request.kind.shape for request in self._waiting if request.kind.model == model}

@@ -279,26 +279,52 @@ def _thresholds(region: Region) -> Ints:
 def _solution(problem: Problem, search: _Search, table: Table, other: Table, probability: float) -> AgeSolution:
     ages, model = search.ages, search.ages.model
     average = table.average if probability == 0.0 else mixed_average(ages, table.chain, other.chain, probability)
-    response, power, launches = (float(average[i]) for i in (RESPONSE, POWER, LAUNCHES))
     forbidden = [_NEVER] * (model.min_batch_size - 1)
     max_age, others = ((0.0, *forbidden, *ages.ages[each.first[len(forbidden) :]].tolist()) for each in (table, other))
-    ages_table = MaxAges(max_age, probability, others if probability > 0.0 else ())
+    found = _averages(problem, ages, average, MaxAges(max_age, probability, others if probability > 0.0 else ()))
+    lower_bound = min(search.lower_bound, float(average[POWER])) if search.kept(table) else inf
+    return replace(found, iterations=search.steps, power_lower_bound=lower_bound)
+
+
+def evaluate_ages(problem: Problem, table: MaxAges, limits: tuple[float, ...]) -> AgeSolution:
+    """Return the averages of a table of maximum ages, and the shares within limits, s; without a lower bound.
+
+    Ages between those of the model's grid are rounded up. All ages of solved tables are in it.
+
+    Raises:
+        SpecError: the load is 1 or more, the profile has no energies, or the table waits for longer than the model.
+    """
+    _check(problem, ResponseBounds(tuple((limit, 0.5) for limit in limits)))
+    ages = build_age_model(problem, limits)
+    longest = float(ages.ages[ages.capped])
+    chains = []
+    for each in (table.max_age, table.others or table.max_age):
+        tau = np.array([each[min(n, len(each) - 1)] for n in range(1, ages.model.max_batch_size + 1)])
+        if ages.model.min_batch_size > 1 or tau.max() > longest * (1.0 + _EXACT):
+            raise SpecError(f"a maximum age is above {1e3 * longest:g} ms, the longest in the model: add --simulate N")
+        chains.append(chain_of(ages, ages.ages >= tau[:, None] * (1.0 - _EXACT)))
+    return _averages(problem, ages, mixed_average(ages, chains[0], chains[1], table.probability), table)
+
+
+def _averages(problem: Problem, ages: AgeModel, average: Floats, table: MaxAges) -> AgeSolution:
+    """Return a table with its averages."""
+    model = ages.model
+    response, power, launches = (float(average[i]) for i in (RESPONSE, POWER, LAUNCHES))
     return AgeSolution(
-        batch_size=actions_of_ages(ages_table, model.max_batch_size),
+        batch_size=actions_of_ages(table, model.max_batch_size),
         gain=1e3 * problem.w1 * response + problem.w2 * power,
         mean_response_time=response,
         mean_power=power,
         energy_per_request=power / model.arrival_rate,
         mean_batch_size=model.arrival_rate / launches,
-        iterations=search.steps,
+        iterations=0,
         change=0.0,
         arrival_rate=model.arrival_rate,
         load=model.load,
         w1=problem.w1,
         w2=problem.w2,
-        max_ages=ages_table,
+        max_ages=table,
         share_within=tuple((1.0 - average[LATE:]).tolist()),
-        power_lower_bound=min(search.lower_bound, power) if search.kept(table) else inf,
     )
 
 

@@ -4,12 +4,12 @@ Percentiles are kept by a table of maximum ages (ages.py), which needs the least
 (choice.py) keeps every other bound, and a percentile where that form is asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
 
 from policies.smdp.ages import AgeSolution, ResponseBounds, solve_ages
-from policies.smdp.choice import Bound, MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
+from policies.smdp.choice import BOUNDS, Bound, MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
 from policies.smdp.trial import simulated_percentile
@@ -57,6 +57,17 @@ def parse_bounds(
             "mean without the batch-size form"
         )
     return ResponseBounds(shares, *means)
+
+
+def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:
+    """Return the response times, s, of the percentiles among the bounds of a policy file.
+
+    Raises:
+        SpecError: a bound is malformed.
+    """
+    named = [(key, word) for key, value in bounds.items() if key in BOUNDS for word in str(value).split()]
+    found = [parse_bound(key, text) for key, text in named]
+    return tuple(bound.response_time for bound in found if isinstance(bound, ShareBound))
 
 
 def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) -> Solution:

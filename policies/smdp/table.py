@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,6 +35,8 @@ class TableRow:
         mean_power: W; None where unknown.
         max_ages: the table of maximum ages of a row for a percentile; `batch_size` then has the actions for requests
             that have just arrived.
+        share_within: of a row for percentiles, the share of the requests within each bound, in the model.
+        power_lower_bound: W; see `AgeSolution`. None where unknown.
     """
 
     arrival_rate: float
@@ -44,6 +47,8 @@ class TableRow:
     mean_response_time: float | None = None
     mean_power: float | None = None
     max_ages: MaxAges | None = None
+    share_within: tuple[float, ...] = ()
+    power_lower_bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +109,22 @@ def table_of(
     return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
 
 
-def with_ages_scaled(table: PolicyTable, factor: float) -> PolicyTable:
-    """Multiply all maximum ages by a factor; 0 launches at once."""
+def with_ages_reduced(table: PolicyTable, margin: float) -> PolicyTable:
+    """Reduce all maximum ages by a margin, s; 0 launches at once."""
 
-    def scaled(row: TableRow) -> TableRow:
-        if row.max_ages is None or factor == 1.0:
+    def reduced(row: TableRow) -> TableRow:
+        if row.max_ages is None:
             return row
-        first, others = (tuple(factor * age for age in ages) for ages in (row.max_ages.max_age, row.max_ages.others))
+        tables = row.max_ages.max_age, row.max_ages.others
+        first, others = (tuple(max(age - margin, 0.0) for age in ages) for ages in tables)
         ages = MaxAges(first, row.max_ages.probability, others)
         return replace(row, max_ages=ages, batch_size=actions_of_ages(ages, table.max_batch_size))
 
-    return replace(table, rows=tuple(map(scaled, table.rows)))
+    return replace(table, rows=tuple(map(reduced, table.rows)))
 
 
 def _row_of_solution(solution: Solution) -> TableRow:
-    return TableRow(
+    row = TableRow(
         arrival_rate=solution.arrival_rate,
         load=solution.load,
         w2=solution.w2,
@@ -126,8 +132,11 @@ def _row_of_solution(solution: Solution) -> TableRow:
         mix=solution.mix,
         mean_response_time=solution.mean_response_time,
         mean_power=solution.mean_power,
-        max_ages=solution.max_ages if isinstance(solution, AgeSolution) else None,
     )
+    if not isinstance(solution, AgeSolution):
+        return row
+    bound = solution.power_lower_bound if solution.power_lower_bound < inf else None
+    return replace(row, max_ages=solution.max_ages, share_within=solution.share_within, power_lower_bound=bound)
 
 
 class _ActionsFile(BaseModel):
@@ -153,6 +162,8 @@ class _RowFile(_ActionsFile):
     mix: _MixFile | None = None
     mean_response_time_ms: _Figure | None = None
     mean_power_w: _Figure | None = None
+    share_within: list[Annotated[float, Field(ge=0, le=1)]] = []
+    power_lower_bound_w: _Figure | None = None
 
     @property
     def tables(self) -> list[_ActionsFile]:
@@ -221,6 +232,8 @@ def _row_of_file(row: _RowFile, largest: int) -> TableRow:
         mean_response_time=None if row.mean_response_time_ms is None else row.mean_response_time_ms / 1e3,
         mean_power=row.mean_power_w,
         max_ages=ages,
+        share_within=tuple(row.share_within),
+        power_lower_bound=row.power_lower_bound_w,
     )
 
 
@@ -258,17 +271,34 @@ def ages_json(ages: MaxAges) -> dict[str, Any]:
     return table
 
 
+def actions_json(row: TableRow) -> dict[str, Any]:
+    """Return batch_size or max_age_ms, and mix if there is one, as in policy files."""
+    if row.max_ages is not None:
+        return ages_json(row.max_ages)
+    if row.mix is None:
+        return {"batch_size": row.batch_size}
+    return {
+        "batch_size": row.batch_size,
+        "mix": {"probability": row.mix.probability, "batch_size": row.mix.batch_size},
+    }
+
+
+def certificate_json(row: TableRow) -> dict[str, Any]:
+    """Return the share within the bounds and the lower bound on the power, where known, as in policy files."""
+    shares = {"share_within": row.share_within} if row.share_within else {}
+    return shares | ({} if row.power_lower_bound is None else {"power_lower_bound_w": row.power_lower_bound})
+
+
 def _row_json(row: TableRow) -> dict[str, Any]:
-    mix = None if row.mix is None else {"probability": row.mix.probability, "batch_size": row.mix.batch_size}
     response = None if row.mean_response_time is None else 1e3 * row.mean_response_time
-    actions = {"batch_size": row.batch_size, "mix": mix} if row.max_ages is None else ages_json(row.max_ages)
     content = {
         "arrival_rate_hz": row.arrival_rate,
         "load": row.load,
         "w2": row.w2,
-        **actions,
+        **actions_json(row),
         "mean_response_time_ms": response,
         "mean_power_w": row.mean_power,
+        **certificate_json(row),
     }
     return {key: value for key, value in content.items() if value is not None}
 

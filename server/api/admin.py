@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from policies.catalog import Chosen, choose, names_file
 from policies.planning.reachability import objective_warnings
+from policies.smdp.table import actions_json, certificate_json
 from server.api.inference import Inference
 from server.api.openapi import KEYED_ERRORS, MODEL_ERRORS, documented, json_content
 from server.api.schemas import Device, DeviceChange, Policy, PolicyChange
@@ -129,6 +130,7 @@ def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
         "policy": chosen.spec,
         "profile": chosen.profile.name,
         "queue_length": dispatcher.queue_length(model),
+        "oldest_age_ms": round(1e3 * dispatcher.oldest_age(model), 3),
         "arrival_rate_hz": dispatcher.arrival_rate(model),
         "capacity_hz": chosen.profile.capacity,
     }
@@ -143,11 +145,14 @@ def describe_policy(chosen: Chosen, arrival_rate: float, warnings: Sequence[str]
         "spec": chosen.spec,
         "parameters": dict(chosen.parameters),
         "profile": chosen.profile.name,
-        "rows": [{"arrival_rate_hz": r.arrival_rate, "load": r.load, "batch_size": list(r.batch_size)} for r in rows],
+        "rows": [
+            {"arrival_rate_hz": r.arrival_rate, "load": r.load, **actions_json(r), **certificate_json(r)} for r in rows
+        ],
         "expected_response_time_ms": None if response is None else 1e3 * response,
         "expected_power_w": power,
         "arrival_rate_hz": arrival_rate,
         "objective_ms": 1e3 * chosen.objective if isfinite(chosen.objective) else None,
+        "age_margin_ms": 1e3 * chosen.margin,
         "warnings": [*warnings],
     }
 

@@ -364,8 +364,9 @@ class Inference(Generic[FleetT]):
     def _count_answered(self, model: str, context: RequestContext) -> None:
         now = monotonic()
         response = now - context.began
-        self.metrics.outcome(model, "ok", context.samples, now - context.received)
-        self.metrics.call_completed(model, context.device, response, context.samples)
+        since_body = now - context.received
+        self.metrics.outcome(model, "ok", context.samples, since_body)
+        self.metrics.call_completed(model, context.device, response, context.samples, since_body)
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 

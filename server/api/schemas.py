@@ -84,6 +84,7 @@ class DeviceModel(_Body):
     policy: str
     profile: str
     queue_length: Count
+    oldest_age_ms: float
     arrival_rate_hz: float
     capacity_hz: float
 
@@ -96,10 +97,20 @@ class Device(_Body):
     models: dict[str, DeviceModel]
 
 
+class PolicyMix(_Body):
+    probability: float
+    batch_size: list[Count] = []
+    max_age_ms: list[float] = []
+
+
 class PolicyRow(_Body):
     arrival_rate_hz: float
     load: float
-    batch_size: list[Count]
+    batch_size: list[Count] = []
+    max_age_ms: list[float] = []
+    mix: PolicyMix | None = None
+    share_within: list[float] = []
+    power_lower_bound_w: float | None = None
 
 
 class Policy(_Body):
@@ -112,6 +123,7 @@ class Policy(_Body):
     expected_power_w: float | None
     arrival_rate_hz: float
     objective_ms: float | None
+    age_margin_ms: float
     warnings: list[str]
     devices: dict[str, "Policy"] = {}
 

@@ -1,20 +1,21 @@
 """The controller: adapts the policies of one device to measured service times, energies and response times.
 
-After every batch it evaluates the rules of policies/adaptation (drift.py, objective.py), which takes microseconds. If
-they call for another policy, that is solved in a worker thread and swapped in between two decisions.
+After every batch and answer it evaluates the rules of policies/adaptation (drift.py, objective.py), which takes
+microseconds. If they call for another policy, that is solved in a worker thread and swapped in between two decisions. A
+table of maximum ages is not solved again for an objective: its ages are reduced by a margin.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
 
 from policies.adaptation.drift import DriftDetector
-from policies.adaptation.objective import Objective, ResponseCounts
-from policies.catalog import Chosen, solved_again
+from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
+from policies.catalog import Chosen, solved_again, with_margin
 from policies.profile import Profile
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
@@ -35,18 +36,20 @@ class _Monitored:
 
     Attributes:
         configured: the policy as configured, before any adaptation.
+        solved: the policy that was solved last, before its ages are reduced.
         current: the policy that was set last; if the dispatcher has another one, it was swapped by an operator.
         drift: detector of drift from the profile.
         objective: the response-time objective; None where the spec has none.
-        served: answers since the objective was last evaluated.
+        served: answers since the objective's state last changed.
         solving: the running task that solves another policy.
     """
 
     configured: Chosen
+    solved: Chosen
     current: Chosen
     drift: DriftDetector
-    objective: Objective | None
-    served: ResponseCounts = field(default_factory=lambda: ResponseCounts(0, 0, 0))
+    objective: Objective | AgeMargin | None
+    served: ResponseCounts = field(default_factory=ResponseCounts)
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -80,10 +83,12 @@ class Controller:
         self._reduced: dict[str, _Reduced] = {}
         self._read_at = 0.0
         self._reading: asyncio.Task[None] | None = None
+        metrics.observe_responses(dispatcher.device, self.answered)
 
-    def served(self, model: str, batch_size: int, service_time: float, responses: Sequence[float]) -> None:
-        """Evaluate a served batch by its service time, as profiles measure it, and its requests' response times, s."""
+    def served(self, model: str, batch_size: int, service_time: float) -> None:
+        """Evaluate a served batch by its service time, s, as profiles measure it."""
         monitored = self._state(model)
+        monitored.served.batches += 1
         if monitored.current.profile.varies_by_length:  # so that a service time is no evidence of drift
             monitored.drift.discard_window()
         else:
@@ -95,8 +100,18 @@ class Controller:
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
-        elif monitored.objective is not None:
-            self._evaluate_objective(model, monitored, monitored.objective, responses)
+
+    def answered(self, model: str, response: float, requests: int) -> None:
+        """Evaluate the response time of a call, measured by the HTTP interface, s, for each of its requests."""
+        monitored = self._state(model)
+        if monitored.objective is None or monitored.solving is not None or self._dispatcher.shared:
+            return
+        monitored.served.add(response, requests, monitored.objective.bound)
+        try:
+            self._evaluate_objective(model, monitored, monitored.objective)
+        except Exception:  # noqa: BLE001  (a bug here must not fail the call)
+            _log.exception("%s: the controller failed; the objective is not adapted any more", model)
+            monitored.objective = None
 
     def unprofiled_work(self, model: str) -> None:
         """Record that the device ran single stages or failed attempts, whose energy the profile does not predict."""
@@ -154,29 +169,32 @@ class Controller:
             drift = before.drift
         else:
             drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
-        weighted = chosen.table is not None and any(row.w2 or row.max_ages for row in chosen.table.rows)
-        objective = Objective(chosen.slo, SHARE) if weighted and "slo_p95_ms" in chosen.parameters else None
+        objective: Objective | AgeMargin | None = None
+        if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
+            objective = AgeMargin(chosen.slo, SHARE)
+        elif "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(r.w2 for r in chosen.table.rows):
+            objective = Objective(chosen.slo, SHARE)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
-        return _Monitored(chosen, chosen, drift, objective)
+            self._metrics.objective_margin(model, self._dispatcher.device, 0.0)
+        return _Monitored(chosen, chosen, chosen, drift, objective)
 
-    def _evaluate_objective(
-        self, model: str, monitored: _Monitored, objective: Objective, responses: Sequence[float]
-    ) -> None:
-        counted = monitored.served
-        within = sum(response <= objective.bound for response in responses)
-        monitored.served = answers = ResponseCounts(
-            counted.served + len(responses), counted.within + within, counted.batches + 1
-        )
+    def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
+        answers = monitored.served
         after = objective.after(answers)
         if after is objective:
             return
-        monitored.served = ResponseCounts(0, 0, 0)
+        monitored.served = ResponseCounts()
         monitored.objective = after
+        late = 1.0 - answers.within / answers.served
+        reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
+        if isinstance(after, AgeMargin):
+            if after.in_use != monitored.current.margin:
+                reason = f"{reason}: maximum ages {1e3 * after.in_use:.3g} ms below the solved ones"
+                self._set(model, monitored, monitored.solved, "objective", reason)
+            return
         self._metrics.objective_level(model, self._dispatcher.device, after.level)
-        if after.level != objective.level:
-            late = 1.0 - answers.within / answers.served
-            reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
+        if isinstance(objective, Objective) and after.level != objective.level:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
     def _solve(self, model: str, profile: Profile, kind: str, reason: str) -> None:
@@ -185,7 +203,7 @@ class Controller:
         monitored.solving = asyncio.get_running_loop().create_task(swap)
 
     async def _swap(self, model: str, monitored: _Monitored, profile: Profile, kind: str, reason: str) -> None:
-        factor = 1.0 if monitored.objective is None else monitored.objective.factor
+        factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         try:
             chosen = await self._run_in_thread(lambda: solved_again(monitored.configured, profile, factor))
         except SpecError as error:
@@ -198,8 +216,15 @@ class Controller:
             monitored.solving = None
         if self._dispatcher.chosen[model] is not monitored.current:
             return  # an operator set another policy meanwhile
-        monitored.current = self._dispatcher.set_policy(model, chosen)
-        monitored.served = ResponseCounts(0, 0, 0)
+        self._set(model, monitored, chosen, kind, reason)
+
+    def _set(self, model: str, monitored: _Monitored, solved: Chosen, kind: str, reason: str) -> None:
+        """Set a solved policy, with the margin of its ages."""
+        margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
+        chosen = with_margin(solved, margin)
+        monitored.solved, monitored.current = solved, self._dispatcher.set_policy(model, chosen)
+        monitored.served = ResponseCounts()
+        self._metrics.objective_margin(model, self._dispatcher.device, margin)
         self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)
         self._metrics.adapted(model, kind)
         _log.info("%s: %s; policy %s is set", model, reason, chosen.spec)

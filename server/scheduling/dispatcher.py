@@ -64,8 +64,8 @@ class Dispatcher:
     Attributes:
         chosen: by model, the current policy, its profile, and its spec.
         tracing: links the spans of calls and batches; None: nothing is traced.
-        on_served: called after each whole batch, with model, size, time to the launch of the next batch, or service
-            time if the device began none, and response times, s.
+        on_served: called after each whole batch, with model, size, and time to the launch of the next batch, s, or
+            service time if the device began none.
         on_unprofiled_work: called in its place with a model that ran single stages, a failed attempt, or beside other
             work, whose times or energy the profile does not predict.
         on_batch_size_reduced: called with a model whose maximum batch size was reduced, and its policy before.
@@ -79,7 +79,7 @@ class Dispatcher:
     """
 
     tracing: "Tracing | None" = None
-    on_served: Callable[[str, int, float, Sequence[float]], None] | None = None
+    on_served: Callable[[str, int, float], None] | None = None
     on_unprofiled_work: Callable[[str], None] | None = None
     on_batch_size_reduced: Callable[[str, Chosen], None] | None = None
     on_broken: Callable[[Sequence[Call], ServerError], None] = staticmethod(fail_all)
@@ -292,6 +292,10 @@ class Dispatcher:
     def queue_length(self, model: str) -> int:
         """Return the number of waiting requests of `model`."""
         return self._batcher.waiting_of(model)
+
+    def oldest_age(self, model: str) -> float:
+        """Return the age of the oldest waiting request of `model`, s; 0 without one."""
+        return max(self._clock() - self._batcher.oldest_of(model), 0.0)
 
     def arrival_rate(self, model: str) -> float:
         """Return the measured arrival rate of `model`, 1/s."""
@@ -580,9 +584,9 @@ class Dispatcher:
             sample.call.complete()
             if not sample.call.missing:
                 self._admission.observe(sample.call.earliest, now)
-        asyncio.get_running_loop().call_soon(self._account, batch, self._batcher.queue_length, now)
+        asyncio.get_running_loop().call_soon(self._account, batch, self._batcher.queue_length)
 
-    def _account(self, batch: BatchRecord, waiting: int, answered: float) -> None:
+    def _account(self, batch: BatchRecord, waiting: int) -> None:
         """Report a batch, with the queue length at its end, to the metrics, the log and the controller."""
         self._metrics.batch_completed(batch)
         self._metrics.requests_completed(batch.device, batch.finished)
@@ -590,8 +594,7 @@ class Dispatcher:
         if self.shared or not batch.whole or batch.launch.requests[0].kind.retired:
             self._report(self.on_unprofiled_work, batch.model)
         elif self.on_served is not None:
-            responses = [answered - request.arrival for request in batch.finished]
-            self._report(self.on_served, batch.model, batch.size, batch.cycle, responses)
+            self._report(self.on_served, batch.model, batch.size, batch.cycle)
 
     def _report(self, observer: Callable[..., None] | None, *work: Any) -> None:
         """Report work of the device to the controller."""

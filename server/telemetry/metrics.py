@@ -66,6 +66,7 @@ class Metrics:
         # `cache` on `labels`: the lookup of a child costs more than counting, and these two are used in every call
         self._outcome = cache(counter("requests", "Requests by outcome", "model", "outcome").labels)
         self._policies: dict[tuple[str, str], tuple[str, str]] = {}
+        self._observers: dict[str, Callable[[str, float, int], None]] = {}
         self._rejected = counter("rejected", "Requests rejected by admission control, by reason", "model", "reason")
         self._late = counter(
             "deadline_missed",
@@ -116,6 +117,9 @@ class Metrics:
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
         self._objective_level = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
+        self._objective_margin = gauge(
+            "objective_margin_seconds", "Time by which maximum ages are reduced to meet the objective, s", *served
+        )
         self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
 
@@ -184,6 +188,20 @@ class Metrics:
         """Export the number of steps towards faster policies on a device."""
         self._objective_level.labels(model, device).set(level)
 
+    def objective_margin(self, model: str, device: str, seconds: float) -> None:
+        """Export the time by which maximum ages are reduced on a device, s."""
+        self._objective_margin.labels(model, device).set(seconds)
+
+    def observe_responses(self, device: str, observer: Callable[[str, float, int], None]) -> None:
+        """Call an observer for each call that a device has answered.
+
+        Args:
+            device: the device.
+            observer: called with the model, the time from the end of the call's body to its answer, s, and the number
+                of its requests.
+        """
+        self._observers[device] = observer
+
     def batch_completed(self, batch: BatchRecord) -> None:
         """Count a completed batch, or some stages of one; requests are counted with their last stage."""
         labels = batch.model, batch.device
@@ -213,12 +231,22 @@ class Metrics:
         for request in requests:
             waiting.observe(request.started - request.arrival)
 
-    def call_completed(self, model: str, device: str, seconds: float, n: int) -> None:
-        """Observe the response time of a call of `n` requests, s, once per request."""
+    def call_completed(self, model: str, device: str, seconds: float, n: int, since_body: float) -> None:
+        """Observe the response time of a call, once per request.
+
+        Args:
+            model: the model.
+            device: the device that answered.
+            seconds: time from the first byte of the call to its answer, s.
+            n: number of requests of the call.
+            since_body: time from the end of its body to the answer, s.
+        """
         response = self._response(model, device)
         for _ in range(n):
             response.observe(seconds)
         self.history.requests_completed(model, [seconds] * n)
+        if (observer := self._observers.get(device)) is not None:
+            observer(model, since_body, n)
 
     def outcome(self, model: str, outcome: str, n: int = 1, seconds: float = 0.0) -> None:
         """Count `n` requests by outcome, and those that missed the objective of their model.

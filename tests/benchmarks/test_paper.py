@@ -1,8 +1,11 @@
 """The arithmetic of the paper's page."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from benchmarks.paper import setting
 from benchmarks.paper.actions import breaks, broad_cases, even_energy, solved
 from benchmarks.paper.setting import difference, googlenet, table, variant
 from benchmarks.paper.truncation import TABLE_II, complexity, reductions
@@ -52,3 +55,13 @@ def test_service_functions_have_the_mean_in_common() -> None:
     for shares in service_functions(3e-3, times).values():
         mean = float(np.sum(1.0 - shares) * (times[1] - times[0]))
         assert mean == pytest.approx(3e-3, abs=3e-6)  # the sum's own error is half a step
+
+
+def test_one_section_is_written_anew_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "paper.md"
+    monkeypatch.setattr(setting, "PAGE", page)
+    page.write_text("# Title\n\n## First\n\nold\n\n## Second\n\nkept\n")
+    setting.replace_section(setting.Section("First", "new\ntext\n\n    x  =  1\n\n| a |"))
+    assert page.read_text() == "# Title\n\n## First\n\nnew text\n\n    x  =  1\n\n| a |\n\n## Second\n\nkept\n"
+    setting.replace_section(setting.Section("Third", "added"))
+    assert page.read_text().endswith("kept\n\n## Third\n\nadded\n")

@@ -165,6 +165,8 @@ def test_a_bound_on_a_percentile_is_kept_by_a_table_of_maximum_ages(tmp_path: Pa
     assert row["max_age_ms"] == result["max_age_ms"]
     again = solve("--load", "0.3", "--evaluate", f"{path}", "--simulate", "100000")
     assert again["simulated"]["p95_ms"] == pytest.approx(simulated["p95_ms"], rel=5e-3)  # the rate is measured
+    for key in ("share_within", "mean_power_w", "mean_response_time_ms"):
+        assert again[key] == pytest.approx(result[key], rel=1e-9), "evaluated without simulation"
 
 
 def test_several_percentiles_and_a_mean_are_kept_together() -> None:

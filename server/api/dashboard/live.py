@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from policies.catalog import Chosen
-from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy
+from policies.charts.action_table import actions, depends_on_mean_rate, describe_policy, max_ages_at_rates
 from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from server.api.admin import describe_devices
@@ -185,6 +185,8 @@ def _chart(chosen: Chosen, model: str, mean_rate: float | None, name: str) -> by
             "queue_lengths": table.queue_lengths,
             "rates_hz": table.rates,
             "batch_size": table.batch_size,
+            "max_ages": max_ages_at_rates(chosen),
+            "objective_ms": 1e3 * chosen.objective,  # infinity is null
             "mean_rate_hz": mean_rate,
             "warnings": objective_warnings(chosen),
             "profile": _profile(chosen.profile),

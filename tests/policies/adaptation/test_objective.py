@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adaptation.objective import Move, Objective, ResponseCounts
+from policies.adaptation.objective import AgeMargin, Move, Objective, ResponseCounts
 
 GOOD, FAIR, BAD, AWFUL = (ResponseCounts(1000, within, 200) for within in (990, 955, 900, 500))
 FEW = ResponseCounts(90, 0, 20)
@@ -90,3 +90,47 @@ def test_fewer_requests_within_the_bound_never_move_to_slower(answers: ResponseC
     fewer = objective.move(ResponseCounts(answers.served, answers.within // 2, answers.batches))
     if move is not None and fewer is not None:
         assert order.index(fewer) <= order.index(move)
+
+
+def measured(*responses: float) -> ResponseCounts:
+    counts = ResponseCounts()
+    for response in responses:
+        counts.add(response, 1, 0.1)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("percentile", "late", "margin"),
+    [
+        (0.105, 0.06, 0.2 * 0.005),  # 0.2 of what the percentile is above the bound
+        (0.110, 0.50, 0.7 * 0.010),  # faster if far from what is allowed
+        (0.090, 0.01, 0.0),  # not below 0
+        (0.500, 0.90, 0.7 * 0.010),  # of a larger difference a tenth of the bound is used
+    ],
+)
+def test_a_margin_follows_the_measured_percentile(percentile: float, late: float, margin: float) -> None:
+    responses = [percentile if late >= 0.05 else 0.11] * round(1000 * late)
+    responses += [0.05 if late >= 0.05 else percentile] * (1000 - len(responses))
+    assert AgeMargin(0.1).after(measured(*responses)).margin == pytest.approx(margin)
+
+
+def test_a_margin_that_is_too_large_shrinks() -> None:
+    assert AgeMargin(0.1, margin=0.02).after(measured(*[0.09] * 1000)).margin == pytest.approx(0.02 - 0.7 * 0.01)
+
+
+def test_a_margin_is_at_most_the_bound() -> None:
+    margin = AgeMargin(0.1)
+    for _ in range(30):
+        margin = margin.after(measured(*[0.5] * 1000))
+    assert margin.margin == margin.in_use == 0.1
+
+
+def test_a_margin_waits_for_twenty_expected_late_requests() -> None:
+    before = AgeMargin(0.1)
+    assert before.after(measured(*[0.2] * 399)) is before
+    assert before.after(measured(*[0.2] * 401)) is not before
+
+
+def test_a_margin_in_use_has_steps() -> None:
+    assert AgeMargin(0.1, margin=0.01024).in_use == pytest.approx(0.01)
+    assert AgeMargin(0.1, margin=0.01026).in_use == pytest.approx(0.0105)

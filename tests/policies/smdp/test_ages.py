@@ -9,12 +9,12 @@ import pytest
 from policies.profile import load_profile
 from policies.queue.simulator import share_within
 from policies.smdp.age_model import LATE, AgeModel, averages_of, build_age_model, chain_of
-from policies.smdp.ages import AgeSolution, ResponseBounds, solve_ages
+from policies.smdp.ages import AgeSolution, ResponseBounds, evaluate_ages, solve_ages
 from policies.smdp.distributions import Gamma, Hyperexponential, ServiceDistribution
 from policies.smdp.model import POWER, RESPONSE, Problem, build_model
 from policies.smdp.solver import evaluate
 from policies.smdp.trial import Trial
-from policies.types import SpecError
+from policies.types import MaxAges, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
 
@@ -176,3 +176,27 @@ def test_the_result_is_a_solution() -> None:
     found = solve_ages(at_load(0.5), within(10.0, 0.95))[0]
     assert isinstance(found, AgeSolution)
     assert found.mean_power == pytest.approx((found.energy_per_request or 0.0) * found.arrival_rate)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_a_solved_table_is_evaluated_with_the_averages_of_its_solution(load: float) -> None:
+    problem = at_load(load, 8)
+    solution, _ = solve_ages(problem, within(8.0, 0.95))
+    again = evaluate_ages(problem, solution.max_ages, (0.008,))
+    assert again.share_within == pytest.approx(solution.share_within, abs=1e-9)
+    assert again.mean_power == pytest.approx(solution.mean_power, rel=1e-9)
+    assert again.mean_response_time == pytest.approx(solution.mean_response_time, rel=1e-9)
+
+
+def test_the_shares_of_a_timeout_are_those_of_its_simulation() -> None:
+    problem = at_load(0.5, 8)
+    solution = evaluate_ages(problem, MaxAges((0.0, *[0.003] * 7, 0.0)), (0.004, 0.006))
+    responses = Trial(problem, 300_000, seed=3).run(solution).responses
+    for share, limit in zip(solution.share_within, (0.004, 0.006), strict=True):
+        measured = share_within(responses, limit)
+        assert share == pytest.approx(measured.value, abs=4 * measured.standard_error + 2e-3)
+
+
+def test_a_table_that_waits_for_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(SpecError, match="a maximum age is above 16 ms"):
+        evaluate_ages(at_load(0.5, 8), MaxAges((0.0, 0.017, *[0.0] * 7)), (0.008,))

@@ -54,12 +54,14 @@ def test_a_saved_table_is_loaded_again(tmp_path: Path) -> None:
 
 
 def test_a_table_of_maximum_ages_is_written_and_read() -> None:
-    ages = row(max_age_ms=[0, 7.5, 0], mix={"probability": 0.25, "max_age_ms": [0, 20, 0]})
+    certificate = {"share_within": [0.95, 0.99], "power_lower_bound_w": 20.5}
+    ages = row(max_age_ms=[0, 7.5, 0], mix={"probability": 0.25, "max_age_ms": [0, 20, 0]}, **certificate)
     del ages["batch_size"]
     again = parse_table(to_json(parse_table(file(ages), "a")), "b").rows[0]
     assert again.max_ages == MaxAges((0.0, 0.0075, 0.0), 0.25, (0.0, 0.02, 0.0))
     assert again.batch_size == (0, 0, 2)  # of requests that have just arrived
     assert again.mix is None
+    assert (again.share_within, again.power_lower_bound) == ((0.95, 0.99), 20.5)
 
 
 def test_a_mix_is_written_and_read() -> None:

@@ -1,7 +1,6 @@
 """The dispatcher on a virtual clock, so that all instants are exact."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
@@ -283,7 +282,7 @@ def test_a_request_after_a_long_idle_period_is_served_at_once() -> None:
 def test_a_failing_controller_loses_no_request_and_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
     sizes: list[int] = []
 
-    def broken(model: str, batch_size: int, service: float, responses: Sequence[float]) -> None:
+    def broken(model: str, batch_size: int, service: float) -> None:
         sizes.append(batch_size)
         raise RuntimeError("a bug")
 

@@ -41,7 +41,7 @@ async function refresh() {
   page.points = page.points.concat(more).slice(-KEPT);
   page.device = state.device; // of several devices one that has the model
   state.here = state.devices[state.device].models[model]; // state of the selected device
-  page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz }].slice(-TRAIL);
+  page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz, age: state.here.oldest_age_ms }].slice(-TRAIL);
   await refreshPolicy(state);
   if (page.form?.model !== model || page.form.revision !== state.revision) await refreshForm(model);
   show(state, more.length > 0);
@@ -154,15 +154,27 @@ function showPolicy(state) {
   find("objective-warning").hidden = !view.warnings.length;
   text(find("objective-warning"), view.warnings.map((line) => `${line[0].toUpperCase()}${line.slice(1)}.`).join(" "));
   text(find("key-high"), String(view.profile.max_batch_size));
-  text(find("mean-rate"), view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
   text(find("present"), describeAction(view, state.here));
-  drawPolicy(find("chart-policy"), view, trail);
+  const row = rowOfAges(view, state.here.arrival_rate_hz);
+  text(find("condition"), row ? `· circles: the last batches · for ${+row.rate_hz.toPrecision(3)} arrivals per second`
+    : view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
+  if (row) drawAges(find("chart-policy"), view, row, trail, state.batches);
+  else drawPolicy(find("chart-policy"), view, trail);
+}
+
+// the row of maximum ages at this arrival rate; null for a table of batch sizes, and at rates at which all is launched
+function rowOfAges(view, rate) {
+  const rows = view.max_ages;
+  if (!rows.length || rate < rows[0].rate_hz / 2) return null;
+  return rows.reduce((best, row) => Math.abs(row.rate_hz - rate) < Math.abs(best.rate_hz - rate) ? row : best);
 }
 
 // the current action as text
-function describeAction(view, { queue_length: n, arrival_rate_hz: rate }) {
+function describeAction(view, { queue_length: n, arrival_rate_hz: rate, oldest_age_ms: age }) {
   const now = `${n} queued, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals per second: `;
   if (!n) return `${now}no request to launch`;
+  const ages = rowOfAges(view, rate)?.max_age_ms;
+  if (ages) return `${now}the oldest waits ${age.toFixed(1)} ms, launches at ${ages[Math.min(n, ages.length - 1)].toFixed(1)} ms`;
   const nearest = (values, value) => values.reduce((best, v, i) => Math.abs(v - value) < Math.abs(values[best] - value) ? i : best, 0);
   const row = view.batch_size[view.rates_hz.length ? nearest(view.rates_hz, rate) : 0];
   const size = row[nearest(view.queue_lengths, n)];

@@ -138,6 +138,30 @@ function drawPolicy(element, view, trail) {
   ], plan);
 }
 
+// a table of maximum ages: for each queue length the ages of the oldest request at which it waits, and launches
+function drawAges(element, view, row, trail, batches) {
+  const c = colors(), ages = row.max_age_ms, top = view.profile.max_batch_size, last = ages.length;
+  const reached = batches.map((b) => b.waited_ms), slo = view.objective_ms ?? 0;
+  const highest = 1.1 * Math.max(slo, ...ages.filter((age) => age <= 2 * slo || !slo)) || 1, x = Array.from({ length: last }, (_, i) => i + 1);
+  const from = x.map((n) => Math.min(ages[Math.min(n, last - 1)], highest));
+  const at = trail.filter((s) => s.n).map((s) => [Math.min(s.n, last), Math.min(s.age, highest)]), newest = at.length - 1;
+  element.classList.remove("one");
+  const plan = layout("queue length", "age of the oldest request, ms", { hovermode: "closest", showlegend: false, barmode: "stack",
+    bargap: 0.04, height: element.clientHeight, xaxis: { range: [0.4, last + 0.6], showgrid: false }, yaxis: { range: [0, highest], showgrid: false } });
+  const bars = (y, color, verb) => ({ type: "bar", x, y, marker: { color, line: { width: 0 }, colorscale: [[0, c.low], [1, c.high]], cmin: 1, cmax: top },
+    customdata: x.map((n, i) => [verb, ages[Math.min(n, last - 1)], Math.min(n, top)]),
+    hovertemplate: "%{x} queued: launches %{customdata[2]} once the oldest is %{customdata[1]:.4~g} ms old<extra></extra>" });
+  const traces = [bars(from, c.wait), bars(from.map((age) => highest - age), x.map((n) => Math.min(n, top)))];
+  if (row.mix) traces.push({ type: "scatter", mode: "lines", x, y: x.map((n) => Math.min(row.mix.max_age_ms[Math.min(n, last - 1)], highest)),
+    line: { color: c.soft, width: 2, dash: "dot", shape: "hvh" }, hovertemplate: `second table, for ${(100 * row.mix.probability).toFixed(0)}% of the batches: %{y:.4~g} ms<extra></extra>` });
+  traces.push({ type: "scatter", mode: "markers", x: batches.map((b) => b.size), y: reached.map((ms) => Math.min(ms, highest)),
+    marker: { symbol: "circle-open", size: 7, color: c.now, line: { width: 1.5 } }, hovertemplate: "a batch of %{x}, oldest %{y:.4~g} ms<extra></extra>" });
+  traces.push({ type: "scatter", mode: "markers", x: at.map((p) => p[0]), y: at.map((p) => p[1]), hoverinfo: "skip", cliponaxis: false,
+    marker: { color: c.now, opacity: at.map((_, i) => ((i + 1) / at.length) ** 2), size: at.map((_, i) => i === newest ? 17 : 7),
+      line: { color: c.card, width: at.map((_, i) => i === newest ? 3 : 0) } } });
+  draw(element, `Maximum ages of policy ${view.spec} by queue length`, traces, plan);
+}
+
 function drawProfile(element, [name, unit, dots], values, seen) {
   const c = colors(), sizes = values.map((_, i) => i + 1);
   const traces = [line("profile", 0, sizes, values)];
