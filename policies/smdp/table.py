@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,7 @@ _Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Actions = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, fail_fast=True)]
 _Ages = Annotated[list[_Figure], Field(min_length=2, fail_fast=True)]
+_NEVER_MS = 1e12  # a maximum age of at least this in a file is infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,15 @@ def table_of(
 
 
 def with_ages_scaled(table: PolicyTable, factor: float) -> PolicyTable:
-    """Multiply all maximum ages by a factor; 0 launches at once."""
+    """Multiply all maximum ages by a factor; 0 launches at once. Infinite ages remain."""
 
     def scaled(row: TableRow) -> TableRow:
         if row.max_ages is None or factor == 1.0:
             return row
-        first, others = (tuple(factor * age for age in ages) for ages in (row.max_ages.max_age, row.max_ages.others))
+        first, others = (
+            tuple(factor * age if age < inf else inf for age in ages)
+            for ages in (row.max_ages.max_age, row.max_ages.others)
+        )
         ages = MaxAges(first, row.max_ages.probability, others)
         return replace(row, max_ages=ages, batch_size=actions_of_ages(ages, table.max_batch_size))
 
@@ -176,7 +181,7 @@ class _PolicyFile(BaseModel):
     note: str = ""
     w1: _Figure = 1.0
     w2: _Figure | None = None
-    bound: dict[str, Annotated[float, Field(allow_inf_nan=False)] | str] | None = None
+    bound: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | str] | None = None
     max_batch_size: int = Field(ge=1, le=4096)
     rows: Annotated[list[_RowFile], Field(min_length=1, fail_fast=True)]
 
@@ -210,8 +215,8 @@ def parse_table(text: str, origin: str) -> PolicyTable:
 def _row_of_file(row: _RowFile, largest: int) -> TableRow:
     mix, ages = row.mix, None
     if row.max_age_ms is not None:
-        others = () if mix is None or mix.max_age_ms is None else tuple(age / 1e3 for age in mix.max_age_ms)
-        ages = MaxAges(tuple(age / 1e3 for age in row.max_age_ms), 0.0 if mix is None else mix.probability, others)
+        others = () if mix is None else _seconds(mix.max_age_ms or ())
+        ages = MaxAges(_seconds(row.max_age_ms), 0.0 if mix is None else mix.probability, others)
     return TableRow(
         arrival_rate=row.arrival_rate_hz,
         load=row.load,
@@ -222,6 +227,14 @@ def _row_of_file(row: _RowFile, largest: int) -> TableRow:
         mean_power=row.mean_power_w,
         max_ages=ages,
     )
+
+
+def _seconds(max_age_ms: Sequence[float]) -> tuple[float, ...]:
+    return tuple(age / 1e3 if age < _NEVER_MS else inf for age in max_age_ms)
+
+
+def _milliseconds(ages: Sequence[float]) -> list[float]:
+    return [min(1e3 * age, _NEVER_MS) for age in ages]
 
 
 def load_table(path: str) -> PolicyTable:
@@ -252,9 +265,9 @@ def to_json(table: PolicyTable) -> str:
 
 def ages_json(ages: MaxAges) -> dict[str, Any]:
     """Return max_age_ms, and mix if there is one, as in policy files and JSON results."""
-    table: dict[str, Any] = {"max_age_ms": [1e3 * age for age in ages.max_age]}
+    table: dict[str, Any] = {"max_age_ms": _milliseconds(ages.max_age)}
     if ages.others:
-        table["mix"] = {"probability": ages.probability, "max_age_ms": [1e3 * age for age in ages.others]}
+        table["mix"] = {"probability": ages.probability, "max_age_ms": _milliseconds(ages.others)}
     return table
 
 

@@ -1,6 +1,7 @@
 """The policy file: written and read, and malformed files."""
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from policies.profile import load_profile
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.smdp.table import default_loads, load_table, parse_table, save_table, solve_table, to_json
+from policies.smdp.table import (
+    default_loads,
+    load_table,
+    parse_table,
+    save_table,
+    solve_table,
+    to_json,
+    with_ages_scaled,
+)
 from policies.types import MaxAges, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
@@ -60,6 +69,17 @@ def test_a_table_of_maximum_ages_is_written_and_read() -> None:
     assert again.max_ages == MaxAges((0.0, 0.0075, 0.0), 0.25, (0.0, 0.02, 0.0))
     assert again.batch_size == (0, 0, 2)  # of requests that have just arrived
     assert again.mix is None
+
+
+def test_ages_that_never_launch_are_written_read_and_kept_by_a_factor() -> None:
+    ages = row(max_age_ms=[0, 1e300, 6, 0])
+    del ages["batch_size"]
+    read = parse_table(file(ages), "a")
+    again = parse_table(to_json(read), "b")
+    for factor, expected in ((0.5, (0.0, inf, 0.003, 0.0)), (0.0, (0.0, inf, 0.0, 0.0))):
+        scaled = with_ages_scaled(again, factor).rows[0].max_ages
+        assert scaled is not None
+        assert scaled.max_age == expected
 
 
 def test_a_mix_is_written_and_read() -> None:
