@@ -93,7 +93,7 @@ def table_policy(table: PolicyTable, profile: Profile) -> Lookup:
             f"the policy file launches batches of {largest}, above the maximum {profile.max_batch_size} of "
             f"profile {profile.name!r}; solve it for this profile or raise --max-batch-size"
         )
-    return lookup([_row(row) for row in table.rows], profile.max_batch_size)
+    return lookup([_row(row) for row in table.rows], min(table.max_batch_size, profile.max_batch_size))
 
 
 def _row(row: TableRow) -> ActionRow:

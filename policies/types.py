@@ -146,7 +146,7 @@ class MaxAges:
     """A table of maximum ages: launch all waiting requests, at most the largest batch, once the oldest is this old.
 
     Attributes:
-        max_age: s, for queue length 0, 1, 2, ...; the last repeats; 0 launches at once.
+        max_age: s, for queue length 0, 1, 2, ...; the last repeats; 0 launches at once, infinity never.
         probability: with which `others` is used for a batch; drawn by the id of its oldest request.
         others: the second table; empty without one.
     """

@@ -165,7 +165,10 @@ def _serve_by_age(
                 arrived += 1
             length = arrived - served
             due = oldest + ages[min(length, top)]
-            if due <= now or (due == inf and arrived == total):  # without a due time, drain after the last arrival
+            if due <= now:
+                break
+            if due == inf and arrived == total:  # drain after the last arrival
+                first = second = (0.0, 0.0)
                 break
             now = min(due, arrivals[arrived])
         size = min(length, largest)

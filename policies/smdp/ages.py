@@ -11,7 +11,8 @@ per second for a bound on the mean, policy iteration gives the launch region of 
 
     g(mu, h) - sum of mu_i lambda (1 - share_i) - h lambda (bound on E[T])
 
-for any prices. The policies of this model decide by the queue length and the age of the oldest request.
+for any prices. The policies of this model decide by the queue length and the age of the oldest request, and launch once
+it is twice the largest limit old.
 
 **Search.** A linear program mixes the tables found so far to the least power within the bounds. Its dual variables are
 the next prices, whose table is added, until the program's value and the lower bound agree (column generation). With one
@@ -30,7 +31,16 @@ from scipy.optimize import brentq, linprog
 
 from policies.smdp.age_model import LATE, AgeModel, Chain, Region, averages_of, build_age_model, chain_of, improved
 from policies.smdp.distributions import Floats, Ints
-from policies.smdp.model import LAUNCHES, POWER, RESPONSE, Problem, build_model, check_solvable
+from policies.smdp.model import (
+    LAUNCHES,
+    POWER,
+    RESPONSE,
+    Problem,
+    build_model,
+    check_energies,
+    check_limit,
+    check_solvable,
+)
 from policies.smdp.solver import Solution
 from policies.types import MaxAges, SpecError
 
@@ -38,8 +48,7 @@ _SETTLED = 1e-10  # least relative decrease of the cost by a step of policy iter
 _STEPS = 30  # of policy iteration, at most; four are usual
 _TABLES = 24  # of a search, at most
 _GAP = 3e-4  # between the power found and the lower bound at which the search ends, as a share
-_HIGHEST = 1e4  # price of a late request, in energies of the largest batch, at which only late requests matter
-_NEVER = 1e6  # s; the age at which fewer than B_min requests are launched
+_HIGHEST = 1e4  # price, in energies of the largest batch, of all late requests that are allowed: only these matter
 _EXACT = 1e-9  # a bound counts as kept if it is exceeded by less than this share of what may be late
 
 
@@ -135,7 +144,7 @@ class _Search:
         """Find tables until a mix of two is within `_GAP` of the lower bound."""
         model, prices = self.ages.model, np.zeros(len(self.bounds.limits) + 1)
         highest = _HIGHEST * (float(model.charges[:, POWER].max()) or 1.0)
-        per_second = np.full(len(prices), highest)
+        per_second = highest / self.bounds.allowed
         per_second[-1] = highest / float(model.service_times.max()) if self.bounds.mean < inf else 0.0
         for given in (prices, per_second):
             self._add(given)
@@ -160,23 +169,27 @@ class _Search:
         return float(np.max(bounded[finite] / self.bounds.allowed[finite])) - 1.0
 
     def _mix(self, highest: Floats) -> tuple[float, Floats]:
-        """Mix the tables to the least power within the bounds; return it and the prices, of lateness and holding."""
+        """Mix the tables to the least power within the bounds; return it and the prices, of lateness and holding.
+
+        The linear program is in units of the bounds and of the largest power, because its tolerances are absolute.
+        """
         finite = np.isfinite(self.bounds.allowed)
-        scale = self.ages.model.arrival_rate
-        amounts = np.array([table.bounded for table in self.tables]).T[finite]
-        slack = -np.eye(len(amounts))
-        powers = [table.average[POWER] for table in self.tables]
+        allowed = self.bounds.allowed[finite]
+        amounts = np.array([table.bounded[finite] / allowed for table in self.tables]).T
+        powers = np.array([table.average[POWER] for table in self.tables])
+        unit = float(powers.max()) or 1.0
+        price_unit = unit / (self.ages.model.arrival_rate * allowed)
         found = linprog(
-            [*powers, *(scale * highest[finite])],
-            A_ub=np.hstack([amounts, slack]),
-            b_ub=self.bounds.allowed[finite],
+            [*(powers / unit), *(highest[finite] / price_unit)],
+            A_ub=np.hstack([amounts, -np.eye(len(amounts))]),
+            b_ub=np.ones(len(amounts)),
             A_eq=[[1.0] * len(powers) + [0.0] * len(amounts)],
             b_eq=[1.0],
             method="highs",
         )
         prices = np.zeros(len(highest))
-        prices[finite] = np.maximum(-found.ineqlin.marginals, 0.0) / scale
-        return float(found.fun), prices
+        prices[finite] = np.maximum(-found.ineqlin.marginals, 0.0) * price_unit
+        return unit * float(found.fun), prices
 
     def _add(self, prices: Floats) -> None:
         """Solve for prices of a late request, by limit, and of a second in the system; add the table if it is new."""
@@ -279,7 +292,7 @@ def _thresholds(region: Region) -> Ints:
 def _solution(problem: Problem, search: _Search, table: Table, other: Table, probability: float) -> AgeSolution:
     ages, model = search.ages, search.ages.model
     average = table.average if probability == 0.0 else mixed_average(ages, table.chain, other.chain, probability)
-    forbidden = [_NEVER] * (model.min_batch_size - 1)
+    forbidden = [inf] * (model.min_batch_size - 1)
     max_age, others = ((0.0, *forbidden, *ages.ages[each.first[len(forbidden) :]].tolist()) for each in (table, other))
     found = _averages(problem, ages, average, MaxAges(max_age, probability, others if probability > 0.0 else ()))
     lower_bound = min(search.lower_bound, float(average[POWER])) if search.kept(table) else inf
@@ -330,15 +343,8 @@ def _averages(problem: Problem, ages: AgeModel, average: Floats, table: MaxAges)
 
 def _check(problem: Problem, bounds: ResponseBounds) -> None:
     check_solvable(replace(problem, w1=1.0), build_model(problem))
-    if problem.profile.energies is None:
-        raise SpecError(
-            f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
-            "leave the bound out (w2 = 0 is the fastest), or give a profile with energy_j"
-        )
+    check_energies(problem)
     for limit, share in bounds.shares:
-        if not 0.0 < limit < inf:
-            raise SpecError(f"a bound of {1e3 * limit:g} ms is invalid; give a positive number")
-        if not 0.0 < share < 1.0:
-            raise SpecError(f"a share of {share:g} of the requests is not between 0 and 1; give for example 0.95")
-    if bounds.mean <= 0.0:
-        raise SpecError(f"a mean response time of {1e3 * bounds.mean:g} ms is invalid; give a positive number")
+        check_limit(limit, share)
+    if bounds.mean != inf:
+        check_limit(bounds.mean)

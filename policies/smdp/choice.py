@@ -16,7 +16,7 @@ from math import hypot, inf
 
 from scipy.optimize import brentq
 
-from policies.smdp.model import Problem, build_model
+from policies.smdp.model import Problem, build_model, check_energies, check_limit
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import simulated_percentile
 from policies.types import Mix, SpecError
@@ -76,7 +76,7 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
         seed: seed of that simulation.
 
     Raises:
-        SpecError: the text is not a number, or not MS:SHARE.
+        SpecError: the text is not a number, or not MS:SHARE, or the bound is out of range.
     """
     words = text.split(":") if key == "slo_share" else [text]
     try:
@@ -86,14 +86,14 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
     except ValueError:
         usage = "MS:SHARE, for example 10:0.95" if key == "slo_share" else "a number"
         raise SpecError(f"{key} {text!r} is not a valid bound; give {usage}") from None
-    match key:
-        case "slo_mean_ms":
-            return MeanBound(limit / 1e3)
-        case "power_cap_w":
-            return PowerBound(limit)
-        case _:
-            share = rest[0] if rest else SHARE
-            return ShareBound(limit / 1e3, share, simulated_percentile(share, measured_over, seed))
+    if key == "power_cap_w":
+        return PowerBound(limit)
+    if key == "slo_mean_ms":
+        check_limit(limit / 1e3)
+        return MeanBound(limit / 1e3)
+    share = rest[0] if rest else SHARE
+    check_limit(limit / 1e3, share)
+    return ShareBound(limit / 1e3, share, simulated_percentile(share, measured_over, seed))
 
 
 class UnreachableError(SpecError):
@@ -145,7 +145,7 @@ def frontier(problem: Problem, resolution: float = 0.0) -> list[Solution]:
     Raises:
         SpecError: the problem has no energies.
     """
-    _check_energies(problem)
+    check_energies(problem)
     scale = _scale(problem)
     return [scale.back(solution) for solution in _frontier(scale.problem(problem), resolution)]
 
@@ -324,22 +324,16 @@ def _power(solution: Solution) -> float:
 
 
 def _check(problem: Problem, bound: Bound) -> None:
-    power = isinstance(bound, PowerBound)
-    limit = bound.power if isinstance(bound, PowerBound) else bound.response_time
-    if not 0.0 < limit < inf:
-        value = f"{limit:g} {problem.profile.power_unit}" if power else f"{1e3 * limit:g} ms"
-        raise SpecError(f"a bound of {value} is invalid; give a positive number")
-    if isinstance(bound, ShareBound) and not 0.0 < bound.share < 1.0:
-        raise SpecError(f"a share of {bound.share:g} of the requests is not between 0 and 1; give for example 0.95")
-    _check_energies(problem)
-
-
-def _check_energies(problem: Problem) -> None:
-    if problem.profile.energies is None:
-        raise SpecError(
-            f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
-            "leave the bound out (w2 = 0 is the fastest), or give a profile with energy_j"
-        )
+    match bound:
+        case PowerBound(power):
+            if not 0.0 < power < inf:
+                unit = problem.profile.power_unit
+                raise SpecError(f"a bound of {power:g} {unit} is invalid; give a positive number")
+        case MeanBound(response_time):
+            check_limit(response_time)
+        case ShareBound(response_time, share):
+            check_limit(response_time, share)
+    check_energies(problem)
 
 
 def _unreachable(problem: Problem, bound: Bound, nearest: Solution) -> str:

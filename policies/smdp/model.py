@@ -225,6 +225,31 @@ def check_solvable(problem: Problem, model: Model) -> None:
         raise SpecError("w1 = 0 does not limit response times; give a positive w1")
 
 
+def check_energies(problem: Problem) -> None:
+    """Check that policies can be compared by their power.
+
+    Raises:
+        SpecError: the profile has no energies.
+    """
+    if problem.profile.energies is None:
+        raise SpecError(
+            f"profile {problem.profile.name!r} has no energies, so no policy can be chosen by its power; "
+            "leave the bound out (w2 = 0 is the fastest), or give a profile with energy_j"
+        )
+
+
+def check_limit(response_time: float, share: float | None = None) -> None:
+    """Check a bound on the response time, s: on its mean, or on the share of the requests within it.
+
+    Raises:
+        SpecError: the time is not positive and finite, or the share is not between 0 and 1.
+    """
+    if not 0.0 < response_time < inf:
+        raise SpecError(f"a bound of {1e3 * response_time:g} ms is invalid; give a positive number")
+    if share is not None and not 0.0 < share < 1.0:
+        raise SpecError(f"a share of {share:g} of the requests is not between 0 and 1; give for example 0.95")
+
+
 def _check(problem: Problem) -> None:
     if not _MIN_RATE <= problem.arrival_rate < inf:
         raise SpecError(

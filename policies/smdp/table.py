@@ -19,6 +19,7 @@ _Rate = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Actions = Annotated[list[Annotated[int, Field(ge=0, le=4096)]], Field(min_length=2, fail_fast=True)]
 _Ages = Annotated[list[_Figure], Field(min_length=2, fail_fast=True)]
+_NEVER_MS = 1e12  # a maximum age of at least this in a file is infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def table_of(
 
 
 def with_ages_reduced(table: PolicyTable, margin: float) -> PolicyTable:
-    """Reduce all maximum ages by a margin, s; 0 launches at once."""
+    """Reduce all maximum ages by a margin, s; 0 launches at once. Infinite ages remain."""
 
     def reduced(row: TableRow) -> TableRow:
         if row.max_ages is None:
@@ -187,7 +188,7 @@ class _PolicyFile(BaseModel):
     note: str = ""
     w1: _Figure = 1.0
     w2: _Figure | None = None
-    bound: dict[str, Annotated[float, Field(allow_inf_nan=False)] | str] | None = None
+    bound: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)] | str] | None = None
     max_batch_size: int = Field(ge=1, le=4096)
     rows: Annotated[list[_RowFile], Field(min_length=1, fail_fast=True)]
 
@@ -221,8 +222,8 @@ def parse_table(text: str, origin: str) -> PolicyTable:
 def _row_of_file(row: _RowFile, largest: int) -> TableRow:
     mix, ages = row.mix, None
     if row.max_age_ms is not None:
-        others = () if mix is None or mix.max_age_ms is None else tuple(age / 1e3 for age in mix.max_age_ms)
-        ages = MaxAges(tuple(age / 1e3 for age in row.max_age_ms), 0.0 if mix is None else mix.probability, others)
+        others = () if mix is None else _seconds(mix.max_age_ms or ())
+        ages = MaxAges(_seconds(row.max_age_ms), 0.0 if mix is None else mix.probability, others)
     return TableRow(
         arrival_rate=row.arrival_rate_hz,
         load=row.load,
@@ -235,6 +236,14 @@ def _row_of_file(row: _RowFile, largest: int) -> TableRow:
         share_within=tuple(row.share_within),
         power_lower_bound=row.power_lower_bound_w,
     )
+
+
+def _seconds(max_age_ms: Sequence[float]) -> tuple[float, ...]:
+    return tuple(age / 1e3 if age < _NEVER_MS else inf for age in max_age_ms)
+
+
+def _milliseconds(ages: Sequence[float]) -> list[float]:
+    return [min(1e3 * age, _NEVER_MS) for age in ages]
 
 
 def load_table(path: str) -> PolicyTable:
@@ -265,9 +274,9 @@ def to_json(table: PolicyTable) -> str:
 
 def ages_json(ages: MaxAges) -> dict[str, Any]:
     """Return max_age_ms, and mix if there is one, as in policy files and JSON results."""
-    table: dict[str, Any] = {"max_age_ms": [1e3 * age for age in ages.max_age]}
+    table: dict[str, Any] = {"max_age_ms": _milliseconds(ages.max_age)}
     if ages.others:
-        table["mix"] = {"probability": ages.probability, "max_age_ms": [1e3 * age for age in ages.others]}
+        table["mix"] = {"probability": ages.probability, "max_age_ms": _milliseconds(ages.others)}
     return table
 
 

@@ -85,6 +85,7 @@ def test_a_profile_without_a_required_key_is_rejected(missing: str, tmp_path: Pa
         ({"w2": float("nan")}, "w2"),
         ({"w1": -1}, "w1"),
         ({"bound": {"slo_p95_ms": float("nan")}}, "bound"),
+        ({"bound": {"slo_p95_ms": -5.0}}, "bound"),
         (row(arrival_rate_hz=0), "arrival_rate_hz"),
         (row(arrival_rate_hz=5e-324), "arrival_rate_hz"),
         (row(arrival_rate_hz=float("inf")), "arrival_rate_hz"),
@@ -101,6 +102,10 @@ def test_a_profile_without_a_required_key_is_rejected(missing: str, tmp_path: Pa
         (row(mix={"probability": 0.5, "max_age_ms": [0, 1]}), "both tables of a mix"),
         (row(batch_size=None, max_age_ms=[0, -1]), "max_age_ms.1"),
         (row(batch_size=None, max_age_ms=[0, float("inf")]), "max_age_ms.1"),
+        (row(batch_size=None, max_age_ms=[0, float("nan")]), "max_age_ms.1"),
+        (row(batch_size=None, max_age_ms=[]), "at least 2"),
+        (row(batch_size=None, max_age_ms=[0, "soon"]), "max_age_ms.1"),
+        (row(batch_size=None, max_age_ms=[0, 1], mix={"probability": 2, "max_age_ms": [0, 1]}), "probability"),
     ],
 )
 def test_an_invalid_policy_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_simulated_mix_has_the_exact_averages(load: float, limits: tuple[int, 
     assert exact.mean_power == pytest.approx(run.mean_power, rel=0.01)
 
 
-AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03]), min_size=2, max_size=6).map(tuple)
+AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03, inf]), min_size=2, max_size=6).map(tuple)
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,13 +1,17 @@
 """Lookup in tables of maximum ages: launches, waits, rows by rate, mixes, and the maximum wait."""
 
 from math import inf
+from pathlib import Path
 
 import pytest
 
 from policies.catalog import Chosen, choose, solved, with_margin
 from policies.profile import Profile
+from policies.queue.batcher import Batcher
+from policies.queue.monitor import NoMonitor
 from policies.rules.lookup import ActionRow, Lookup, lookup
 from policies.rules.maximum_wait import MaximumWait
+from policies.smdp.table import PolicyTable, TableRow, save_table
 from policies.types import Kind, Launch, MaxAges, Request, State, Wait
 
 AGES = MaxAges((0.0, 0.010, 0.004, 0.0))
@@ -83,6 +87,36 @@ def test_there_is_no_action_table() -> None:
     assert policy().action_table(100.0) is None
     assert solved((0, 1), SMALL, max_ages=AGES).fixed_max_ages() == AGES
     assert solved((0, 1), SMALL).fixed_max_ages() is None
+
+
+def test_no_batch_is_above_the_largest_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    rows = (TableRow(100.0, 0.1, 0.0, (0, 1), max_ages=MaxAges((0.0, 0.01, 0.0))),)
+    save_table(PolicyTable("small", 1.0, None, 2, rows, {"slo_p95_ms": 12.0}), path)
+    action = choose(str(path), SMALL).policy.decide(state(1.0, *(1.0,) * 4))
+    assert isinstance(action, Launch)
+    assert len(action.requests) == 2
+
+
+@pytest.mark.parametrize(("end", "launches"), [(1.0095, False), (1.010, True), (1.5, True)])
+def test_the_lookahead_uses_the_age_at_the_end_of_the_batch(end: float, launches: bool) -> None:
+    batcher = Batcher(policy(), {"": 4}, NoMonitor())
+    batcher.arrive(Request(0, 0.99))
+    running = batcher.decide(1.0)
+    assert isinstance(running, Launch)
+    batcher.arrive(Request(1, 1.0))
+    following = batcher.lookahead(running, end)
+    assert (following is not None) == launches
+
+
+def test_the_next_request_is_the_oldest_after_a_cancellation() -> None:
+    batcher = Batcher(policy(), {"": 4}, NoMonitor())
+    first, second = Request(0, 1.0), Request(1, 1.002)
+    batcher.arrive(first)
+    batcher.arrive(second)
+    assert batcher.decide(1.002) == Wait(1.004)
+    assert batcher.cancel(first)
+    assert batcher.decide(1.003) == Wait(1.012)
 
 
 @pytest.fixture(scope="module")

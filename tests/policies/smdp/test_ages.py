@@ -156,6 +156,16 @@ def test_no_batch_is_below_the_smallest_size() -> None:
     found, _ = solve_ages(problem, within(15.0, 0.95))
     run = Trial(problem, 20_000).run(found)
     assert run.batch_sizes[:-1].min() >= 4
+    assert float(run.responses.mean()) == pytest.approx(found.mean_response_time, rel=0.05)  # the last batch included
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_the_result_does_not_depend_on_the_unit_of_energy(scale: float) -> None:
+    money = replace(at_load(0.5), profile=replace(P4, energies=tuple(scale * each for each in P4.energies or ())))
+    bounds = ResponseBounds(((0.010, 0.95), (0.020, 0.999)), 0.006)
+    found, plain = (solve_ages(problem, bounds)[0] for problem in (money, at_load(0.5)))
+    assert found.mean_power == pytest.approx(scale * (plain.mean_power or 0.0), rel=1e-4)
+    assert found.power_lower_bound == pytest.approx(scale * plain.power_lower_bound, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,19 @@ def test_text_that_is_not_a_number_is_rejected(key: str, text: str) -> None:
         parse_bound(key, text)
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        *((key, text, "is invalid") for key in ("slo_mean_ms", "slo_p95_ms") for text in ("0", "-1", "nan", "inf")),
+        *(("slo_share", text, "is invalid") for text in ("nan:0.95", "inf:0.95", "-1:0.95")),
+        *(("slo_share", text, "share of") for text in ("10:0", "10:1", "10:95", "10:nan", "10:-0.5")),
+    ],
+)
+def test_bounds_out_of_range_are_rejected(key: str, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_bound(key, text)
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e6])
 @pytest.mark.parametrize("w1", [1e-6, 1e9])
 def test_the_choice_does_not_depend_on_units_of_cost_and_time_weight(scale: float, w1: float) -> None:

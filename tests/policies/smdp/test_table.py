@@ -1,6 +1,7 @@
 """The policy file: written and read, and malformed files."""
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from policies.profile import load_profile
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.smdp.table import default_loads, load_table, parse_table, save_table, solve_table, to_json
+from policies.smdp.table import (
+    default_loads,
+    load_table,
+    parse_table,
+    save_table,
+    solve_table,
+    to_json,
+    with_ages_reduced,
+)
 from policies.types import MaxAges, SpecError
 
 P4 = load_profile("googlenet-tesla-p4")
@@ -62,6 +71,17 @@ def test_a_table_of_maximum_ages_is_written_and_read() -> None:
     assert again.batch_size == (0, 0, 2)  # of requests that have just arrived
     assert again.mix is None
     assert (again.share_within, again.power_lower_bound) == ((0.95, 0.99), 20.5)
+
+
+def test_ages_that_never_launch_are_written_read_and_kept_by_a_margin() -> None:
+    ages = row(max_age_ms=[0, 1e300, 6, 0])
+    del ages["batch_size"]
+    read = parse_table(file(ages), "a")
+    again = parse_table(to_json(read), "b")
+    for margin, expected in ((0.002, (0.0, inf, 0.004, 0.0)), (1.0, (0.0, inf, 0.0, 0.0))):
+        reduced = with_ages_reduced(again, margin).rows[0].max_ages
+        assert reduced is not None
+        assert reduced.max_age == expected
 
 
 def test_a_mix_is_written_and_read() -> None:
