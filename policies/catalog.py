@@ -296,12 +296,9 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: 
 
 def _with_margin(chosen: Chosen, profile: Profile, margin: float) -> Chosen:
     spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
-    inside = {**spec.parameters, "slo_p95_ms": f"{1e3 * (chosen.slo - margin)}"}
-    again = _chosen(
-        replace(spec, parameters=inside), profile, rule_of(spec.name).build(replace(spec, parameters=inside), profile)
-    )
-    kept = {"parameters": chosen.parameters, "slo": chosen.slo, "promised": chosen.promised}
-    return replace(again, margin=margin, **kept)
+    inside = replace(spec, parameters={**spec.parameters, "slo_p95_ms": f"{1e3 * (chosen.slo - margin)}"})
+    again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
+    return replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
 
 
 def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
