@@ -28,7 +28,7 @@ from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
-from policies.smdp.table import PolicyTable, table_of, with_ages_reduced
+from policies.smdp.table import PolicyTable, table_of
 from policies.solving import table_policy
 from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, MaxAges, Mix, Policy, SpecError
@@ -72,7 +72,7 @@ class Chosen:
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
-        margin: time by which the maximum ages of the table were reduced to meet the objective, s.
+        margin: time by which the bound is reduced that maximum ages are solved for, so that the objective is met, s.
     """
 
     spec: str
@@ -269,12 +269,12 @@ def check_spec(
         _chosen(spec, profile, built)
 
 
-def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chosen:
+def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: float = 0.0) -> Chosen:
     """Return the policy of the same spec for another profile.
 
     The table of a policy file is kept. With a bound on a percentile, each load of a table of batch sizes keeps its
-    weight times `factor`, which the objective controller adjusts by the measured response times. All other policies are
-    chosen again.
+    weight times `factor`, and maximum ages are solved for a bound that is smaller by `margin`, s; the objective
+    controller adjusts both by the measured response times. All other policies are chosen again.
 
     Raises:
         SpecError: the spec cannot be used with this profile, or the file launches larger batches than it has.
@@ -282,7 +282,9 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
     before = chosen.table
     if chosen.name == FILE.name and before is not None:
         return _with_table(replace(chosen, profile=profile), before)
-    if before is None or "slo_p95_ms" not in (before.bound or {}) or chosen.has_max_ages:
+    if chosen.has_max_ages and "slo_p95_ms" in chosen.parameters:
+        return _with_margin(chosen, profile, margin)
+    if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
         return replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
     problem = Problem(profile, 1.0)
@@ -292,11 +294,11 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0) -> Chose
     return _with_table(replace(chosen, profile=profile, monitor=monitor), table)
 
 
-def with_margin(solved: Chosen, margin: float) -> Chosen:
-    """Return a policy of maximum ages with all ages reduced by a margin, s; `solved` is the one without a margin."""
-    if solved.table is None or margin == 0.0:
-        return solved
-    return _with_table(replace(solved, margin=margin), with_ages_reduced(solved.table, margin))
+def _with_margin(chosen: Chosen, profile: Profile, margin: float) -> Chosen:
+    spec = _with_defaults(parse_spec(chosen.spec), chosen.defaults, MAX_WAIT)
+    inside = replace(spec, parameters={**spec.parameters, "slo_p95_ms": f"{1e3 * (chosen.slo - margin)}"})
+    again = _chosen(inside, profile, rule_of(spec.name).build(inside, profile))
+    return replace(again, parameters=chosen.parameters, slo=chosen.slo, promised=chosen.promised, margin=margin)
 
 
 def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:

@@ -1,6 +1,6 @@
 """Control of a response-time objective by measured response times: immutable state machines. No clock, no I/O.
 
-`Objective` scales the weight of power of tables of batch sizes. `AgeMargin` reduces the ages of tables of maximum ages.
+`Objective` scales the weight of power of tables of batch sizes. `AgeMargin` reduces the bound of maximum ages.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,8 @@ _EXPECTED = 20.0  # expected late requests in a window that changes a margin
 _SLOW, _FAST = 0.2, 0.7  # parts of the measured excess by which a margin changes
 _FAR = 2.0  # times the allowed share of late requests, above or below, at which it changes fast
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
-_STEP = 1 / 200  # of the bound: the resolution of a margin in use
+_STEP = 1 / 100  # of the bound: the resolution of a margin in use
+_LARGEST = 0.9  # of the bound: the largest margin
 
 
 @dataclass(slots=True)
@@ -126,15 +127,16 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class AgeMargin:
-    """Keeps a share of the response times within a bound by reducing maximum ages; `after` returns the next state.
+    """Keeps a share of the response times within a bound by solving for a smaller one; `after` returns the next state.
 
     A table of maximum ages uses up the bound, so what its model does not know, such as decoding and HTTP, makes
-    requests late. It is solved for the bound, and used with every age reduced by a margin. For queues that are launched
-    in time this is the table of a bound that is smaller by the margin.
+    requests late. It is solved for a bound that is smaller by a margin. Reducing its ages instead would not be enough:
+    the small queues that it gives up would still use up the share.
 
     After each window with at least twenty expected late requests, the margin changes by a part of the difference
     between the measured percentile and the bound, at most a tenth of the bound: by 0.2, or by 0.7 if more than twice,
-    or less than half, the allowed share was late. It stays between 0 and the bound.
+    or less than half, the allowed share was late. It stays between 0 and 0.9 of
+    the bound.
 
     Attributes:
         bound: response time, s.
@@ -148,7 +150,7 @@ class AgeMargin:
 
     @property
     def in_use(self) -> float:
-        """The margin by which ages are reduced, s: rounded, so that the policy is not swapped after every window."""
+        """The margin that is solved for, s: rounded, so that this does not happen after every window."""
         step = _STEP * self.bound
         return step * round(self.margin / step)
 
@@ -161,4 +163,4 @@ class AgeMargin:
         part = _SLOW if allowed / _FAR <= late <= allowed * _FAR else _FAST
         largest = _LARGEST_EXCESS * self.bound
         excess = min(max(float(np.quantile(counts.responses, self.share)) - self.bound, -largest), largest)
-        return replace(self, margin=min(max(self.margin + part * excess, 0.0), self.bound))
+        return replace(self, margin=min(max(self.margin + part * excess, 0.0), _LARGEST * self.bound))

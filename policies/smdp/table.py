@@ -110,20 +110,6 @@ def table_of(
     return PolicyTable(problem.profile.name, problem.w1, w2, largest, rows, bound)
 
 
-def with_ages_reduced(table: PolicyTable, margin: float) -> PolicyTable:
-    """Reduce all maximum ages by a margin, s; 0 launches at once. Infinite ages remain."""
-
-    def reduced(row: TableRow) -> TableRow:
-        if row.max_ages is None:
-            return row
-        tables = row.max_ages.max_age, row.max_ages.others
-        first, others = (tuple(max(age - margin, 0.0) for age in ages) for ages in tables)
-        ages = MaxAges(first, row.max_ages.probability, others)
-        return replace(row, max_ages=ages, batch_size=actions_of_ages(ages, table.max_batch_size))
-
-    return replace(table, rows=tuple(map(reduced, table.rows)))
-
-
 def _row_of_solution(solution: Solution) -> TableRow:
     row = TableRow(
         arrival_rate=solution.arrival_rate,

@@ -1,8 +1,7 @@
 """The controller: adapts the policies of one device to measured service times, energies and response times.
 
 After every batch and answer it evaluates the rules of policies/adaptation (drift.py, objective.py), which takes
-microseconds. If they call for another policy, that is solved in a worker thread and swapped in between two decisions. A
-table of maximum ages is not solved again for an objective: its ages are reduced by a margin.
+microseconds. If they call for another policy, that is solved in a worker thread and swapped in between two decisions.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 from policies.adaptation.drift import DriftDetector
 from policies.adaptation.objective import AgeMargin, Objective, ResponseCounts
-from policies.catalog import Chosen, solved_again, with_margin
+from policies.catalog import Chosen, solved_again
 from policies.profile import Profile
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
@@ -36,7 +35,6 @@ class _Monitored:
 
     Attributes:
         configured: the policy as configured, before any adaptation.
-        solved: the policy that was solved last, before its ages are reduced.
         current: the policy that was set last; if the dispatcher has another one, it was swapped by an operator.
         drift: detector of drift from the profile.
         objective: the response-time objective; None where the spec has none.
@@ -45,7 +43,6 @@ class _Monitored:
     """
 
     configured: Chosen
-    solved: Chosen
     current: Chosen
     drift: DriftDetector
     objective: Objective | AgeMargin | None
@@ -177,7 +174,7 @@ class Controller:
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, 0.0)
-        return _Monitored(chosen, chosen, chosen, drift, objective)
+        return _Monitored(chosen, chosen, drift, objective)
 
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
         answers = monitored.served
@@ -190,8 +187,8 @@ class Controller:
         reason = f"{late:.1%} of {answers.served} answers took longer than {1e3 * after.bound:g} ms"
         if isinstance(after, AgeMargin):
             if after.in_use != monitored.current.margin:
-                reason = f"{reason}: maximum ages {1e3 * after.in_use:.3g} ms below the solved ones"
-                self._set(model, monitored, monitored.solved, "objective", reason)
+                reason = f"{reason}: solved for {1e3 * (after.bound - after.in_use):.4g} ms"
+                self._solve(model, monitored.current.profile, "objective", reason)
             return
         self._metrics.objective_level(model, self._dispatcher.device, after.level)
         if isinstance(objective, Objective) and after.level != objective.level:
@@ -204,8 +201,9 @@ class Controller:
 
     async def _swap(self, model: str, monitored: _Monitored, profile: Profile, kind: str, reason: str) -> None:
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
+        margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
         try:
-            chosen = await self._run_in_thread(lambda: solved_again(monitored.configured, profile, factor))
+            chosen = await self._run_in_thread(lambda: solved_again(monitored.configured, profile, factor, margin))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return
@@ -216,13 +214,7 @@ class Controller:
             monitored.solving = None
         if self._dispatcher.chosen[model] is not monitored.current:
             return  # an operator set another policy meanwhile
-        self._set(model, monitored, chosen, kind, reason)
-
-    def _set(self, model: str, monitored: _Monitored, solved: Chosen, kind: str, reason: str) -> None:
-        """Set a solved policy, with the margin of its ages."""
-        margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
-        chosen = with_margin(solved, margin)
-        monitored.solved, monitored.current = solved, self._dispatcher.set_policy(model, chosen)
+        monitored.current = self._dispatcher.set_policy(model, chosen)
         monitored.served = ResponseCounts()
         self._metrics.objective_margin(model, self._dispatcher.device, margin)
         self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)

@@ -118,7 +118,9 @@ class Metrics:
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
         self._objective_level = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
         self._objective_margin = gauge(
-            "objective_margin_seconds", "Time by which maximum ages are reduced to meet the objective, s", *served
+            "objective_margin_seconds",
+            "Time by which the bound of maximum ages is reduced to meet the objective, s",
+            *served,
         )
         self._random_weights = gauge("random_weights", "1 if the model runs with random weights, else 0", "model")
         self._policy_info = gauge("policy_info", "1 for the policy in use", *served, "policy", "spec")
@@ -189,7 +191,7 @@ class Metrics:
         self._objective_level.labels(model, device).set(level)
 
     def objective_margin(self, model: str, device: str, seconds: float) -> None:
-        """Export the time by which maximum ages are reduced on a device, s."""
+        """Export the time by which the bound of maximum ages is reduced on a device, s."""
         self._objective_margin.labels(model, device).set(seconds)
 
     def observe_responses(self, device: str, observer: Callable[[str, float, int], None]) -> None:

@@ -118,11 +118,11 @@ def test_a_margin_that_is_too_large_shrinks() -> None:
     assert AgeMargin(0.1, margin=0.02).after(measured(*[0.09] * 1000)).margin == pytest.approx(0.02 - 0.7 * 0.01)
 
 
-def test_a_margin_is_at_most_the_bound() -> None:
+def test_a_margin_is_below_the_bound() -> None:
     margin = AgeMargin(0.1)
     for _ in range(30):
         margin = margin.after(measured(*[0.5] * 1000))
-    assert margin.margin == margin.in_use == 0.1
+    assert margin.margin == pytest.approx(margin.in_use) == pytest.approx(0.09)
 
 
 def test_a_margin_waits_for_twenty_expected_late_requests() -> None:
@@ -133,4 +133,4 @@ def test_a_margin_waits_for_twenty_expected_late_requests() -> None:
 
 def test_a_margin_in_use_has_steps() -> None:
     assert AgeMargin(0.1, margin=0.01024).in_use == pytest.approx(0.01)
-    assert AgeMargin(0.1, margin=0.01026).in_use == pytest.approx(0.0105)
+    assert AgeMargin(0.1, margin=0.0106).in_use == pytest.approx(0.011)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalog import Chosen, choose, solved, with_margin
+from policies.catalog import Chosen, choose, solved, solved_again
 from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import NoMonitor
@@ -136,14 +136,10 @@ def test_a_bound_on_a_percentile_is_solved_for_maximum_ages(chosen: Chosen) -> N
     assert all((row.mean_power or inf) <= (other.mean_power or 0.0) * 1.001 for row, other in pairs)
 
 
-@pytest.mark.parametrize("margin", [0.002, 1.0])
-def test_a_margin_reduces_the_ages(chosen: Chosen, margin: float) -> None:
-    again = with_margin(chosen, margin)
-    assert chosen.table is not None
+def test_a_margin_solves_for_a_smaller_bound_and_keeps_the_objective(chosen: Chosen) -> None:
+    again, inside = solved_again(chosen, SMALL, margin=0.002), choose("smdp:slo_p95_ms=10", SMALL)
     assert again.table is not None
-    before, after = chosen.table.rows[10].max_ages, again.table.rows[10].max_ages
-    assert before is not None
-    assert after is not None
-    assert after.max_age == tuple(max(age - margin, 0.0) for age in before.max_age)
-    assert again.slo == chosen.slo
-    assert again.margin == margin
+    assert inside.table is not None
+    assert again.table.rows == inside.table.rows
+    assert (again.slo, again.margin, again.spec) == (chosen.slo, 0.002, chosen.spec)
+    assert again.parameters == chosen.parameters

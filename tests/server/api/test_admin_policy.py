@@ -1,8 +1,10 @@
 """How the admin routes and the dashboard describe a policy with maximum ages."""
 
+from dataclasses import replace
+
 import pytest
 
-from policies.catalog import Chosen, choose, with_margin
+from policies.catalog import Chosen, choose
 from policies.charts.action_table import max_ages_at_rates
 from policies.profile import Profile
 from server.api.admin import describe_policy
@@ -17,14 +19,14 @@ def chosen() -> Chosen:
 
 
 def test_a_row_of_maximum_ages_has_its_share_and_lower_bound(chosen: Chosen) -> None:
-    described = describe_policy(with_margin(chosen, 0.001), 300.0, [])
+    described = describe_policy(replace(chosen, margin=0.001), 300.0, [])
     Policy.model_validate(described)
     row = described["rows"][20]
     assert "batch_size" not in row
     assert chosen.table is not None
     solved = chosen.table.rows[20]
     assert solved.max_ages is not None
-    assert row["max_age_ms"] == pytest.approx([max(1e3 * age - 1.0, 0.0) for age in solved.max_ages.max_age])
+    assert row["max_age_ms"] == pytest.approx([1e3 * age for age in solved.max_ages.max_age])
     assert row["share_within"] == pytest.approx([0.95], abs=0.01)
     assert 0.0 < row["power_lower_bound_w"] <= (solved.mean_power or 0.0)
     assert described["age_margin_ms"] == 1.0

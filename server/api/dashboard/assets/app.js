@@ -162,11 +162,10 @@ function showPolicy(state) {
   else drawPolicy(find("chart-policy"), view, trail);
 }
 
-// the row of maximum ages at this arrival rate; null for a table of batch sizes, and at rates at which all is launched
+// the row of maximum ages at this arrival rate; null for a table of batch sizes
 function rowOfAges(view, rate) {
   const rows = view.max_ages;
-  if (!rows.length || rate < rows[0].rate_hz / 2) return null;
-  return rows.reduce((best, row) => Math.abs(row.rate_hz - rate) < Math.abs(best.rate_hz - rate) ? row : best);
+  return rows.length === 0 ? null : rows.reduce((best, row) => Math.abs(row.rate_hz - rate) < Math.abs(best.rate_hz - rate) ? row : best);
 }
 
 // the current action as text
@@ -174,6 +173,7 @@ function describeAction(view, { queue_length: n, arrival_rate_hz: rate, oldest_a
   const now = `${n} queued, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals per second: `;
   if (!n) return `${now}no request to launch`;
   const ages = rowOfAges(view, rate)?.max_age_ms;
+  if (ages && rate < view.max_ages[0].rate_hz / 2) return `${now}launches as soon as the device is free`;
   if (ages) return `${now}the oldest waits ${age.toFixed(1)} ms, launches at ${ages[Math.min(n, ages.length - 1)].toFixed(1)} ms`;
   const nearest = (values, value) => values.reduce((best, v, i) => Math.abs(v - value) < Math.abs(values[best] - value) ? i : best, 0);
   const row = view.batch_size[view.rates_hz.length ? nearest(view.rates_hz, rate) : 0];
