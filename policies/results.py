@@ -44,7 +44,8 @@ class PolicyResult:
         share_within: the share answered within the limit of each bound on a percentile; None for batch sizes.
         percentiles_ms: p50_ms, p90_ms, p95_ms and p99_ms of an evaluated table of batch sizes, see `percentiles_ms`.
         power_lower_bound_w: W; no policy that decides by the queue length and the age of the oldest request, at most
-            twice the largest limit, keeps the bounds with less; None for batch sizes and if no policy keeps them.
+            twice the largest limit or the longest service time, keeps the bounds with less; None for batch sizes and
+            if no policy keeps them.
     """
 
     profile: str

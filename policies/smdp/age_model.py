@@ -55,7 +55,7 @@ from policies.smdp.model import LAUNCHES, POWER, RESPONSE, Model, Problem, build
 Region = NDArray[np.bool_]  # (B_max, ages): whether n requests are launched at an age of the oldest
 
 LATE = 3  # the first column of late requests, after RESPONSE, POWER, LAUNCHES; one for each limit
-CAP = 2.0  # times the largest limit: at this age a queue is launched whatever its length
+CAP = 2.0  # times the largest limit: at this age, or the longest service time if that is more, any queue is launched
 _FINE = 100  # ages within the longest service time, at least
 _COARSE = 120  # ages from there to the cap
 _STEP = 0.25  # mean arrivals between two ages within the longest service time, at most
@@ -159,7 +159,7 @@ def build_age_model(problem: Problem, limits: tuple[float, ...]) -> AgeModel:
     after = _after(rate, ages, len(sizes))
     mass = probabilities[:, 1 : len(sizes) + 1].sum(axis=1)
     ends *= (mass / np.maximum((ends @ after.T).sum(axis=1), np.finfo(float).tiny))[:, None]
-    capped = int(np.searchsorted(ages, CAP * max(limits)))
+    capped = int(np.searchsorted(ages, _cap(model, limits)))
     base = AgeModel(
         *(model, limits, ages, capped, late, late_at_arrival, after, ends, probabilities[:, 0], ()),
         *(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0)),
@@ -167,12 +167,17 @@ def build_age_model(problem: Problem, limits: tuple[float, ...]) -> AgeModel:
     return _with_overflow(base, probabilities, reach)
 
 
+def _cap(model: Model, limits: tuple[float, ...]) -> float:
+    """Return the age at which a queue is launched whatever its length, s."""
+    return max(CAP * max(limits), float(model.service_times.max()))
+
+
 def _ages(model: Model, limits: tuple[float, ...]) -> Floats:
     """Return the grid of ages: finer within the longest service time, and both sides of every jump.
 
     It ends at the cap, or at the oldest age after a service if that is later.
     """
-    cap, longest = CAP * max(limits), float(model.service_times.max())
+    cap, longest = _cap(model, limits), float(model.service_times.max())
     cv = sqrt(max(_squared_cv(model), 0.0))
     middle, last = min(longest * (1.0 + 3.0 * cv), cap), longest * (1.0 + 12.0 * cv)
     fine = max(_FINE, ceil(middle * model.arrival_rate / _STEP))

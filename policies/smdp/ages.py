@@ -12,7 +12,7 @@ per second for a bound on the mean, policy iteration gives the launch region of 
     g(mu, h) - sum of mu_i lambda (1 - share_i) - h lambda (bound on E[T])
 
 for any prices. The policies of this model decide by the queue length and the age of the oldest request, and launch once
-it is twice the largest limit old.
+it is twice the largest limit, or the longest service time, old.
 
 **Search.** A linear program mixes the tables found so far to the least power within the bounds. Its dual variables are
 the next prices, whose table is added, until the program's value and the lower bound agree (column generation). With one

@@ -92,11 +92,16 @@ class ResponseLaw:
         """The step of the grid, s, and P(T <= t) without the atoms, for t halfway from each time to the next."""
         longest = float(self.model.service_times[-1])
         end = 4.0 * (longest + self.model.max_batch_size / self.model.arrival_rate)
+        growing, before = True, -1.0
         while True:
             steps = int(np.clip(_WORK // self.length, _STEPS // 4, _STEPS))
             step, within = end / steps, self._within(end / steps, steps)
             reached = np.flatnonzero(within >= within[-1] - _LEFT / 2.0)[0]
-            if within[-1] + self._atoms[1].sum() < 1.0 - _LEFT and end < 1e3 * longest:
+            beyond = 1.0 - float(within[-1] + self._atoms[1].sum())
+            gained, before = float(within[-1]) - before, float(within[-1])
+            # beyond the longest queue there is probability that no time reaches
+            growing = growing and beyond > _LEFT and gained > _LEFT / 10.0 and end < 1e3 * longest
+            if growing:
                 end *= 2.0
             elif end > longest and reached < steps // 3:
                 end = max(1.2 * end * float(reached) / steps, longest)

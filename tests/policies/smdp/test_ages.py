@@ -144,6 +144,13 @@ def test_a_bound_that_no_table_keeps_gives_the_nearest_one() -> None:
     assert found.share_within[0] >= 1.0 - greedy[LATE] - 1e-9
 
 
+@pytest.mark.parametrize("limit", [1e-300, 1e-3, 1.0, 1.3])
+def test_below_the_least_service_time_all_requests_are_late(limit: float) -> None:
+    found, kept = solve_ages(at_load(0.5), within(limit, 0.95))
+    assert not kept
+    assert found.share_within[0] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_a_loose_bound_gives_full_batches() -> None:
     found, kept = solve_ages(at_load(0.8), within(200.0, 0.95))
     assert kept

@@ -80,3 +80,8 @@ def test_percentiles_are_where_the_share_is_reached() -> None:
 def test_random_service_times_are_refused() -> None:
     with pytest.raises(SpecError, match="add --simulate"):
         response_law(replace(at_load(0.5), service=Gamma((0.3,))), GREEDY)
+
+
+def test_near_saturation_the_law_ends_although_queues_are_cut() -> None:
+    law = response_law(Problem(P4, 0.99 * P4.capacity), range(33))
+    assert law.percentile(0.5) < law.percentile(0.99) < 1.0
