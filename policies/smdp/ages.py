@@ -32,6 +32,7 @@ from scipy.optimize import brentq, linprog
 from policies.smdp.age_model import LATE, AgeModel, Chain, Region, averages_of, build_age_model, chain_of, improved
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import (
+    LARGEST_LOAD,
     LAUNCHES,
     POWER,
     RESPONSE,
@@ -40,6 +41,7 @@ from policies.smdp.model import (
     check_energies,
     check_limit,
     check_solvable,
+    is_within_largest_load,
 )
 from policies.smdp.solver import Solution
 from policies.types import MaxAges, SpecError
@@ -344,6 +346,11 @@ def _averages(problem: Problem, ages: AgeModel, average: Floats, table: MaxAges)
 def _check(problem: Problem, bounds: ResponseBounds) -> None:
     check_solvable(replace(problem, w1=1.0), build_model(problem))
     check_energies(problem)
+    if not is_within_largest_load(problem):
+        raise SpecError(
+            f"a load above {LARGEST_LOAD:g} is too high for a table of maximum ages; lower the arrival rate, or keep "
+            "one percentile alone, which a table of batch sizes then does"
+        )
     for limit, share in bounds.shares:
         check_limit(limit, share)
     if bounds.mean != inf:

@@ -10,7 +10,7 @@ from math import inf
 
 from policies.smdp.ages import AgeSolution, ResponseBounds, solve_ages
 from policies.smdp.choice import BOUNDS, Bound, MeanBound, ShareBound, UnreachableError, choose_weight, parse_bound
-from policies.smdp.model import Problem
+from policies.smdp.model import Problem, is_within_largest_load
 from policies.smdp.solver import Solution
 from policies.smdp.trial import simulated_percentile
 from policies.types import SpecError
@@ -75,7 +75,7 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
 
     A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
     it has a higher throughput or takes less energy a request, a table of batch sizes is tried, too. Above a B_max of 64
-    one percentile is kept by a table of batch sizes.
+    or a load of 0.98 one percentile is kept by a table of batch sizes.
 
     Args:
         problem: the system; its w2 is ignored.
@@ -91,7 +91,8 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
     limit, share = bound.shares[0]
     one = ShareBound(limit, share, simulated_percentile(share, _COMPARED, 0))
     single = len(bound.shares) == 1 and bound.mean == inf
-    if single and problem.truncated_profile.max_batch_size > _LARGEST:
+    large = problem.truncated_profile.max_batch_size > _LARGEST or not is_within_largest_load(problem)
+    if single and large:
         return choose_weight(problem, one, mixed)
     found, kept = solve_ages(problem, bound, mixed)
     if single and not _largest_is_best(problem):

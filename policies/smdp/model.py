@@ -49,6 +49,7 @@ HOLDING: Floats = np.array([1.0, 0.0, 0.0])  # per request in the system, per se
 
 _MIN_RATE = 1e-12  # 1/s; lower rates are lost in rounding
 _MAX_WEIGHT = 1e9  # above, the other term of the objective is lost in rounding
+LARGEST_LOAD = 0.98  # up to it the longest queues, which percentiles and tables of maximum ages leave out, are rare
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,11 @@ def check_solvable(problem: Problem, model: Model) -> None:
         )
     if problem.w1 == 0.0:
         raise SpecError("w1 = 0 does not limit response times; give a positive w1")
+
+
+def is_within_largest_load(problem: Problem) -> bool:
+    """Return whether the load is at most LARGEST_LOAD."""
+    return problem.arrival_rate <= (LARGEST_LOAD + 1e-6) * problem.truncated_profile.capacity
 
 
 def check_energies(problem: Problem) -> None:

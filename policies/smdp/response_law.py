@@ -35,7 +35,7 @@ from scipy.special import gammaln
 
 from policies.smdp.age_model import later_weight
 from policies.smdp.distributions import DETERMINISTIC, Floats, Ints
-from policies.smdp.model import Model, Problem, build_model, check_actions
+from policies.smdp.model import LARGEST_LOAD, Model, Problem, build_model, check_actions, is_within_largest_load
 from policies.types import Mix, SpecError
 
 _REACH = 14.0  # queues are cut where their probability has fallen by about exp(-14)
@@ -274,8 +274,8 @@ def response_law(problem: Problem, batch_size: Sequence[int], mix: Mix | None = 
     """
     if not has_response_law(problem):
         raise SpecError(
-            f"percentiles are computed only for deterministic service times and batches up to {_LARGEST}; add "
-            "--simulate N"
+            f"percentiles are computed only for deterministic service times, batches up to {_LARGEST} and loads up to "
+            f"{LARGEST_LOAD}; add --simulate N"
         )
     model = build_model(problem)
     tables = (
@@ -294,8 +294,9 @@ def response_law(problem: Problem, batch_size: Sequence[int], mix: Mix | None = 
 
 
 def has_response_law(problem: Problem) -> bool:
-    """Return whether the service times are deterministic, and the batches not so large that this takes minutes."""
-    return problem.service == DETERMINISTIC and problem.truncated_profile.max_batch_size <= _LARGEST
+    """Return whether the service times are deterministic, batches and load not so large that queues have to be cut."""
+    small = problem.truncated_profile.max_batch_size <= _LARGEST and is_within_largest_load(problem)
+    return problem.service == DETERMINISTIC and small
 
 
 def _poisson(means: Floats, counts: int) -> Floats:

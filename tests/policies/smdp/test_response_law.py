@@ -8,10 +8,11 @@ import pytest
 
 from policies.profile import load_profile
 from policies.queue.simulator import share_within
+from policies.smdp.ages import ResponseBounds, solve_ages
 from policies.smdp.choice import MeanBound, choose_weight
 from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
-from policies.smdp.response_law import response_law
+from policies.smdp.response_law import has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import Trial
 from policies.types import SpecError
@@ -83,5 +84,14 @@ def test_random_service_times_are_refused() -> None:
 
 
 def test_near_saturation_the_law_ends_although_queues_are_cut() -> None:
-    law = response_law(Problem(P4, 0.99 * P4.capacity), range(33))
+    law = response_law(Problem(P4, 0.98 * P4.capacity), range(33))
     assert law.percentile(0.5) < law.percentile(0.99) < 1.0
+
+
+def test_above_the_largest_load_nothing_is_computed_in_which_longer_queues_are_missing() -> None:
+    problem = Problem(P4, 0.985 * P4.capacity)
+    assert not has_response_law(problem)
+    with pytest.raises(SpecError, match=r"loads up to 0\.98; add --simulate"):
+        response_law(problem, range(33))
+    with pytest.raises(SpecError, match=r"a load above 0\.98 is too high for a table of maximum ages"):
+        solve_ages(problem, ResponseBounds(((0.03, 0.95), (0.06, 0.99))))
