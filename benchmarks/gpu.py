@@ -241,7 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-batch-size", type=int, default=MAX_BATCH_SIZE, help="default: %(default)s")
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="default: %(default)s")
     parser.add_argument(
-        "--rehearse", action="store_true", help="run all parts on the CPU with a made-up energy counter"
+        "--rehearse", action="store_true", help="run all parts on the CPU with a synthetic energy counter"
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=time.monotonic() + BUDGET, help=argparse.SUPPRESS)  # its end

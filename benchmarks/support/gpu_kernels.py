@@ -27,7 +27,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _REPEATS, _AT_MOST = 30, 1.0  # of a launch, and s after which no other is started
 _RING = 512  # samples in pinned memory
 _RUNS = 1, 8, 64, 256  # consecutive samples of one upload
-_PATIENCE = 60.0  # s of the first batches of an implementation that stages B and C serve
+_LONGEST_START = 60.0  # s of the first batches of an implementation that stages B and C serve
 TENSORRT = "tensorrt"
 
 Step = Callable[[], Tensor]
@@ -211,7 +211,7 @@ def mean_times(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         own = [cell for cell in cells if cell["variant"] == name]
         sizes = {cell["batch_size"] for cell in cells}
         complete = len(own) == len(sizes) and all("graph_ms" in cell for cell in own)
-        if complete and sum(cell["first_call_ms"] for cell in own) <= 1e3 * _PATIENCE:
+        if complete and sum(cell["first_call_ms"] for cell in own) <= 1e3 * _LONGEST_START:
             found[name] = statistics.geometric_mean(1e-3 * cell["graph_ms"] for cell in own)
     return found
 

@@ -9,7 +9,7 @@ class RehearsalMeter:
     source = "nvml"
     scope = "board"
     resolution = 0.1
-    about = "a counter made up for a rehearsal"
+    about = "a synthetic counter for a rehearsal"
 
     def __init__(self) -> None:
         """Start at the present."""
