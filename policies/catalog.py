@@ -391,6 +391,20 @@ def ignored_keys(text: str, keys: Collection[str]) -> set[str]:
     return ignored_keys(spec.parameters["inner"], ignored) if "inner" in spec.parameters else ignored
 
 
+def takes_long(text: str) -> bool:
+    """Whether building the policy of a spec, or of that within its bins, takes long.
+
+    Raises:
+        SpecError: the spec is malformed, or there is no such rule.
+    """
+    if names_file(text):
+        return False
+    spec = parse_spec(text)
+    if "inner" in spec.parameters:
+        return takes_long(spec.parameters["inner"])
+    return rule_of(spec.name).check is not None
+
+
 def names_file(text: str) -> bool:
     """Whether a spec is a FILE.json on the server's disk."""
     return is_file(split_name(text)[0])

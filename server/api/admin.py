@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from policies.catalog import Chosen, choose, names_file
+from policies.catalog import Chosen, names_file
 from policies.planning.reachability import objective_warnings
 from policies.smdp.table import actions_json, certificate_json
 from server.api.inference import Inference
@@ -20,6 +20,7 @@ from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
+from server.scheduling.solver_process import choose_apart
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request import BodyLimit, headers_of, receive_body
 
@@ -41,7 +42,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
 
         def choose_policy(current: Chosen) -> Chosen:
-            chosen = choose(spec_of(current), current.profile, current.defaults)
+            chosen = choose_apart(spec_of(current), current.profile, current.defaults)
             return replace(chosen, promised=current.promised)
 
         async with swapping:

@@ -1,7 +1,7 @@
 """The controller: adapts the policies of one device to measured service times, energies and response times.
 
 After every batch and answer it evaluates the rules of policies/adaptation (drift.py, objective.py), which takes
-microseconds. If they call for another policy, that is solved in a worker thread and swapped in between two decisions.
+microseconds. If they call for another policy, that is solved off the event loop and swapped in between two decisions.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ _MIN_INTERVAL = 0.25  # s between two readings of the energy counter
 _MIN_STEPS = 10.0  # resolution steps of the counter between two readings
 _FIRST_RETRY, _LAST_RETRY = 300.0, 3600.0  # s from out of memory to trying a larger batch; doubled at each failure
 _T = TypeVar("_T")
+Solver = Callable[[Chosen, Profile, float, float], Chosen]  # as `solved_again`
 
 
 @dataclass(slots=True)
@@ -68,12 +69,15 @@ class _Reduced:
 class Controller:
     """Adapts the policies of one dispatcher. All but solving and reading the meter runs on the event loop."""
 
-    def __init__(self, dispatcher: Dispatcher, metrics: Metrics, meter: EnergyMeter, pool: Executor) -> None:
-        """`meter` measures the device; readings of it, and solutions of policies, run in threads of `pool`."""
+    def __init__(
+        self, dispatcher: Dispatcher, metrics: Metrics, meter: EnergyMeter, pool: Executor, solve: Solver = solved_again
+    ) -> None:
+        """`meter` measures the device. Readings of it, and `solve`, which may take long, run in threads of `pool`."""
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._meter = meter
         self._pool = pool
+        self._solver = solve
         self._counts_idle = meter.scope != "batches"
         self._interval = max(_MIN_INTERVAL, _MIN_STEPS * meter.resolution)
         self._monitored = {model: self._monitor(model, chosen) for model, chosen in dispatcher.chosen.items()}
@@ -203,7 +207,7 @@ class Controller:
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
         try:
-            chosen = await self._run_in_thread(lambda: solved_again(monitored.configured, profile, factor, margin))
+            chosen = await self._run_in_thread(lambda: self._solver(monitored.configured, profile, factor, margin))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return

@@ -1,0 +1,73 @@
+"""Policies solved in a process of their own are those solved here, and its failures are reported."""
+
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.catalog import choose, solved_again
+from policies.profile import Profile, load_profile
+from policies.types import SpecError
+from server.scheduling import solver_process
+from server.scheduling.solver_process import choose_apart, solved_again_apart
+
+P4 = load_profile("googlenet-tesla-p4").truncated(4)
+LONG = "smdp:w2=1.6"
+
+
+@pytest.mark.parametrize("spec", ["greedy", LONG, "multi-bin:2,inner=smdp"])
+def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
+    apart, here = choose_apart(spec, P4, {}), choose(spec, P4)
+    assert (apart.policy, apart.table, apart.parameters) == (here.policy, here.table, here.parameters)
+    assert apart.profile is P4, "the controller recognises a profile by its identity"
+
+
+def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None:
+    chosen = choose("smdp:slo_p95_ms=40", P4)
+    slower = replace(P4, service_times=tuple(1.1 * time for time in P4.service_times))
+    apart = solved_again_apart(chosen, slower, 1.0, 0.002)
+    assert apart.table == solved_again(chosen, slower, 1.0, 0.002).table != chosen.table
+    assert apart.profile is slower
+
+
+def test_bins_that_learn_meanwhile_are_kept() -> None:
+    chosen = choose("multi-bin:2,inner=smdp", P4)
+    assert solved_again_apart(chosen, P4, 1.0, 0.0).bins is chosen.bins
+
+
+@pytest.mark.parametrize("spec", ["smdp:w2=-1", "smdp:slo_p95_ms=soon"])
+def test_a_spec_that_cannot_be_used_is_rejected_as_here(spec: str) -> None:
+    with pytest.raises(SpecError) as here:
+        choose(spec, P4)
+    with pytest.raises(SpecError) as apart:
+        choose_apart(spec, P4, {})
+    assert str(apart.value) == str(here.value)
+
+
+def test_a_bug_in_the_solver_is_reported_with_its_traceback() -> None:
+    broken = Profile("broken", ("soon",))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="Traceback"):
+        choose_apart("smdp:w2=0", broken, {})
+
+
+def test_a_process_that_was_killed_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        choose_apart(LONG, P4, {})
+
+
+def test_the_process_ends_with_the_one_that_started_it() -> None:
+    program = f"from {solver_process.__name__} import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    with process:
+        assert process.stdin is not None
+        process.stdin.write(pickle.dumps((time.sleep, (600.0,))))
+        process.stdin.close()
+        assert process.wait(60.0) == 1
