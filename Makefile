@@ -26,9 +26,11 @@ serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic 
 	@echo "batchwright: --weights auto: if the weights cannot be downloaded, this demonstration starts with random ones"
 	$(BIN)/serve-model googlenet --weights auto
 
-# Many tests wait for servers, so that more processes than processors are faster.
-test: $(STAMP)  ## run the tests that need no GPU, in several processes
-	$(BIN)/python -m pytest -m "not gpu" -q -n $(TEST_PROCESSES) --dist worksteal
+# Many tests wait for servers, so that more processes than processors are faster. A test that fails then runs once more,
+# alone: only a failure without such neighbours fails the target. The first report stays on the screen, to be repaired.
+test: $(STAMP)  ## run the tests that need no GPU, in several processes; those that fail once more, alone
+	$(BIN)/python -m pytest -m "not gpu" -q -n $(TEST_PROCESSES) --dist worksteal || \
+	$(BIN)/python -m pytest -m "not gpu" -q --last-failed --last-failed-no-failures none
 
 check: $(STAMP)  ## what CI runs: lint, types, tests
 	$(BIN)/ruff format --check .

@@ -49,7 +49,7 @@ def single() -> Iterator[Server]:
 def comparable(response: Response, url: str) -> tuple[int, dict[str, str], Any]:
     """Status, headers and body, without what differs from one request to the next."""
     headers = {name: value for name, value in response.headers.items() if name not in ("x-request-id", "date")}
-    text = response.body.decode("latin-1").replace(url, "URL")
+    text = response.body.decode("latin-1").replace(url, "URL").replace(" (refitted)", "")  # as on a busy machine
     if response.headers.get("content-encoding") == "gzip" and "inference-header-content-length" in headers:
         text = gzip.decompress(response.body).decode("latin-1")
     for fact in VARYING:
@@ -368,15 +368,16 @@ def test_a_gateway_imports_no_device_solver_or_plots() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_gateway_takes_little_memory(server: Server) -> None:
-    for _ in range(4):
-        assert infer(server.url, pixels(), 1).status == 200
-    found = gateways(server)
-    assert len(found) == 2
-    assert len(processes(server)) == 3
-    for each in found:
-        memory = each.memory_info()
-        assert memory.rss - memory.shared < 80e6
+def test_a_gateway_takes_little_memory() -> None:
+    with serving(*EMULATED, "--policy", "greedy", *TWO) as server:
+        for _ in range(4):
+            assert infer(server.url, pixels(), 1).status == 200
+        found = gateways(server)
+        assert len(found) == 2
+        assert len(processes(server)) == 3
+        for each in found:
+            memory = each.memory_info()
+            assert memory.rss - memory.shared < 80e6
 
 
 def test_answers_of_concurrent_calls_are_their_own(server: Server, single: Server) -> None:
