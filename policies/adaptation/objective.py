@@ -16,10 +16,12 @@ _FEW, _MANY = 5.0, 40.0  # minimum number of expected late requests in a window 
 _MISSED = 2.0  # standard errors
 _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to slower
 
-
-_EXPECTED = 20.0  # expected late requests in a window that changes a margin
-_SLOW, _FAST = 0.2, 0.7  # parts of the measured excess by which a margin changes
-_FAR = 2.0  # times the allowed share of late requests, above or below, at which it changes fast
+_EXPECTED, _ENOUGH = 20.0, 200.0  # expected late requests in a window that may change a margin, and that changes it
+_CERTAIN = 3.0  # standard errors at which a window changes a margin before it has enough requests
+_AIMED = (
+    0.9  # part of the allowed late requests that a margin aims at, so that chance alone seldom misses the objective
+)
+_PART = 0.5  # part of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 100  # of the bound: the resolution of a margin in use
 _LARGEST = 0.9  # of the bound: the largest margin
@@ -133,10 +135,10 @@ class AgeMargin:
     requests late. It is solved for a bound that is smaller by a margin. Reducing its ages instead would not be enough:
     the small queues that it gives up would still use up the share.
 
-    After each window with at least twenty expected late requests, the margin changes by a part of the difference
-    between the measured percentile and the bound, at most a tenth of the bound: by 0.2, or by 0.7 if more than twice,
-    or less than half, the allowed share was late. It stays between 0 and 0.9 of
-    the bound.
+    The margin aims at nine tenths of the requests that may be late. It changes by half of the difference between the
+    measured percentile, of that share, and the bound, at most a tenth of the bound. It stays between 0 and 0.9 of the
+    bound. A window changes it that has 200 expected late requests, since by a smaller one it would change by chance; or
+    twenty, if the share differs from the aim by three standard errors, as of `Objective`.
 
     Attributes:
         bound: response time, s.
@@ -157,10 +159,13 @@ class AgeMargin:
     def after(self, counts: ResponseCounts) -> "AgeMargin":
         """Return the next state; the same object if the window has too few requests and must be continued."""
         allowed = 1.0 - self.share
-        if counts.served * allowed < _EXPECTED:
+        expected, aimed = counts.served * allowed, _AIMED * allowed
+        if expected < _EXPECTED or counts.batches < 1:
             return self
         late = 1.0 - counts.within / counts.served
-        part = _SLOW if allowed / _FAR <= late <= allowed * _FAR else _FAST
+        error = sqrt(self.share * allowed / counts.batches)
+        if expected < _ENOUGH and abs(late - aimed) <= _CERTAIN * error:
+            return self
         largest = _LARGEST_EXCESS * self.bound
-        excess = min(max(float(np.quantile(counts.responses, self.share)) - self.bound, -largest), largest)
-        return replace(self, margin=min(max(self.margin + part * excess, 0.0), _LARGEST * self.bound))
+        excess = min(max(float(np.quantile(counts.responses, 1.0 - aimed)) - self.bound, -largest), largest)
+        return replace(self, margin=min(max(self.margin + _PART * excess, 0.0), _LARGEST * self.bound))

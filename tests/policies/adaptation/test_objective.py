@@ -93,29 +93,30 @@ def test_fewer_requests_within_the_bound_never_move_to_slower(answers: ResponseC
 
 
 def measured(*responses: float) -> ResponseCounts:
-    counts = ResponseCounts()
+    """Responses in batches of two."""
+    counts = ResponseCounts(batches=len(responses) // 2)
     for response in responses:
         counts.add(response, 1, 0.1)
     return counts
 
 
 @pytest.mark.parametrize(
-    ("percentile", "late", "margin"),
+    ("slowest", "slow", "others", "change"),
     [
-        (0.105, 0.06, 0.2 * 0.005),  # 0.2 of what the percentile is above the bound
-        (0.110, 0.50, 0.7 * 0.010),  # faster if far from what is allowed
-        (0.090, 0.01, 0.0),  # not below 0
-        (0.500, 0.90, 0.7 * 0.010),  # of a larger difference a tenth of the bound is used
+        (0.105, 0.06, 0.05, 0.5 * 0.005),  # half of what the percentile is above the bound
+        (0.500, 0.06, 0.05, 0.5 * 0.010),  # of a larger difference a tenth of the bound is used
+        (0.105, 0.047, 0.05, 0.5 * 0.005),  # 0.045 are aimed at
+        (0.110, 0.04, 0.09, -0.5 * 0.010),  # a margin that is too large shrinks
     ],
 )
-def test_a_margin_follows_the_measured_percentile(percentile: float, late: float, margin: float) -> None:
-    responses = [percentile if late >= 0.05 else 0.11] * round(1000 * late)
-    responses += [0.05 if late >= 0.05 else percentile] * (1000 - len(responses))
-    assert AgeMargin(0.1).after(measured(*responses)).margin == pytest.approx(margin)
+def test_a_margin_follows_the_measured_percentile(slowest: float, slow: float, others: float, change: float) -> None:
+    number = round(4000 * slow)
+    counts = measured(*[slowest] * number, *[others] * (4000 - number))
+    assert AgeMargin(0.1, margin=0.02).after(counts).margin == pytest.approx(0.02 + change)
 
 
-def test_a_margin_that_is_too_large_shrinks() -> None:
-    assert AgeMargin(0.1, margin=0.02).after(measured(*[0.09] * 1000)).margin == pytest.approx(0.02 - 0.7 * 0.01)
+def test_a_margin_is_not_negative() -> None:
+    assert AgeMargin(0.1, margin=0.001).after(measured(*[0.02] * 4000)).margin == 0.0
 
 
 def test_a_margin_is_below_the_bound() -> None:
@@ -125,10 +126,25 @@ def test_a_margin_is_below_the_bound() -> None:
     assert margin.margin == pytest.approx(margin.in_use) == pytest.approx(0.09)
 
 
-def test_a_margin_waits_for_twenty_expected_late_requests() -> None:
-    before = AgeMargin(0.1)
-    assert before.after(measured(*[0.2] * 399)) is before
-    assert before.after(measured(*[0.2] * 401)) is not before
+@pytest.mark.parametrize(
+    ("late", "requests"),
+    [
+        (1.0, 400),  # twenty expected late ones are enough for a difference that is no chance
+        (0.15, 400),
+        (0.055, 4000),  # a smaller one needs all
+        (0.045, 4000),
+        (0.0, 422),
+    ],
+)
+def test_a_margin_waits_for_enough_requests(late: float, requests: int) -> None:
+    before = AgeMargin(0.1, margin=0.01)
+
+    def counts(n: int) -> ResponseCounts:
+        number = round(n * late)
+        return measured(*[0.2] * number, *[0.05] * (n - number))
+
+    assert before.after(counts(requests - 10)) is before
+    assert before.after(counts(requests + 10)) is not before
 
 
 def test_a_margin_in_use_has_steps() -> None:
