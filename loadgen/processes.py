@@ -108,22 +108,38 @@ def _start(target: LoadTarget, instants: list[float]) -> _Worker:
 
 def _gather(workers: Sequence[_Worker], log: RunLog, show: Callable[[], None]) -> bool:
     """Collect records until each worker has closed its pipe; return whether Ctrl-C interrupted the run."""
-    open_pipes, interrupted = [worker.pipe for worker in workers], False
-    while open_pipes:
-        try:
+    open_pipes = [worker.pipe for worker in workers]
+    with _stopped_by_ctrl_c(open_pipes) as interrupted:
+        while open_pipes:
             for pipe in wait(open_pipes, INTERVAL):
                 assert isinstance(pipe, Connection)
                 if not _receive(pipe, log):
                     open_pipes.remove(pipe)
             show()
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            for pipe in open_pipes:
-                with suppress(OSError):
-                    pipe.send(None)
-    return interrupted
+    return bool(interrupted)
+
+
+@contextmanager
+def _stopped_by_ctrl_c(pipes: Sequence[Connection]) -> Iterator[list[int]]:
+    """Stop the workers on Ctrl-C; yield the signals so far. A second Ctrl-C ends the program.
+
+    KeyboardInterrupt would be raised while a message is received, and lose its records.
+    """
+    signals: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if signals:
+            raise KeyboardInterrupt
+        signals.append(number)
+        for pipe in pipes:
+            with suppress(OSError):
+                pipe.send(None)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _receive(pipe: Connection, log: RunLog) -> bool:

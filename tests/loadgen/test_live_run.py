@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from loadgen import processes
 from loadgen.client import RunLog, open_session
@@ -39,12 +38,18 @@ def test_several_processes_send_the_requests_of_the_schedule() -> None:
     assert all(r.scheduled <= r.sent <= r.finished for r in log.records)
 
 
-def test_ctrl_c_stops_all_processes_and_keeps_the_records() -> None:
-    async def interrupt(_: web.Request) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+class Interrupting(RunLog):
+    """Ctrl-C while the first message of a worker is received."""
 
-    schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), RunLog()
-    with serving_in_a_thread(Stub([None, None, interrupt])) as url:
+    def add(self, record: Record) -> None:
+        if not self.records:
+            os.kill(os.getpid(), signal.SIGINT)
+        super().add(record)
+
+
+def test_ctrl_c_stops_all_processes_and_keeps_the_records() -> None:
+    schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), Interrupting()
+    with serving_in_a_thread(Stub()) as url:
         assert processes.run_load_in_processes(LoadTarget(url, pixels=True), schedule, quiet(schedule), log, 2)
     assert 0 < len(log.records) == log.sent < 600_000
 
