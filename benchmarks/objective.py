@@ -29,7 +29,6 @@ BOUND_MS, SHARE = 100.0, 0.95  # as clients see it
 _NETWORK_MS = 2.0  # of it, left for HTTP and the clients
 _KEPT_MS = BOUND_MS - _NETWORK_MS  # by all policies
 LOADS = (0.3, 0.5, 0.7)
-STEPS = (0.3, 0.5, 0.7, 0.9)  # at the last one no policy keeps the bound
 POLICIES = {
     "maximum ages": f"smdp:slo_p95_ms={_KEPT_MS:g}",
     "batch sizes": f"smdp:slo_p95_ms={_KEPT_MS:g},policy_form=batch-size",
@@ -60,7 +59,7 @@ def steady(policy: str, seconds: float, settling: float, flags: Sequence[str]) -
         for load in LOADS:
             spec = POLICIES.get(policy) or best_timeout(load)
             if policy not in POLICIES:
-                server.set_policy("googlenet", spec)
+                server.set_policy("demo", spec)
             answers = _load(server, load, ["--duration", str(settling + seconds)])
             rows[f"{load:g}"] = {"spec": spec, **seen_by_clients(answers, settling, settling + seconds, load)}
             rows[f"{load:g}"] |= _adaptations(server)
@@ -69,11 +68,11 @@ def steady(policy: str, seconds: float, settling: float, flags: Sequence[str]) -
 
 def rising(policy: str, seconds: float, settling: float, flags: Sequence[str]) -> list[dict[str, Any]]:
     """Serve a load that rises in steps; the beginning of each step does not count."""
-    top, step = max(STEPS), settling + seconds
-    steps = ",".join(f"{load / top}@{step}" for load in STEPS)
+    top, step = max(LOADS), settling + seconds
+    steps = ",".join(f"{load / top}@{step}" for load in LOADS)
     with _serving(POLICIES[policy], flags) as server:
-        answers = _load(server, top, ["--duration", str(step * len(STEPS)), "--arrivals", f"steps:{steps}"])
-    return [seen_by_clients(answers, i * step + settling, (i + 1) * step, load) for i, load in enumerate(STEPS)]
+        answers = _load(server, top, ["--duration", str(step * len(LOADS)), "--arrivals", f"steps:{steps}"])
+    return [seen_by_clients(answers, i * step + settling, (i + 1) * step, load) for i, load in enumerate(LOADS)]
 
 
 def seen_by_clients(answers: list[dict[str, Any]], begin: float, end: float, load: float) -> dict[str, float]:
@@ -117,7 +116,7 @@ def _adaptations(server: Server) -> dict[str, float]:
 def main() -> None:
     """Measure what the record lacks, print and record."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=180.0, help="measured at each load (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="measured at each load (default: %(default)s)")
     parser.add_argument("--settling", type=float, default=60.0, help="before that, s (default: %(default)s)")
     parser.add_argument("--gateways", default="0", help="of the server (default: %(default)s)")
     options = parser.parse_args()

@@ -283,7 +283,7 @@ SECTIONS = (
         "objective",
         "95 per cent within 100 ms, as clients see it. Each policy is for 98 ms, which leaves 2 ms for HTTP and the "
         "clients: `smdp:slo_p95_ms=98`, the same with `policy_form=batch-size`, and the fixed timeout of least power; "
-        "greedy has no objective. Power is by the profile. No policy keeps the bound at load 0.9.",
+        "greedy has no objective. Power is by the profile.",
         _objective,
     ),
     Section(
