@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.support.gpu_parts import emit
 from benchmarks.support.gpu_tensorrt import UnavailableProviderError, find_runtime, make_tensorrt
-from server.backends.networks import ChoiceKey, Network, makers
+from server.backends.cuda.networks import ChoiceKey, Network, makers
 from server.backends.torch_device import resolve_precision
 from server.errors import one_line
 from server.models.images.codec import synthetic_images

@@ -116,7 +116,7 @@ def page_lock_for(settings: Settings) -> Callable[[mmap.mmap], Callable[[], None
     """What page-locks the slots of gateways, if a CUDA device uploads samples from them; else None."""
     for one in settings.by_device():
         if any(pads_to_buckets(one.device, source_of(spec), one.stages, one.optimise) for spec in one.specs.values()):
-            from server.backends.page_locked import page_locked
+            from server.backends.cuda.page_locked import page_locked
 
             return page_locked.add
     return None

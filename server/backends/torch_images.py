@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from server.backends.activations import ActivationBuffers, ActivationRow
+from server.backends.cuda.graph import GraphDevice
+from server.backends.cuda.networks import ChoiceKey, optimised
+from server.backends.cuda.runtime import CudaRuntime
 from server.backends.executor import Batch, Logits
 from server.backends.glibc_heap import heap
-from server.backends.graph import GraphDevice
-from server.backends.networks import ChoiceKey, optimised
-from server.backends.runtime import CudaRuntime
 from server.backends.torch_device import Optimise, Precision, cpu_threads, resolve_precision, translated_errors
 from server.errors import NotFiniteError
 from server.models.images.codec import ImageCodec

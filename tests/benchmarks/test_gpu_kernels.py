@@ -21,7 +21,7 @@ from benchmarks.support.gpu_kernels import (
     measure_kernels,
     measure_uploads,
 )
-from server.backends.networks import ChoiceKey
+from server.backends.cuda.networks import ChoiceKey
 
 
 def results(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

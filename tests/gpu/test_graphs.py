@@ -11,16 +11,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from server.backends import networks
 from server.backends.buckets import bucket_sizes
+from server.backends.cuda import networks
+from server.backends.cuda.graph import GraphDevice
+from server.backends.cuda.page_locked import page_locked
+from server.backends.cuda.runtime import CudaRuntime
+from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch, Standby, ThreadExecutor
-from server.backends.graph import GraphDevice
 from server.backends.model_devices import ModelDevices
-from server.backends.page_locked import page_locked
-from server.backends.runtime import CudaRuntime
 from server.backends.torch_device import resolve_device
 from server.backends.torch_images import make_image_device
-from server.backends.uploads import UploadedSample
 from server.errors import NotFiniteError
 from server.models.images.codec import Pixels, synthetic_images
 from server.models.images.torchvision_source import PixelNet, load_image_model

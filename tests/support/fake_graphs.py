@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from server.backends.device_slots import CopyEvent
-from server.backends.runtime import Replay
+from server.backends.cuda.device_slots import CopyEvent
+from server.backends.cuda.runtime import Replay
 
 
 class FakeEvent:

@@ -9,15 +9,15 @@ import pytest
 
 from policies.profile import Profile
 from policies.rules.control_limit import greedy, static
-from server.backends import graph
+from server.backends.cuda import graph
+from server.backends.cuda.graph import GraphDevice
 from server.backends.executor import Batch, Completion, ThreadExecutor
-from server.backends.graph import GraphDevice
 from server.backends.model_devices import ModelDevices
 from server.errors import DeviceLostError, NotFiniteError, ServerError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
-from tests.server.backends.test_graph import MODEL, free, logits, network, sample
+from tests.server.backends.cuda.test_graph import MODEL, free, logits, network, sample
 from tests.support.fake_graphs import FakeRuntime
 from tests.support.fakes import FakeExecutor, chosen, run_scenario
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from policies.types import SpecError
-from server.backends import networks
-from server.backends.fused_epilogues import FusedConv, fuse_epilogues
-from server.backends.networks import ChoiceKey, choose, makers, optimised, reference_batches, seconds_per_batch
+from server.backends.cuda import networks
+from server.backends.cuda.fused_epilogues import FusedConv, fuse_epilogues
+from server.backends.cuda.networks import ChoiceKey, choose, makers, optimised, reference_batches, seconds_per_batch
 from server.backends.torch_device import Optimise
 from server.models.images.codec import synthetic_images
 from server.models.images.torchvision_source import PixelNet, fold_batch_norm, load_image_model

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.backends.device_slots import DeviceSlots, SlotState, SlotUse
+from server.backends.cuda.device_slots import DeviceSlots, SlotState, SlotUse
 
 COUNT = 5
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from server.backends.device_slots import CopyEvent
+from server.backends.cuda.device_slots import CopyEvent
 from server.backends.torch_device import empty_cache
 
 Replay = Callable[[], object]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from server.backends.runtime import CudaRuntime
+from server.backends.cuda.runtime import CudaRuntime
 
 
 @pytest.fixture

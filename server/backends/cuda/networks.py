@@ -26,8 +26,8 @@ from torch import Tensor, fx
 
 from policies.files import read_text, write_atomically
 from policies.types import SpecError
-from server.backends.fused_epilogues import fuse_epilogues
-from server.backends.runtime import Runtime
+from server.backends.cuda.fused_epilogues import fuse_epilogues
+from server.backends.cuda.runtime import Runtime
 from server.backends.torch_device import Optimise
 from server.models.images.torchvision_source import PixelNet, trace
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from server.backends.buckets import bucket_sizes
-from server.backends.device_slots import CopyEvent, SlotState, SlotUse
+from server.backends.cuda.device_slots import CopyEvent, SlotState, SlotUse
+from server.backends.cuda.runtime import Replay, Runtime
+from server.backends.cuda.uploads import UploadedSample, Uploads
 from server.backends.executor import Batch
-from server.backends.runtime import Replay, Runtime
 from server.backends.torch_device import translated_errors
-from server.backends.uploads import UploadedSample, Uploads
 from server.errors import NotFiniteError
 from server.models.images.codec import ImageCodec
 from server.models.model import ServedModel

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from server.backends.device_slots import DeviceSlots, SlotState, SlotUse
-from server.backends.page_locked import page_locked
-from server.backends.runtime import Runtime
+from server.backends.cuda.device_slots import DeviceSlots, SlotState, SlotUse
+from server.backends.cuda.page_locked import page_locked
+from server.backends.cuda.runtime import Runtime
 
 _log = logging.getLogger("batchwright.device")
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from server.backends.cuda.graph import GraphDevice
+from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch, Completion, Standby, ThreadExecutor, uploaded
-from server.backends.graph import GraphDevice
 from server.backends.model_devices import ModelDevices
-from server.backends.uploads import UploadedSample
 from server.errors import NotFiniteError, OutOfMemoryError
 from server.models.images.codec import ImageCodec
 from server.models.model import ServedModel

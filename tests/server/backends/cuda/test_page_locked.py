@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.backends import uploads
+from server.backends.cuda import uploads
+from server.backends.cuda.graph import GraphDevice
+from server.backends.cuda.page_locked import PageLocked
+from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch
-from server.backends.graph import GraphDevice
-from server.backends.page_locked import PageLocked
-from server.backends.uploads import UploadedSample
-from tests.server.backends.test_graph import CODEC, MODEL, listed, logits, network, sample
+from tests.server.backends.cuda.test_graph import CODEC, MODEL, listed, logits, network, sample
 from tests.support.fake_graphs import FakeRuntime
 from tests.support.gateways import SLOT, Processes, image, received, run_scenario
 
