@@ -26,7 +26,7 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
 from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
-from policies.command import check_files, run
+from policies.command import VersionFlag, check_files, run
 from policies.cpus import available_cpus
 from policies.profile import load_profile
 from policies.sample_file import SAMPLE_USAGE
@@ -164,6 +164,7 @@ def generate_load(
     json_: Annotated[
         bool, typer.Option("--json", help="Print the report as one JSON object and nothing else.")
     ] = False,
+    version: VersionFlag = False,
 ) -> None:
     """Send requests at their scheduled instants, independently of the responses, and report response times.
 

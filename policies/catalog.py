@@ -413,7 +413,10 @@ def names_file(text: str) -> bool:
 def _check_keys(spec: Spec) -> None:
     rule = rule_of(spec.name)
     if spec.arg is not None and not rule.takes_arg:
-        raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; write KEY=VALUE")
+        if spec.arg in rule.keys:
+            raise SpecError(f"policy {spec.text!r}: {spec.arg} has no value; write {spec.name}:{spec.arg}=VALUE")
+        example = f"write KEY=VALUE, as in {rule.example}" if ":" in rule.example else "leave it out"
+        raise SpecError(f"policy {spec.text!r}: {spec.name} takes no argument {spec.arg!r}; {example}")
     unknown = sorted(set(spec.parameters) - rule.keys - {"max_wait_ms"})
     if unknown:
         known = ", ".join(sorted({*rule.keys, "max_wait_ms"}))

@@ -18,7 +18,7 @@ from rich.table import Table
 from loadgen import simulated
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
-from policies.command import check_files, run
+from policies.command import VersionFlag, check_files, run
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.profile import Profile, load_profile
@@ -157,6 +157,7 @@ def solve_policy(
     output: Annotated[Path | None, typer.Option(help="Write the solved policy to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write charts to this file (.png, .pdf, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    version: VersionFlag = False,
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
     if sizes is not None or profile == LONGEST_REQUEST:

@@ -1,7 +1,9 @@
 """The main function of the commands, which reports an error as one line and exit code 2, and a check of their files."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from threadpoolctl import threadpool_limits
@@ -9,6 +11,17 @@ from threadpoolctl import threadpool_limits
 from policies.types import SpecError
 
 _PLOT_FORMATS = {".png", ".pdf", ".svg"}
+
+
+def _print_version(context: typer.Context, given: bool) -> None:
+    if given:
+        typer.echo(f"{context.info_name} (Batchwright) {version('batchwright')}")
+        raise typer.Exit
+
+
+VersionFlag = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
 
 
 def run(app: typer.Typer, name: str) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import files
 from policies.charts.plots import plot_profile
-from policies.command import check_files, run
+from policies.command import VersionFlag, check_files, run
 from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
@@ -156,6 +156,7 @@ def profile_model(
     output: Annotated[Path | None, typer.Option(help="Write the profile as JSON to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the profile into this file (.png, .pdf or .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")] = False,
+    version: VersionFlag = False,
 ) -> None:
     """Measure a model's service time and energy by batch size."""
     logging.basicConfig(format="profile-model: %(message)s")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from policies.command import run
+from policies.command import VersionFlag, run
 from policies.types import SpecError
 from server.app.http_server import bind
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
@@ -25,6 +25,9 @@ from server.telemetry.printed import printed_to_log
 app = typer.Typer(add_completion=False)
 
 
+_NUMBERS = {int: "<int>", float: "<float>"}
+
+
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     """The flag of a setting, or the argument MODEL...; its value is None if it is not given."""
     text, default = field.description, field.default
@@ -32,9 +35,10 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         option: object = typer.Argument(metavar="MODEL...", help=text)
     else:
         shown = f"{default:g}" if isinstance(default, float) else default
-        option = typer.Option(help=text if default in (None, []) else f"{text} (default {shown})")
-    types = (each for each in (list[str], int, float, Path) if field.annotation in (each, each | None))
-    flag_type: Any = next(types, str)  # the settings parse other types from a string
+        number = next((name for kind, name in _NUMBERS.items() if field.annotation in (kind, kind | None)), None)
+        option = typer.Option(metavar=number, help=text if default in (None, []) else f"{text} (default {shown})")
+    types = (each for each in (list[str], Path) if field.annotation in (each, each | None))
+    flag_type: Any = next(types, str)  # the settings parse numbers, so that all mistakes are reported together
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[flag_type | None, option]
     )
@@ -45,9 +49,9 @@ _SWITCH_INTERVAL = 5e-4  # s; with the default of 5 ms a device's thread waits t
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each setting in place of its `**flags`."""
-    (config, _) = inspect.signature(command).parameters.values()
+    (*own, _) = inspect.signature(command).parameters.values()
     flags = [_flag(name, field) for name, field in Settings.model_fields.items()]
-    command.__signature__ = inspect.Signature([*flags, config])  # type: ignore[attr-defined]  # typer reads it
+    command.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]  # typer reads it
     return command
 
 
@@ -56,6 +60,7 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
 def serve_model(
     *,
     config: Annotated[Path | None, typer.Option(help="YAML file of settings, such as queue_capacity: 512")] = None,
+    version: VersionFlag = False,
     **flags: Any,
 ) -> None:
     """Serve models over HTTP, in batches that a policy launches."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -332,11 +333,13 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     known = {key: value for key, value in values.items() if key in Settings.model_fields}
     errors += _unknown_variables()
     errors += [f"{key}: unknown setting; serve-model --help lists all" for key in values if key not in known]
+    names = {key: _PREFIX + key.upper() for key in explicit}
+    names |= {key: "--" + key.replace("_", "-") for key in flags if key != "models"}
     try:
         return SettingsResult(_with_models(known, of_model, errors), tuple(errors))
     except ValidationError as error:
         details = error.errors()
-    errors += map(_message, details)
+    errors += [_message(each, names) for each in details]
     invalid = {each["loc"][0] for each in details if each["loc"]}
     try:
         valid = Settings(**{key: value for key, value in known.items() if key not in invalid})
@@ -430,12 +433,14 @@ def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:
     return content or {}, []
 
 
-def _message(error: ErrorDetails) -> str:
-    location, value = ".".join(map(str, error["loc"])) or "settings", error["input"]
+def _message(error: ErrorDetails, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The error in one line; `names` are those of the flags and variables that were given, by key."""
+    location, value = ".".join(names.get(str(each), str(each)) for each in error["loc"]) or "settings", error["input"]
     if error["type"] == "missing":
         return f"no {location} given: name at least one, such as googlenet"  # all other fields have defaults
     given = "" if isinstance(value, dict) else f", not {str(value)[:80]!r}"
-    return f"{location}: {error['msg'].removeprefix('Value error, ')}{given}"
+    reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable to parse")[0]
+    return f"{location}: {reason}{given}"
 
 
 def _unknown_variables() -> list[str]:

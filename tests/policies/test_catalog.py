@@ -70,6 +70,7 @@ def test_an_infinite_max_wait_leaves_the_policy_untouched() -> None:
         ("lazy:slack=oracle", "lazy:slo_ms=VALUE"),
         ("lazy:slo_ms=-1", "below 0"),
         ("lazy:slo_ms=100,slack=none", "unknown slack 'none'; give printed, remaining, oracle"),
+        ("smdp:w2", "w2 has no value; write smdp:w2=VALUE"),
         ("lazy:100", "takes no argument '100'"),
         ("catch-up", "catch-up:slo_ms=VALUE"),
         ("catch-up:slo_ms=100,slack=oracle", "unknown key 'slack'"),

@@ -180,7 +180,7 @@ def test_the_error_for_a_text_model_without_the_extra_has_the_command_to_install
 
 def test_all_errors_are_reported_together() -> None:
     message = error_of(device="emulated:nowhere", profile=["nix"], policy=["a=b"], port=-1, queue_capacity=0)
-    for part in ("nowhere", "nix", "'a=b'", "port", "queue_capacity"):
+    for part in ("nowhere", "nix", "'a=b'", "--port", "--queue-capacity"):
         assert part in message
     assert message.count("; ") >= 4
 
