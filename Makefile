@@ -98,6 +98,7 @@ paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batc
 	$(BIN)/python -m benchmarks.batchmonitor
 	$(BIN)/python -m benchmarks.lazy
 	$(BIN)/python -m benchmarks.multi_bin
+	$(BIN)/python -m benchmarks.bin_ages
 	$(BIN)/python -m benchmarks.traces
 
 # ruff's S rules (bandit's) check our own code in `make check`; this checks the installed packages.

@@ -8,7 +8,8 @@ bins, load and bound:
 - **timeout** launches a bin's requests when there are B, or its oldest has waited tau, chosen from a grid.
 - **maximum ages** gives each bin a table of its own, solved by `solve_ages` for the bin's arrival rate and mean batch
   times as if it were alone. Other bins occupy the device meanwhile, so all are solved for a bound that is smaller by a
-  margin, the smallest that keeps the percentile.
+  margin, the smallest that keeps the percentile. Tables are not mixed: a mix makes some requests late on purpose, which
+  a margin does not change, and so leaves none of the allowed share for other bins.
 
 The batch that was formed first is launched first. Margin and tau are chosen on arrivals and sizes that the results are
 not simulated with. Loads are fractions of what one bin can serve. The record is written after each cell, and cells in
@@ -74,7 +75,7 @@ def bins_of(edges: Sequence[float]) -> list[Bin]:
 def ages_of(bins: Sequence[Bin], arrival_rate: float, bound: float) -> list[MaxAges]:
     """Solve the maximum ages of each bin for a bound, s, as if it were alone; `arrival_rate` is of all bins."""
     found = [
-        solve_ages(Problem(each.profile, each.share * arrival_rate), ResponseBounds(((bound, SHARE),)))[0]
+        solve_ages(Problem(each.profile, each.share * arrival_rate), ResponseBounds(((bound, SHARE),)), mixed=False)[0]
         for each in bins
     ]
     return [solution.max_ages for solution in found]

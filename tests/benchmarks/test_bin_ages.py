@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from benchmarks.bin_ages import LARGEST, ByBin, ages_of, bins_of, simulate
+from benchmarks.bin_ages import BOUNDS, LARGEST, LOADS, ByBin, ages_of, bins_of, simulate
+from benchmarks.support.harness import load_record
 from policies.rules.lookup import ActionRow, lookup
 from policies.smdp.ages import actions_of_ages
 from policies.types import Kind, Launch, MaxAges, Request, State, Wait
@@ -36,3 +37,19 @@ def test_a_smaller_bound_makes_each_bin_launch_earlier() -> None:
     parts = bins_of((10.0,))
     wide, narrow = (ages_of(parts, 0.2, bound) for bound in (60.0, 45.0))
     assert all(b.max_age[2] < a.max_age[2] for a, b in zip(wide, narrow, strict=True))
+
+
+def test_the_record_shows_what_the_page_says() -> None:
+    power = {
+        (*map(float, key.split()), policy): found["power_w"]
+        for key, policies in load_record("bin_ages").items()
+        for policy, found in policies.items()
+    }
+    wide = max(BOUNDS)
+    for load in LOADS:
+        assert power[load, wide, 2, "maximum ages"] < power[load, wide, 2, "timeout"]
+        assert power[load, wide, 3, "maximum ages"] > power[load, wide, 3, "timeout"]
+    for load in (0.7, 0.85):
+        others = [w for (at, bound, *_), w in power.items() if (at, bound) == (load, wide)]
+        assert power[load, wide, 2, "maximum ages"] == min(others)
+    assert power[0.3, min(BOUNDS), 2, "maximum ages"] > power[0.3, min(BOUNDS), 2, "timeout"]
