@@ -37,6 +37,7 @@ INTERRUPTED = 130  # the exit code of a command ended by Ctrl-C
 MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
 app = typer.Typer(add_completion=False)
+_MUCH = 10.0  # times --rate, above which relative rates are probably a mistake
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def generate_load(
         str | None,
         typer.Option(
             help="Simulate instead of sending to a URL: a profile's name or file, PROFILE,PROFILE for several devices, "
-            "or longest, where a batch takes as long as its longest request."
+            "or longest: a batch takes as many s as the size of its largest request."
         ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="With --simulate: the policy's spec.")] = None,
@@ -225,7 +226,10 @@ def generate_load(
         "bin error": f"{bin_error:g}" if bin_error else None,
     }
     objective = RunObjective(inf if slo_ms is None else slo_ms / 1e3, w1, w2)
-    job = _Job(make_schedule(arrivals, rate, duration, seed), objective, files, specs, bool(compare), json_, about)
+    schedule = make_schedule(arrivals, rate, duration, seed)
+    if warning := rate_warning(schedule, arrivals, rate):
+        print(warning, file=sys.stderr)
+    job = _Job(schedule, objective, files, specs, bool(compare), json_, about)
     drawn = (
         None if sizes is None else size_scale * draw_request_lengths(sizes, arrivals, len(job.schedule.instants), seed)
     )
@@ -348,6 +352,17 @@ def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> R
         _write(job.files.output, records)
     figures = make_report(outcome_from_records(records), duration, job.objective)
     return RunResult(spec, figures, history.history_from_records(records))
+
+
+def rate_warning(schedule: Schedule, arrivals: str, rate: float | None) -> str:
+    """Warning about relative rates that were probably meant as absolute ones; empty without them."""
+    mean = len(schedule.instants) / schedule.duration
+    if rate is None or mean <= _MUCH * rate:
+        return ""
+    return (
+        f"generate-load: the rates of --arrivals {arrivals} are relative to --rate {rate:g}, which makes {mean:,.0f}/s "
+        f"on average; for absolute rates give --rate 1"
+    )
 
 
 def lateness_warning(results: Iterable[RunResult]) -> str:

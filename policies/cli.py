@@ -383,7 +383,8 @@ def _print_plan(fields: dict[str, Any]) -> None:
         which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
         table.add_row(*which, *times, _watts(row), f"{row['cost']:.5g}")
     Console().print(table)
-    print(f"{fields['beyond']['devices']} devices or more: at least {fields['beyond']['least_cost']:.6g} {unit}\n")
+    beyond = fields["beyond"]
+    print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.\n")
     table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))

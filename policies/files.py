@@ -63,8 +63,8 @@ def _sync_folder(folder: Path) -> None:
 def first_error(error: ValidationError) -> str:
     """The location, reason and value of the first validation error, in one short line."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))[:100] or "file"
+    where = ".".join(map(str, first["loc"]))[:100]
     value = first["input"]
     plain = isinstance(value, str | int | float | None) and first["type"] not in ("json_invalid", "missing")
-    text = f"{where}: {first['msg'][:300]}" + (f", not {reprlib.repr(value)}" if plain else "")
+    text = (f"{where}: " if where else "") + first["msg"][:300] + (f", not {reprlib.repr(value)}" if plain else "")
     return " ".join(text.split())

@@ -423,7 +423,7 @@ def parse_profile(text: str, origin: str) -> Profile:
     try:
         return _dense(ProfileFile.model_validate_json(text))
     except ValidationError as error:
-        raise SpecError(f"profile {origin!r} is malformed at {first_error(error)}; correct the file") from error
+        raise SpecError(f"profile {origin!r} is malformed: {first_error(error)}; correct the file") from error
 
 
 def _dense(file: ProfileFile) -> Profile:

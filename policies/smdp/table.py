@@ -199,7 +199,7 @@ def parse_table(text: str, origin: str) -> PolicyTable:
     try:
         file = _PolicyFile.model_validate_json(text)
     except ValidationError as error:
-        raise SpecError(f"policy file {origin!r} is malformed at {first_error(error)}; solve it again") from error
+        raise SpecError(f"policy file {origin!r} is malformed: {first_error(error)}; solve it again") from error
     rows = tuple(_row_of_file(row, file.max_batch_size) for row in file.rows)
     w2 = 0.0 if file.w2 is None and file.bound is None else file.w2
     return PolicyTable(file.profile, file.w1, w2, file.max_batch_size, rows, file.bound)

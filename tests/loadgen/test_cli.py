@@ -158,6 +158,13 @@ def test_a_trace_needs_neither_rate_nor_duration(shell: Shell, tmp_path: Path) -
     assert shell.report(*GREEDY, *arrivals, "--rate", "1", "--duration", "1.5")["scheduled"] == 2
 
 
+def test_relative_rates_far_above_the_rate_are_pointed_out(shell: Shell) -> None:
+    code, _, err = shell.run(*GREEDY, *LOAD, "--arrivals", "steps:20@1")
+    assert code == 0
+    assert "relative to --rate 1000" in err
+    assert "relative" not in shell.run(*GREEDY, *LOAD, "--arrivals", "steps:5@1")[2]
+
+
 def test_ctrl_c_reports_the_requests_so_far(shell: Shell) -> None:
     uses: Counter[int] = Counter()
 

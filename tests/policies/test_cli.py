@@ -310,7 +310,7 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
     assert done.returncode == 0, done.stderr
     (marked,) = [line for line in done.stdout.splitlines() if line.strip().startswith(">")]
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
-    assert "4 devices or more: at least 1 an hour" in done.stdout
+    assert "With 4 or more the cost is at least 1 an hour." in done.stdout
     assert "least expected" in done.stdout
 
 
