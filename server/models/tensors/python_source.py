@@ -38,9 +38,8 @@ def load_class(spec: str) -> type[Model]:
     if not isinstance(found, type) or not issubclass(found, Model):
         known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Model)]
         classes = ", ".join(key for key in known if vars(module)[key] is not Model) or "none"
-        raise SpecError(
-            f"{file} has no class {name!r} derived from batchwright.Model; give {file}:CLASS, its models are: {classes}"
-        )
+        wrong = f"has no class {name!r} derived from batchwright.Model" if name else "is given without a class"
+        raise SpecError(f"{file} {wrong}; give {file}:CLASS, its models are: {classes}")
     _check_signature(found, f"{file}: class {name}")
     return found
 
