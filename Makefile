@@ -88,6 +88,9 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 	$(if $(TRITON_PYTHON),$(BIN)/python -m benchmarks.upstream --triton-python $(TRITON_PYTHON))
 	$(BIN)/python -m benchmarks.page
 
+records: $(STAMP)  ## list the records that are older than the code that they measure
+	$(BIN)/python -m benchmarks.records_age
+
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
 	$(BIN)/python -m benchmarks.paper
 
@@ -111,4 +114,4 @@ gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it t
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
 		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
 
-.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper percentiles paper-batching audit gpu
+.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress records paper percentiles paper-batching audit gpu
