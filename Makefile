@@ -52,7 +52,7 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
 
-bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about an hour; needs the trace)
+bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 80 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
@@ -74,7 +74,7 @@ bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and 
 	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
 	$(BIN)/python -m benchmarks.page
 
-stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 90 minutes)
+stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 95 minutes)
 	$(BIN)/python -m benchmarks.identity
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.attacks

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.paper import actions, runs, tradeoffs, truncation, variants
 from benchmarks.paper.setting import CONSTANT_MS, PAGE, Claim, affine_energy, agreement, at, googlenet, log_energy
-from benchmarks.paper.truncation import TABLE_II, Printed, acceptable_from, claims_10, rvi, with_slope
+from benchmarks.paper.truncation import TABLE_II, Printed, acceptable_from, beside_printed, claims_10, rvi, with_slope
 from policies.smdp.rvi import RviResult
 from policies.smdp.solver import solve
 
@@ -95,6 +95,15 @@ def test_of_table_ii_every_gain_is_lower_by_the_rounding_of_one_coefficient(
     assert round(truncation.LEAST_SLOPE + 1e-9, 4) == 0.3051
     assert solve(at(with_slope(truncation.LEAST_SLOPE), 0.9, 1.0)).gain == pytest.approx(66.1379, abs=5e-5)
     assert solve(at(with_slope(0.3051), 0.9, 1.0)).gain == pytest.approx(66.1307, abs=5e-5)
+
+
+def test_the_sentences_on_table_ii_are_those_of_the_page(table_ii: list[tuple[Printed, RviResult]]) -> None:
+    # the lengths are searched in the test below and in that of figure 10
+    said = beside_printed([printed.length for printed, _ in table_ii], [ours for _, ours in table_ii])
+    assert said.startswith(
+        "s_max is the same in 5 of 5. 2 numbers of iterations are the same, 3 of ours are one lower."
+    )
+    assert said in " ".join(PAGE.read_text().split())
 
 
 @pytest.mark.parametrize("column", TABLE_II[:3], ids=lambda column: f"c_o {column.overflow_cost:g}")
