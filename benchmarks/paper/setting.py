@@ -62,7 +62,10 @@ def agreement(claims: Sequence[Claim]) -> str:
     held = "; ".join(claim.text for claim in claims if claim.holds)
     others = [claim for claim in claims if not claim.holds]
     sentences = [f"Agrees with the paper: {held}."] if held else []
-    sentences += [f"Differs from the paper, which says that {c.text}: {c.instead or 'ours does not'}." for c in others]
+    sentences += [
+        f"Differs from the paper, which says that {c.text}: {c.instead or 'our numbers do not show it'}."
+        for c in others
+    ]
     return " ".join(sentences)
 
 
