@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.paper import actions, percentiles, runs, tradeoffs, truncation, variants
+from benchmarks.paper import actions, approximate_iteration, percentiles, runs, tradeoffs, truncation, variants
 from benchmarks.paper.setting import Section, write_page
 from benchmarks.support.harness import argument_parser
 
@@ -12,7 +12,7 @@ def sections() -> Iterator[Section]:
     results = runs.simulated()
     yield runs.table_i(results)
     yield truncation.table_ii()
-    yield truncation.table_iii()
+    yield approximate_iteration.table_iii()
     yield actions.proposition_4()
     yield actions.figure_3()
     yield tradeoffs.figure_4()
