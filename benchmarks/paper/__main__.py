@@ -2,7 +2,16 @@
 
 from collections.abc import Iterator
 
-from benchmarks.paper import actions, approximate_iteration, percentiles, runs, tradeoffs, truncation, variants
+from benchmarks.paper import (
+    actions,
+    approximate_iteration,
+    conference,
+    percentiles,
+    runs,
+    tradeoffs,
+    truncation,
+    variants,
+)
 from benchmarks.paper.setting import Section, write_page
 from benchmarks.support.harness import argument_parser
 
@@ -23,6 +32,8 @@ def sections() -> Iterator[Section]:
     yield variants.figure_9()
     yield truncation.figure_10()
     yield actions.figure_11()
+    yield conference.figure_4()
+    yield conference.figure_5()
     yield percentiles.beyond_the_papers()
 
 
