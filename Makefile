@@ -97,7 +97,9 @@ percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation
 paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 20 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.batchmonitor
 	$(BIN)/python -m benchmarks.lazy
+	$(BIN)/python -m benchmarks.lazy_sensitivity
 	$(BIN)/python -m benchmarks.multi_bin
+	$(BIN)/python -m benchmarks.predicted_bins
 	$(BIN)/python -m benchmarks.traces
 
 # ruff's S rules (bandit's) check our own code in `make check`; this checks the installed packages.

@@ -5,7 +5,11 @@ from collections.abc import Iterator
 from benchmarks.paper import (
     actions,
     approximate_iteration,
+    batching,
     conference,
+    overview,
+    overview_batching,
+    overview_smdp,
     percentiles,
     runs,
     tradeoffs,
@@ -17,8 +21,11 @@ from benchmarks.support.harness import argument_parser
 
 
 def sections() -> Iterator[Section]:
-    """The tables, then the figures."""
+    """The overview, the SMDP papers' tables and figures, those of the other papers."""
     results = runs.simulated()
+    smdp = overview_smdp.journal(results), overview_smdp.conference_paper()
+    others = overview_batching.multi_bin(), overview_batching.lazy_batching(), overview_batching.batch_monitor()
+    yield from overview.overview([*smdp, *others])
     yield runs.table_i(results)
     yield truncation.table_ii()
     yield approximate_iteration.table_iii()
@@ -34,6 +41,9 @@ def sections() -> Iterator[Section]:
     yield actions.figure_11()
     yield conference.figure_4()
     yield conference.figure_5()
+    yield batching.multi_bin_figure_9()
+    yield batching.predicted_lengths()
+    yield batching.lazy_sensitivity()
     yield percentiles.beyond_the_papers()
 
 

@@ -126,7 +126,8 @@ def figure_3() -> Section:
 Action by queue length and load; a frame marks the control limit. See how it rises with w2, to 8 at every load for
 w2 = 100. Agrees with the paper: {limits} of {len(LOADS) * len(WEIGHTS) * 3} solutions are control limit policies; with
 w2 = 0, Cases 2 and 3 have {same} solutions (Corollary 1); with w2 > 0, the limits of Case 3 are equal to or
-above those of Case 2 in {above} of {compared}."""
+above those of Case 2 in {above} of {compared}. The text of the paper has the service times of Cases 2 and 3 and not
+that of Case 1: ours, {CONSTANT_MS[0]} ms, is a guess."""
     return Section("Figure 3: solutions where the control limit is optimal", text)
 
 
@@ -154,7 +155,7 @@ energy ours again. Agrees with the paper: in Case 4 batches below 8 are launched
 figure
 8: at ρ = 0.1 and w2 = 1 the actions are {" ".join(map(str, first))}); in Case 6 batches smaller than could be are
 launched;
-in Case 7 most solutions break."""
+in Case 7 most solutions break. The service time of Case 1, and so of Cases 4 and 5, is a guess as in figure 3."""
     return Section("Figure 11: where the control-limit structure breaks", text)
 
 

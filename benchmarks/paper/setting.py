@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 ALL_LOADS = tuple(n / 10 for n in range(1, 10))
 WEIGHTS = (0.0, 0.5, 1.0, 100.0)
-CONSTANT_MS = 2.4252, 2.4252, 1.7465  # service times of Cases 1-3
+CONSTANT_MS = 2.4252, 2.4252, 1.7465  # service times of Cases 1-3; that of Case 1 is not printed: a guess
 PAGE = ROOT / "docs" / "paper.md"
 _DPI, _COLOURS = 110, 256
 
@@ -133,8 +133,9 @@ def _filled(paragraph: str) -> str:
 
 
 _INTRODUCTION = """\
-Written by `make paper` (benchmarks/paper). The journal paper is Xu, Zhou and Niu, arXiv 2501.02181, the conference
-paper its forerunner at ICC 2023. Figures are compared with what the journal's text says of them.
+Written by `make paper` (benchmarks/paper); what it has on multi-bin batching, LazyBatching and BatchMonitor is read
+from the records of `make paper-batching`. The journal paper is Xu, Zhou and Niu, arXiv 2501.02181, the conference paper
+its forerunner at ICC 2023. Figures are compared with what the text of their paper says of them.
 
 Unless a section says otherwise: GoogLeNet on a Tesla P4, l(b) = 0.3051 b + 1.0524 ms, ζ(b) = 19.899 b + 19.603 mJ,
 deterministic service times, batches of 1 to 32, w1 = 1; solved exactly (policies/smdp/solver.py), without the papers'
