@@ -1,6 +1,6 @@
 """Multi-bin batching in simulation: the paper's figures 3, 4, 6, 8 and 9, and recorded lengths, beside the theory.
 
-About six minutes on one core. Runs are of the central queue (policies/queue/central.py), each with its own seed;
+About four minutes on one core. Runs are of the central queue (policies/queue/central.py), each with its own seed;
 recorded are their mean, least and greatest values. "batcher" values are of the server's own queue and policies on a
 virtual clock, as in generate-load --simulate. Uniform sizes on [1, 20] s and batches of 128 are the paper's setting. In
 place of its answers to GSM8K, which are not published, lengths are those of Azure's trace of conversations (2023), at
