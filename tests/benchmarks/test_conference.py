@@ -45,3 +45,13 @@ def test_statements_are_sorted_by_whether_they_hold() -> None:
     assert agreement([false, true]) == "Agrees with the paper: water is wet. Not so in our numbers: fire is cold."
     assert agreement([true]) == "Agrees with the paper: water is wet."
     assert agreement([false]) == "Not so in our numbers: fire is cold."
+
+
+def test_the_thresholds_of_figure_4_by_load() -> None:
+    found = [[threshold_of(solution) for solution in row] for row in policies().values()]
+    assert found == [
+        [1, 1, 1, 1, 1, 1, 2, 2, 2],
+        [1, 1, 2, 2, 2, 2, 2, 3, 2],
+        [2, 3, 4, 6, 7, 7, 8, 8, 7],
+        [32] * 9,
+    ]
