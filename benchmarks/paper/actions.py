@@ -54,7 +54,7 @@ def simple_cases() -> list[Case]:
     services = (DETERMINISTIC, _EXPONENTIAL, _EXPONENTIAL)
     names = ("deterministic", "exponential", "exponential")
     return [
-        Case(f"Case {i}: {name}, l = {ms} ms", variant(_LARGEST, ms), service=service)
+        Case(f"Case {i}: {name}, l = {ms} ms{' (a guess)' if i == 1 else ''}", variant(_LARGEST, ms), service=service)
         for i, (name, ms, service) in enumerate(zip(names, CONSTANT_MS, services, strict=True), 1)
     ]
 
@@ -126,8 +126,7 @@ def figure_3() -> Section:
 Action by queue length and load; a frame marks the control limit. See how it rises with w2, to 8 at every load for
 w2 = 100. Agrees with the paper: {limits} of {len(LOADS) * len(WEIGHTS) * 3} solutions are control limit policies; with
 w2 = 0, Cases 2 and 3 have {same} solutions (Corollary 1); with w2 > 0, the limits of Case 3 are equal to or
-above those of Case 2 in {above} of {compared}. The text of the paper has the service times of Cases 2 and 3 and not
-that of Case 1: ours, {CONSTANT_MS[0]} ms, is a guess."""
+above those of Case 2 in {above} of {compared}."""
     return Section("Figure 3: solutions where the control limit is optimal", text)
 
 
@@ -155,7 +154,7 @@ energy ours again. Agrees with the paper: in Case 4 batches below 8 are launched
 figure
 8: at ρ = 0.1 and w2 = 1 the actions are {" ".join(map(str, first))}); in Case 6 batches smaller than could be are
 launched;
-in Case 7 most solutions break. The service time of Case 1, and so of Cases 4 and 5, is a guess as in figure 3."""
+in Case 7 most solutions break."""
     return Section("Figure 11: where the control-limit structure breaks", text)
 
 
@@ -168,4 +167,9 @@ def _draw(cases: Sequence[Case], number: int) -> str:
             axes.set_title(f"{case.name}; w2 = {w2:g}", fontsize=9)
             axes.set(xlabel="queue length" if case is cases[-1] else "", ylabel="load ρ" if w2 == 0.0 else "")
     figure.legend(handles=legend_handles(), loc="outside lower center", ncols=4, frameon=False)
-    return save_numbered(figure, number)
+    return f"{save_numbered(figure, number)}\n\n{_CASE_1}"
+
+
+_CASE_1 = f"""\
+The text of the paper has the service times of Cases 2 and 3, and not that of Case 1, which is also that of Cases 4 and
+5: ours, {CONSTANT_MS[0]} ms, is a guess."""

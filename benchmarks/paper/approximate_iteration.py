@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from benchmarks.paper.claims import Claim, agreement
-from benchmarks.paper.setting import Section, at, difference, googlenet, save_named, table
+from benchmarks.paper.setting import Claim, Section, agreement, at, difference, googlenet, save_named, table
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import LINE_STYLES, PALETTE, benchmarks
 from policies.smdp.distributions import Floats, Ints
@@ -221,9 +220,9 @@ class TableIII:
                 all(abs(gain / PRINTED_WAITING - 1.0) < 2e-4 for gain in waiting),
             ),
             Claim(
-                f"AVI and API settle at a worse policy than relative value iteration (ours: {avi.gains[-1]:.3f}, "
-                f"{api.gains[-1]:.3f} and {with_cost.gains[-1]:.3f})",
+                "AVI and API settle at a worse policy than relative value iteration",
                 min(avi.gains[-1], api.gains[-1]) > with_cost.gains[-1] + 0.01,
+                f"they settle at {avi.gains[-1]:.3f} and {api.gains[-1]:.3f}, it at {with_cost.gains[-1]:.3f}",
             ),
         ]
 

@@ -1,8 +1,7 @@
 """Sections on multi-bin batching and LazyBatching, from the records of their scripts."""
 
 from benchmarks.lazy_sensitivity import COMPARED, GRAPH, PRINTED
-from benchmarks.paper.claims import Claim, agreement
-from benchmarks.paper.setting import Section, table
+from benchmarks.paper.setting import Claim, Section, agreement, table
 from benchmarks.predicted_bins import BINS, PREDICTORS
 from benchmarks.predicted_bins import PRINTED as PRINTED_ACCURACY
 from benchmarks.support.harness import load_record

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.paper.claims import Claim, agreement
-from benchmarks.paper.setting import ALL_LOADS, Section, at, googlenet, save_named, table
+from benchmarks.paper.setting import ALL_LOADS, Claim, Section, agreement, at, googlenet, save_named, table
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.action_chart import chart_rows, control_limit_of, legend_handles, policy_chart
 from policies.charts.averages import MARKERS, PALETTE, benchmarks
@@ -60,9 +59,9 @@ def claims_4(solutions: Mapping[float, Sequence[Solution]]) -> list[Claim]:
         ),
         Claim(f"with w2 = 0 the thresholds are close to 1 (at most {low})", low <= 2),
         Claim(
-            "the control limit structure, to launch all that wait, at most 32, from a threshold on, generally exists "
-            f"(it does in {limits} of {len(every)} solutions)",
+            "the control limit structure, to launch all that wait, at most 32, from a threshold on, generally exists",
             2 * limits > len(every),
+            f"it does in {limits} of {len(every)} solutions",
         ),
     ]
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.paper.claims import Claim
-from benchmarks.paper.setting import Section
+from benchmarks.paper.setting import Claim, Section
 from benchmarks.support.harness import markdown_table
 
 Result = Literal["reproduced", "different", "not possible here", "no numbers"]
@@ -50,7 +49,9 @@ class Paper:
 
 def judged(item: str, printed: str, ours: str, claims: Sequence[Claim], note: str = "") -> Row:
     """Return a row that is reproduced if every claim holds, and else different, with the claims that do not hold."""
-    failing = "; ".join(claim.text for claim in claims if not claim.holds)
+    failing = "; ".join(
+        f"{claim.text}: {claim.instead}" if claim.instead else claim.text for claim in claims if not claim.holds
+    )
     if not failing:
         return Row(item, "reproduced", printed, ours, note)
     return Row(item, "different", printed, ours, "; ".join(filter(None, (f"not so: {failing}", note))))
@@ -62,7 +63,8 @@ def overview(papers: Sequence[Paper]) -> list[Section]:
     counts.append(["all", *(str(sum(paper.number(result) for paper in papers)) for result in RESULTS)])
     summary = f"""\
 How many of the printed tables and figures are computed again with the same result, come out differently, or need a
-device or data that are not here. A row is different where at least one statement of the paper about it fails.
+device or data that are not here. A row is different where at least one statement of the paper about it fails. Multi-bin
+batching, LazyBatching and BatchMonitor are read from the records of `make paper-batching`.
 
 {markdown_table(["paper", *RESULTS], counts, right_aligned=range(1, 5))}"""
     return [Section("Every table and figure", summary), *(_table(paper) for paper in papers)]

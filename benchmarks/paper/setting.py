@@ -42,6 +42,33 @@ class Section:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement of the papers about one of their tables or figures, checked on our numbers.
+
+    Attributes:
+        text: the statement, where it holds with our numbers.
+        holds: whether our numbers show it.
+        instead: what they show, if it does not hold.
+    """
+
+    text: str
+    holds: bool
+    instead: str = ""
+
+
+def agreement(claims: Sequence[Claim]) -> str:
+    """Sentences that say which statements hold, and for each of the others what our numbers show."""
+    held = "; ".join(claim.text for claim in claims if claim.holds)
+    others = [claim for claim in claims if not claim.holds]
+    sentences = [f"Agrees with the paper: {held}."] if held else []
+    sentences += [
+        f"Differs from the paper, which says that {c.text}: {c.instead or 'our numbers do not show it'}."
+        for c in others
+    ]
+    return " ".join(sentences)
+
+
 def googlenet() -> Profile:
     """The papers' device."""
     return load_profile("googlenet-tesla-p4")
@@ -133,9 +160,9 @@ def _filled(paragraph: str) -> str:
 
 
 _INTRODUCTION = """\
-Written by `make paper` (benchmarks/paper); what it has on multi-bin batching, LazyBatching and BatchMonitor is read
-from the records of `make paper-batching`. The journal paper is Xu, Zhou and Niu, arXiv 2501.02181, the conference paper
-its forerunner at ICC 2023. Figures are compared with what the text of their paper says of them.
+Written by `make paper` (benchmarks/paper). The journal paper is Xu, Zhou and Niu, arXiv 2501.02181, the conference
+paper its forerunner at ICC 2023. Figures are compared with what the journal's text says of them: "agrees" and
+"differs" are computed, and a test asserts them.
 
 Unless a section says otherwise: GoogLeNet on a Tesla P4, l(b) = 0.3051 b + 1.0524 ms, ζ(b) = 19.899 b + 19.603 mJ,
 deterministic service times, batches of 1 to 32, w1 = 1; solved exactly (policies/smdp/solver.py), without the papers'

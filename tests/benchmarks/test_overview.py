@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.paper import batching, overview_batching, overview_smdp
-from benchmarks.paper.claims import Claim
 from benchmarks.paper.overview import RESULTS, Paper, Row, judged, overview
 from benchmarks.paper.runs import TABLE_I, Runs
-from benchmarks.paper.setting import PAGE, Section, at, googlenet
+from benchmarks.paper.setting import PAGE, Claim, Section, at, googlenet
 from benchmarks.paper.truncation import TABLE_II, rvi
 from loadgen.simulated import simulate_policy
 from policies import catalog
@@ -40,8 +39,8 @@ def result_of(paper: Paper) -> dict[str, str]:
 
 def test_a_row_is_reproduced_only_if_every_claim_holds() -> None:
     assert judged("T", "a", "b", [Claim("x", True)]).result == "reproduced"
-    row = judged("T", "a", "b", [Claim("x", True), Claim("y", False)], "why")
-    assert (row.result, row.note) == ("different", "not so: y; why")
+    row = judged("T", "a", "b", [Claim("x", True), Claim("y", False, "z")], "why")
+    assert (row.result, row.note) == ("different", "not so: y: z; why")
 
 
 def test_the_counts_are_those_of_the_rows() -> None:
