@@ -54,7 +54,7 @@ def simple_cases() -> list[Case]:
     services = (DETERMINISTIC, _EXPONENTIAL, _EXPONENTIAL)
     names = ("deterministic", "exponential", "exponential")
     return [
-        Case(f"Case {i}: {name}, l = {ms} ms{' (a guess)' if i == 1 else ''}", variant(_LARGEST, ms), service=service)
+        Case(f"Case {i}: {name}, l = {ms} ms", variant(_LARGEST, ms), service=service)
         for i, (name, ms, service) in enumerate(zip(names, CONSTANT_MS, services, strict=True), 1)
     ]
 
