@@ -97,11 +97,13 @@ paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their fig
 percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about 20 minutes, can be resumed)
 	$(BIN)/python -m benchmarks.percentile_policies
 
-paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 20 minutes; needs the trace)
+paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 25 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.batchmonitor
 	$(BIN)/python -m benchmarks.lazy
+	$(BIN)/python -m benchmarks.lazy_sensitivity
 	$(BIN)/python -m benchmarks.multi_bin
 	$(BIN)/python -m benchmarks.bin_ages
+	$(BIN)/python -m benchmarks.predicted_bins
 	$(BIN)/python -m benchmarks.traces
 
 # ruff's S rules (bandit's) check our own code in `make check`; this checks the installed packages.

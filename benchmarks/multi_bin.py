@@ -21,13 +21,14 @@ from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import choose
 from policies.queue.arrivals import trace_column
 from policies.queue.central import CentralRun, serve
-from policies.sizing.bins import batch_time, equal_edges, optimised_edges
+from policies.sizing.bins import batch_time, equal_edges, least_response_time, optimised_edges
 
 SEEDS, REQUESTS, LARGE = 10, 128_000, 128
 UNIFORM = Uniform(1.0, 20.0)
 BINS = (1, 2, 3, 4, 5)
 RATES = (0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14)  # 1/s
 EXPONENTIAL, EXPONENTIAL_BATCH, EXPONENTIAL_REQUESTS = Exponential(10.0), 200, 200_000
+EXPONENTIAL_BINS, EXPONENTIAL_RATES = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)  # figure 9
 SMALL, SERVERS, TOKEN = 8, 8, 0.02  # batch size and servers of figure 6; s a token
 LENGTH_BINS = (1, 2, 4, 8, 16, 32)
 SERVED_RATES = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)  # 1/s, by eight servers
@@ -135,10 +136,28 @@ def exponential() -> dict[str, Any]:
     return {"mean_s": EXPONENTIAL.mean, "batch_size": EXPONENTIAL_BATCH, "seeds": SEEDS, "cells": cells}
 
 
-def _exponential_run(edges: Sequence[float], seed: int) -> CentralRun:
+def _exponential_run(edges: Sequence[float], seed: int, rate: float = 40.0) -> CentralRun:
     rng = np.random.default_rng([seed, len(edges), 1])
     sizes = rng.exponential(EXPONENTIAL.mean, EXPONENTIAL_REQUESTS)
-    return serve(arrivals(40.0, len(sizes), rng), sizes, binned(edges, sizes), EXPONENTIAL_BATCH)
+    return serve(arrivals(rate, len(sizes), rng), sizes, binned(edges, sizes), EXPONENTIAL_BATCH)
+
+
+def exponential_by_rate() -> dict[str, Any]:
+    """Exponential sizes: throughput and mean response time by arrival rate (figure 9)."""
+    by_rate: dict[str, list[dict[str, Any]]] = {}
+    for bins in EXPONENTIAL_BINS:
+        edges = EXPONENTIAL.edges(bins, EXPONENTIAL_BATCH)
+        expected = EXPONENTIAL.batch_time(edges, EXPONENTIAL_BATCH)
+        cells: list[dict[str, Any]] = []
+        for rate in EXPONENTIAL_RATES:
+            runs = [_exponential_run(edges, seed, rate) for seed in range(SEEDS)]
+            mean = spread(float(run.responses.mean()) for run in runs)
+            least = round(least_response_time(expected, bins, EXPONENTIAL_BATCH, rate), 4)
+            throughput = spread(run.throughput for run in runs)
+            cells.append({"rate": rate, "throughput": throughput, "mean_s": mean, "equation_7_s": least})
+        by_rate[str(bins)] = cells
+        print(bins, [cell["mean_s"][0] for cell in cells], flush=True)
+    return {"requests": EXPONENTIAL_REQUESTS, "seeds": SEEDS, "by_rate": by_rate}
 
 
 def lengths() -> dict[str, Any]:
@@ -271,7 +290,7 @@ def _mistaken_run(
 
 def main() -> None:
     """Simulate the chosen parts, record and draw."""
-    parts = (uniform, exponential, lengths, compared, errors)
+    parts = (uniform, exponential, exponential_by_rate, lengths, compared, errors)
     multi_bin_figures.draw(measure_parts("multi_bin", __doc__, {part.__name__: part for part in parts}))
 
 

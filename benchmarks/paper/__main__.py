@@ -2,17 +2,33 @@
 
 from collections.abc import Iterator
 
-from benchmarks.paper import actions, percentiles, runs, tradeoffs, truncation, variants
+from benchmarks.paper import (
+    actions,
+    approximate_iteration,
+    batching,
+    conference,
+    overview,
+    overview_batching,
+    overview_smdp,
+    percentiles,
+    runs,
+    tradeoffs,
+    truncation,
+    variants,
+)
 from benchmarks.paper.setting import Section, write_page
 from benchmarks.support.harness import argument_parser
 
 
 def sections() -> Iterator[Section]:
-    """The tables, then the figures."""
+    """The overview, the SMDP papers' tables and figures, those of the other papers."""
     results = runs.simulated()
+    smdp = overview_smdp.journal(results), overview_smdp.conference_paper()
+    others = overview_batching.multi_bin(), overview_batching.lazy_batching(), overview_batching.batch_monitor()
+    yield from overview.overview([*smdp, *others])
     yield runs.table_i(results)
     yield truncation.table_ii()
-    yield truncation.table_iii()
+    yield approximate_iteration.table_iii()
     yield actions.proposition_4()
     yield actions.figure_3()
     yield tradeoffs.figure_4()
@@ -23,6 +39,11 @@ def sections() -> Iterator[Section]:
     yield variants.figure_9()
     yield truncation.figure_10()
     yield actions.figure_11()
+    yield conference.figure_4()
+    yield conference.figure_5()
+    yield batching.multi_bin_figure_9()
+    yield batching.predicted_lengths()
+    yield batching.lazy_sensitivity()
     yield percentiles.beyond_the_papers()
 
 

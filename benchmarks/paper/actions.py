@@ -209,4 +209,9 @@ def _draw(cases: Sequence[Case], number: int) -> str:
             axes.set_title(f"{case.name}; w2 = {w2:g}", fontsize=9)
             axes.set(xlabel="queue length" if case is cases[-1] else "", ylabel="load ρ" if w2 == 0.0 else "")
     figure.legend(handles=legend_handles(), loc="outside lower center", ncols=4, frameon=False)
-    return save_numbered(figure, number)
+    return f"{save_numbered(figure, number)}\n\n{_CASE_1}"
+
+
+_CASE_1 = f"""\
+The text of the paper has the service times of Cases 2 and 3, and not that of Case 1, which is also that of Cases 4 and
+5: ours, {CONSTANT_MS[0]} ms, is a guess."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 ALL_LOADS = tuple(n / 10 for n in range(1, 10))
 WEIGHTS = (0.0, 0.5, 1.0, 100.0)
-CONSTANT_MS = 2.4252, 2.4252, 1.7465  # service times of Cases 1-3
+CONSTANT_MS = 2.4252, 2.4252, 1.7465  # service times of Cases 1-3; that of Case 1 is not printed: a guess
 PAGE = ROOT / "docs" / "paper.md"
 _DPI, _COLOURS = 110, 256
 

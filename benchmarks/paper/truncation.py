@@ -1,4 +1,4 @@
-"""The papers' truncation and relative value iteration, Tables II and III and figure 10, beside our solver."""
+"""The papers' truncation and relative value iteration, Table II and figure 10, beside our solver."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -187,26 +187,6 @@ def _seconds(work: Callable[[], object], rounds: int = 5) -> float:
         work()
         times.append(perf_counter() - start)
     return median(times)
-
-
-def table_iii() -> Section:
-    """The converged gain of Table III."""
-    problem = at(googlenet(), 0.5, 1.0)
-    exact = solve(problem).gain
-    rows = [
-        [f"relative value iteration, c_o = {cost}, s_max = 160", "38.86", f"{gain:.4f}", difference(38.86, gain)]
-        for cost in (0, 100)
-        for gain in [rvi(problem, cost, 160).gain]
-    ]
-    rows.append(["exact", "-", f"{exact:.4f}", difference(38.86, exact)])
-    text = f"""\
-ρ = 0.5, w1 = w2 = 1: the gain at which the scheme converges.
-
-{table(["method", "printed", "ours", "difference"], rows)}
-
-The two approximate algorithms that the paper compares with converge at 42.53, 9 per cent above; we have not built
-them."""
-    return Section("Table III: the converged gain", text)
 
 
 def figure_10() -> Section:

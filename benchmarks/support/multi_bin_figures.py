@@ -7,17 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import FIGURES, finish_axes, new_figure, save_figure
-from policies.charts.averages import PALETTE
+from policies.charts.averages import GREY, PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_SEVEN = (*PALETTE, GREY)
 _Spreads = Sequence[Sequence[float]] | NDArray[np.float64]  # mean, least, greatest
 
 
 def draw(record: Mapping[str, Any]) -> None:
     """Draw every figure whose part is recorded."""
-    for part, draw_part in (("uniform", draw_uniform), ("lengths", draw_lengths), ("errors", draw_errors)):
+    parts = {"uniform": draw_uniform, "exponential_by_rate": draw_exponential, "lengths": draw_lengths}
+    for part, draw_part in (parts | {"errors": draw_errors}).items():
         if part in record:
             draw_part(record[part])
 
@@ -41,6 +43,31 @@ def draw_uniform(record: Mapping[str, Any]) -> None:
     for axes in (throughput, response):
         _finish(axes)
     save_figure(figure, FIGURES / "multi-bin-uniform.png")
+
+
+def draw_exponential(record: Mapping[str, Any]) -> None:
+    """Throughput and mean response time by arrival rate, and the least mean by the number of bins: figure 9."""
+    figure = new_figure(15, 4.8)
+    throughput, response, least = figure.subplots(1, 3, width_ratios=(1, 1, 0.8))
+    for colour, (bins, cells) in zip(_SEVEN, record["by_rate"].items(), strict=True):
+        rates = [cell["rate"] for cell in cells]
+        _line(throughput, rates, [cell["throughput"] for cell in cells], colour, _name(bins))
+        _line(response, rates, [cell["mean_s"] for cell in cells], colour, _name(bins))
+    throughput.set(title="(a) throughput", ylabel="requests/s", ylim=(0, None))
+    response.set(title="(b) mean response time", ylabel="s", yscale="log", ylim=(40, 3e3))
+    _finish(throughput)
+    response.set_xlabel("arrival rate, 1/s")
+    found = least_means(record)
+    least.plot(list(found), list(found.values()), "o-", color=PALETTE[0])
+    least.set(title="(c) least mean of all arrival rates", ylabel="s", xlabel="bins", ylim=(0, None))
+    for axes in (response, least):
+        finish_axes(axes)
+    save_figure(figure, FIGURES / "multi-bin-exponential.png")
+
+
+def least_means(record: Mapping[str, Any]) -> dict[int, float]:
+    """The least mean response time over the arrival rates, s, by number of bins."""
+    return {int(bins): min(cell["mean_s"][0] for cell in cells) for bins, cells in record["by_rate"].items()}
 
 
 def draw_lengths(record: Mapping[str, Any]) -> None:
