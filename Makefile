@@ -52,7 +52,7 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
 
-bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about an hour; needs the trace)
+bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 80 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
@@ -74,7 +74,7 @@ bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and 
 	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
 	$(BIN)/python -m benchmarks.page
 
-stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 90 minutes)
+stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 95 minutes)
 	$(BIN)/python -m benchmarks.identity
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.attacks
@@ -87,6 +87,9 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 	$(BIN)/python -m benchmarks.soak --gateways 2 --kills
 	$(if $(TRITON_PYTHON),$(BIN)/python -m benchmarks.upstream --triton-python $(TRITON_PYTHON))
 	$(BIN)/python -m benchmarks.page
+
+records: $(STAMP)  ## list the records that are older than the code that they measure
+	$(BIN)/python -m benchmarks.records_age
 
 paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their figures (some minutes)
 	$(BIN)/python -m benchmarks.paper
@@ -113,4 +116,4 @@ gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it t
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
 		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
 
-.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress paper percentiles paper-batching audit gpu
+.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress records paper percentiles paper-batching audit gpu

@@ -2,7 +2,9 @@
 
 Poisson arrivals in an open loop, images of 1 KB, and a time-out of 1 s: sent to our server as X-Timeout-Ms with each
 call, set for all calls in a peer's configuration. Goodput counts answers within 1 s of the scheduled arrival. A peer
-reads the same bytes without decoding them. Cells that are in the record are not measured again.
+reads the same bytes without decoding them. Each peer is measured as it is started by default, and with a bound that
+rejects what it could not answer in time: `--capacity` of mosec, and uvicorn's `limit_concurrency` under LitServe. About
+16 minutes with the peers; cells that are in the record are not measured again.
 """
 
 import base64
@@ -30,6 +32,7 @@ PROFILE = "googlenet-tesla-p4-x10"
 LOADS = (0.9, 1.2, 2.0, 5.0)
 OURS = ("greedy", "smdp:w2=16")
 PEERS = ("mosec", "litserve")
+BOUNDED = ", bounded queue"  # of a peer's name
 TIMEOUT = 1.0  # s
 _CLIENT_TIMEOUT = 1.5  # s; longer than TIMEOUT, so that a server's own 504 is still received
 _HEAD = (
@@ -55,20 +58,34 @@ def ours(policy: str) -> Iterator[Target]:
 
 
 @contextmanager
-def peer(name: str, python: str) -> Iterator[Target]:
-    """A peer's server, run by the interpreter `python`."""
+def peer(name: str, python: str, is_bounded: bool) -> Iterator[Target]:
+    """A peer's server, run by the interpreter `python`, with a bound of its queue or as it is by default."""
     port, jpeg = harness.free_port(), harness.small_jpeg()
-    wait = str(round(1e3 * TIMEOUT)) if name == "mosec" else str(TIMEOUT)
     encoded = json.dumps({"image": base64.b64encode(jpeg).decode()}).encode()
     path, body, kind = {
         "mosec": ("/inference", jpeg, "image/jpeg"),
         "litserve": ("/predict", encoded, "application/json"),
     }[name]
     script = str(Path(__file__).parent / "peer_servers" / f"{name}_server.py")
+    line = [python, script, "--port", str(port), *peer_flags(name, is_bounded)]
     times = {"SERVICE_TIMES": json.dumps(load_profile(PROFILE).service_times)}
     call = HttpCall(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": kind})
-    with running_peer([python, script, "--port", str(port), "--timeout", wait], call, times) as pid:
+    with running_peer(line, call, times) as pid:
         yield Target(pid, call)
+
+
+def peer_flags(name: str, is_bounded: bool) -> list[str]:
+    """The time-out of a peer, and the bound of its queue: the requests that are served within the time-out.
+
+    A request that is admitted to a full queue waits for the batches before it and is answered with its own, the
+    largest. mosec counts waiting requests, uvicorn those in service too.
+    """
+    profile = load_profile(PROFILE)
+    waiting = int((TIMEOUT - profile.service_times[-1]) * profile.capacity)
+    if name == "mosec":
+        return ["--timeout", str(round(1e3 * TIMEOUT)), *(["--capacity", str(waiting)] if is_bounded else [])]
+    bound = ["--most-calls", str(waiting + profile.max_batch_size)] if is_bounded else []
+    return ["--timeout", str(TIMEOUT), *bound]
 
 
 async def _offer(call: HttpCall, rate: float, duration: float) -> RunLog:
@@ -129,7 +146,8 @@ def main() -> None:
     chosen = parser.parse_args()
     servers = {policy: partial(ours, policy) for policy in OURS}
     if chosen.peer_python:
-        servers |= {name: partial(peer, name, chosen.peer_python) for name in PEERS}
+        servers |= {name: partial(peer, name, chosen.peer_python, False) for name in PEERS}
+        servers |= {f"{name}{BOUNDED}": partial(peer, name, chosen.peer_python, True) for name in PEERS}
 
     def cell(name: str, load: float) -> dict[str, Any]:
         return measure(servers[name](), load, chosen.duration)

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from benchmarks.paper.proposition_4 import SizeIndependent, optimal_control_limit
 from benchmarks.paper.setting import (
     CONSTANT_MS,
     LOADS,
     WEIGHTS,
+    Claim,
     Section,
     affine_energy,
+    agreement,
     at,
     log_energy,
     save_numbered,
@@ -100,7 +103,7 @@ limits for ρ = 0.1, 0.3, 0.5, 0.7, 0.9:
 
 {table(["", "Proposition 4", "solver"], rows)}
 
-They agree in {agreeing} of {len(rows) * len(LOADS)}, as the paper says of its own solver."""
+They agree in {agreeing} of {len(rows) * len(LOADS)}."""
     return Section("Proposition 4: control limits in closed form", text)
 
 
@@ -113,21 +116,34 @@ def _closed(load: float, service_ms: float, w2: float) -> int:
 
 def figure_3() -> Section:
     """Actions of Cases 1-3."""
-    drawn = {(case.name, w2): solved(case, w2) for case in simple_cases() for w2 in WEIGHTS}
-    limits = sum(not breaks(solution) for solutions in drawn.values() for solution in solutions)
-    second, third = ([_limits(drawn[case.name, w2]) for w2 in WEIGHTS] for case in simple_cases()[1:])
-    pairs = [pair for two in zip(second[1:], third[1:], strict=True) for pair in zip(*two, strict=True)]
-    above, compared = sum(b >= a for a, b in pairs), len(pairs)
-    same = "the same" if second[0] == third[0] else "DIFFERENT"
-    image = _draw(simple_cases(), 3)
     text = f"""\
-{image}
+{_draw(simple_cases(), 3)}
 
-Action by queue length and load; a frame marks the control limit. See how it rises with w2, to 8 at every load for
-w2 = 100. Agrees with the paper: {limits} of {len(LOADS) * len(WEIGHTS) * 3} solutions are control limit policies; with
-w2 = 0, Cases 2 and 3 have {same} solutions (Corollary 1); with w2 > 0, the limits of Case 3 are equal to or
-above those of Case 2 in {above} of {compared}."""
+Action by queue length and load; a frame marks the control limit. {agreement(claims_3())}"""
     return Section("Figure 3: solutions where the control limit is optimal", text)
+
+
+def claims_3() -> list[Claim]:
+    """Section VII-A, on Cases 1-3 of figure 3, and Corollary 1."""
+    cases = [[solved(case, w2) for w2 in WEIGHTS] for case in simple_cases()]
+    every = [solution for case in cases for solutions in case for solution in solutions]
+    keeping = sum(not breaks(solution) for solution in every)
+    first, second, third = ([_limits(solutions) for solutions in case] for case in cases)
+    pairs = [pair for two in zip(second[1:], third[1:], strict=True) for pair in zip(*two, strict=True)]
+    above = sum(b >= a for a, b in pairs)
+    rising = all(a <= b for case in (first, second, third) for two in pairwise(case) for a, b in zip(*two, strict=True))
+    return [
+        Claim(f"{keeping} of {len(every)} solutions are control limit policies", keeping == len(every)),
+        Claim(
+            "the limits rise with w2, to 8 at every load for w2 = 100",
+            rising and {limit for case in (first, second, third) for limit in case[-1]} == {_LARGEST},
+        ),
+        Claim("with w2 = 0, Cases 2 and 3 have the same solutions (Corollary 1)", second[0] == third[0]),
+        Claim(
+            f"with w2 > 0, the limits of Case 3 are equal to or above those of Case 2 in {above} of {len(pairs)}",
+            above == len(pairs),
+        ),
+    ]
 
 
 def _limits(solutions: Sequence[Solution]) -> list[int]:
@@ -137,25 +153,51 @@ def _limits(solutions: Sequence[Solution]) -> list[int]:
 
 def figure_11() -> Section:
     """Actions of Cases 4-7."""
-    image = _draw(broad_cases(), 11)
-    counts = [sum(breaks(s) for w2 in WEIGHTS for s in solved(case, w2)) for case in broad_cases()]
-    first = solve(at(variant(_LARGEST, CONSTANT_MS[0], log_energy), 0.1, 1.0)).batch_size
     text = f"""\
-{image}
+{_draw(broad_cases(), 11)}
 
-Cells that break the control-limit structure are filled; of 20 solutions each, {", ".join(map(str, counts))} of Cases
-4 to
-7 have some. Case 4 is Case 1 with B_min = 5; Case 5 is Case 1 where an odd batch costs the energy of the next even size
-(padding), ours, for the paper prints no function; Case 6 is Case 1 with the default l(b); Case 7 is all three
-together, its
-energy ours again. Agrees with the paper: in Case 4 batches below 8 are launched at queues above 8 for ρ = 0.1 and w2
-= 0,
-0.5 and 1; in Case 5 more than one threshold parts waiting from launching (so it does with the logarithmic energy of
-figure
-8: at ρ = 0.1 and w2 = 1 the actions are {" ".join(map(str, first))}); in Case 6 batches smaller than could be are
-launched;
-in Case 7 most solutions break."""
+Cells that break the control-limit structure are filled; of 20 solutions each,
+{", ".join(map(str, broken_solutions()))} of Cases 4 to 7 have some. Case 4 is Case 1 with B_min = 5; Case 5 is Case 1
+where an odd batch costs the energy of the next even size (padding), ours, for the paper prints no function; Case 6 is
+Case 1 with the default l(b); Case 7 is all three together, its energy ours again. {agreement(claims_11())}"""
     return Section("Figure 11: where the control-limit structure breaks", text)
+
+
+def broken_solutions() -> list[int]:
+    """The number of solutions that break the control-limit structure, of 20 each of Cases 4 to 7."""
+    return [sum(breaks(solution) for w2 in WEIGHTS for solution in solved(case, w2)) for case in broad_cases()]
+
+
+def claims_11() -> list[Claim]:
+    """Appendix E, on Cases 4-7 of figure 11."""
+    fourth, fifth, sixth, _ = broad_cases()
+    small = [solved(fourth, w2)[0].batch_size for w2 in WEIGHTS[:3]]
+    curved = solve(at(variant(_LARGEST, CONSTANT_MS[0], log_energy), 0.1, 1.0)).batch_size
+    partial = any(
+        0 < action < min(length, _LARGEST)
+        for w2 in WEIGHTS
+        for solution in solved(sixth, w2)
+        for length, action in enumerate(solution.batch_size)
+    )
+    counts = broken_solutions()
+    return [
+        Claim(
+            "in Case 4 batches below 8 are launched at queues above 8 for ρ = 0.1 and w2 = 0, 0.5 and 1",
+            all(any(0 < action < _LARGEST for action in actions[_LARGEST + 1 :]) for actions in small),
+        ),
+        Claim(
+            "in Case 5 more than one threshold parts waiting from launching (so it does with the logarithmic energy of "
+            f"figure 8: at ρ = 0.1 and w2 = 1 the actions are {' '.join(map(str, curved))})",
+            any(_thresholds(s.batch_size) > 1 for w2 in WEIGHTS for s in solved(fifth, w2)) and _thresholds(curved) > 1,
+        ),
+        Claim("in Case 6 batches smaller than could be are launched", partial),
+        Claim("in Case 7 more solutions break the structure than in the others", counts[3] > max(counts[:3])),
+    ]
+
+
+def _thresholds(actions: Sequence[int]) -> int:
+    """Number of queue lengths at which waiting changes to launching."""
+    return sum(before == 0 < after for before, after in pairwise(actions))
 
 
 def _draw(cases: Sequence[Case], number: int) -> str:

@@ -1,14 +1,25 @@
 """The device with another service time, energy or distribution: figures 7, 8 and 9."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
-from benchmarks.paper.setting import Section, affine_energy, at, googlenet, log_energy, save_numbered, variant
-from benchmarks.paper.tradeoffs import by_load, legend
+from benchmarks.paper.setting import (
+    ALL_LOADS,
+    Claim,
+    Section,
+    affine_energy,
+    agreement,
+    at,
+    googlenet,
+    log_energy,
+    save_numbered,
+    variant,
+)
+from benchmarks.paper.tradeoffs import by_load, legend, not_beaten
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
@@ -18,32 +29,58 @@ from policies.smdp.solver import Solution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_CONSTANT_MS = 6.0859
+CONSTANT_MS = 6.0859
 _SIZES = np.arange(1, 33)
 _DISTRIBUTIONS = ("deterministic", "erlang2", "exponential", "hyperexponential")
 
 
 def figure_7() -> Section:
     """A service time that does not depend on the batch size."""
-    constant = variant(32, _CONSTANT_MS)
+    constant = variant(32, CONSTANT_MS)
     figure = new_figure(15, 4.8)
     rate, power, efficiency = figure.subplots(1, 3, width_ratios=(0.85, 1, 1))
     _lines(rate, {name: _SIZES / np.array(p.service_times) for name, p in _pair("constant", constant).items()})
     rate.set(xlabel="batch size b", ylabel="service rate b / l(b), requests per second", title="(a) service rate")
     by_load(power, efficiency, constant)
-    greedy, static = (_times(constant, name) for name in ("greedy", "static 32"))
-    usual_greedy, usual_static = (_times(googlenet(), name) for name in ("greedy", "static 32"))
     text = f"""\
 {save_numbered(figure, 7)}
 
-l(b) = {_CONSTANT_MS} ms for every b. Agrees with the paper: the service rate is linear in b, 32 times that of b = 1
-at b = 32
-(default: 4 times); the solved policies are nowhere beaten; greedy hardly slows down with load ({_listed(greedy)} ms at
-ρ = 0.1, 0.6 and 0.9; default {_listed(usual_greedy)} ms); static 32 is faster than by default and becomes faster
-with load ({_listed(static)} ms; default {_listed(usual_static)} ms). The paper calls the two "very close" from
-ρ = 0.6 on: there static 32 is {static[1] / greedy[1] - 1:.0%} slower than greedy, at 0.9
-{static[2] / greedy[2] - 1:.0%}."""
+l(b) = {CONSTANT_MS} ms for every b. {agreement(claims_7())}"""
     return Section("Figure 7: a service time independent of the batch size", text)
+
+
+def claims_7() -> list[Claim]:
+    """Section VII-C 1, on figure 7."""
+    constant = variant(32, CONSTANT_MS)
+    greedy, static = (_times(constant, name) for name in ("greedy", "static 32"))
+    usual_greedy, usual_static = (_times(googlenet(), name) for name in ("greedy", "static 32"))
+    faster, usual = (32 * p.service_time(1) / p.service_time(32) for p in (constant, googlenet()))
+    return [
+        Claim(
+            f"the service rate at b = 32 is {faster:.0f} times that of b = 1 (default: {usual:.0f} times)",
+            abs(faster - 32.0) < 1e-9 and round(usual) == 4,
+        ),
+        Claim("the solved policies are nowhere beaten", not_beaten(_tradeoffs(constant))),
+        Claim(
+            f"greedy hardly slows down with load ({_listed(greedy)} ms at ρ = 0.1, 0.6 and 0.9; default "
+            f"{_listed(usual_greedy)} ms)",
+            greedy[-1] < 1.1 * greedy[0] and usual_greedy[-1] > 2.0 * usual_greedy[0],
+        ),
+        Claim(
+            f"static 32 is faster than by default and becomes faster with load ({_listed(static)} ms; default "
+            f"{_listed(usual_static)} ms)",
+            static == sorted(static, reverse=True) and all(a < b for a, b in zip(static, usual_static, strict=True)),
+        ),
+        Claim(
+            "greedy and static 32 are very close from ρ = 0.6 on",
+            static[1] < 1.05 * greedy[1],
+            f"at 0.6 static 32 is {static[1] / greedy[1] - 1:.0%} slower, at 0.9 {static[2] / greedy[2] - 1:.0%}",
+        ),
+    ]
+
+
+def _tradeoffs(profile: Profile) -> dict[float, Tradeoff]:
+    return {load: tradeoff(at(profile, load)) for load in ALL_LOADS}
 
 
 def figure_8() -> Section:
@@ -57,19 +94,49 @@ def figure_8() -> Section:
     _lines(panels["f"], {name: 1e3 * _SIZES / values for name, values in energies.items()})
     panels["f"].set(xlabel="batch size b", ylabel="b / ζ(b), requests per joule")
     by_load(panels["b"], panels["c"], concave)
-    powers = [f"{_at(concave, load, 'greedy').mean_power:.1f}" for load in (0.5, 0.6, 0.7, 0.8, 0.9)]
     text = f"""\
 {save_numbered(figure, 8)}
 
-ζ(b) = 105 ln b + 60 mJ. Agrees with the paper: greedy needs less power as the load rises from 0.6 to 0.8
-({", ".join(powers)} W at ρ = 0.5, 0.6, ..., 0.9); the frontiers are much steeper than in figure 5; the solved
-policies are
-nowhere beaten. Differs from its words: it says that the energy efficiency b/ζ(b) grows super-linearly, but it falls
-from
-b = 1 to 2 ({1e3 / log_energy(1):.1f} to {2e3 / log_energy(2):.1f} requests per joule) and then grows a little less
-than linearly (from 8 to 32 by
-{4 * log_energy(8) / log_energy(32):.2f} times). That it keeps growing beyond 8, unlike the default's, is so."""
+ζ(b) = 105 ln b + 60 mJ. {agreement(claims_8())}"""
     return Section("Figure 8: a logarithmic energy", text)
+
+
+def claims_8() -> list[Claim]:
+    """Section VII-C 2, on figure 8."""
+    concave = variant(32, None, log_energy)
+    powers = [_at(concave, load, "greedy").mean_power or 0.0 for load in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    shown, usual = _tradeoffs(concave), _tradeoffs(googlenet())
+    steeper = [_slope(shown[load]) / _slope(usual[load]) for load in ALL_LOADS]
+    grown, usually = (4.0 * energy(8) / energy(32) for energy in (log_energy, affine_energy))
+    return [
+        Claim(
+            "greedy needs less power as the load rises from 0.6 to 0.8 "
+            f"({', '.join(f'{power:.1f}' for power in powers)} W at ρ = 0.5, 0.6, ..., 0.9)",
+            powers[1] > powers[2] > powers[3],
+        ),
+        Claim(
+            f"the frontiers are {min(steeper):.1f} to {max(steeper):.1f} times as steep as those of figure 5",
+            min(steeper) > 2.0,
+        ),
+        Claim("the solved policies are nowhere beaten", not_beaten(shown)),
+        Claim(
+            f"from b = 8 to 32 the efficiency b/ζ(b) grows {grown:.2f} times, by default {usually:.2f} times",
+            grown > 2.0 and usually < 1.2,
+        ),
+        Claim(
+            "b/ζ(b) grows super-linearly",
+            grown > 4.0 and log_energy(1) > log_energy(2) / 2.0,
+            f"it falls from b = 1 to 2 ({1e3 / log_energy(1):.1f} to {2e3 / log_energy(2):.1f} requests per joule) and "
+            "then grows less than linearly",
+        ),
+    ]
+
+
+def _slope(shown: Tradeoff) -> float:
+    """The power saved between the ends of a frontier over the response time that it costs, W/s."""
+    first, last = shown.vertices[0], shown.vertices[-1]
+    saved = (first.mean_power or 0.0) - (last.mean_power or 0.0)
+    return saved / (last.mean_response_time - first.mean_response_time)
 
 
 _ENERGIES = {"default": affine_energy, "logarithmic": log_energy}
@@ -85,31 +152,61 @@ def figure_9() -> Section:
     functions.set(xlabel="service time, ms", ylabel="share of batches", title="(a) service time of a batch of 8")
     functions.legend(frameon=False)
     finish_axes(functions)
-    greedy: dict[float, list[Solution]] = {}
-    for axes, load in zip(panels, (0.3, 0.7), strict=True):
-        shown = [_by_distribution(load, name) for name in _DISTRIBUTIONS]
-        for color, one in zip(PALETTE, shown, strict=False):
+    shown = by_distribution()
+    for axes, load in zip(panels, shown, strict=True):
+        for color, one in zip(PALETTE, shown[load], strict=False):
             frontier_chart(axes, one, color=color)
-        greedy[load] = [one.benchmarks["greedy"] for one in shown]
         axes.set_title(f"(b) ρ = {load}")
     legend(panels[0])
-    return Section("Figure 9: distributions of the service time", f"{save_numbered(figure, 9)}\n\n{_caption_9(greedy)}")
+    text = f"""\
+{save_numbered(figure, 9)}
+
+The same means l(b). {agreement(claims_9(shown))} The coefficients of variation are 0, 0.707, 1 and 1.414; the paper's
+0.5 and 2 are their squares."""
+    return Section("Figure 9: distributions of the service time", text)
 
 
-def _caption_9(greedy: Mapping[float, list[Solution]]) -> str:
-    powers = {load: ", ".join(f"{s.mean_power:.2f}" for s in solutions) for load, solutions in greedy.items()}
-    return f"""\
-The same means l(b). Agrees with the paper: the more the service time varies, the
-heavier
-its tail and the slower the answers for the same power, and much more so at ρ = 0.7 than at 0.3; greedy needs less power
-the more it varies ({powers[0.3]} W at ρ = 0.3 and {powers[0.7]} W at 0.7, in the order of the legend), for its batches
-grow. The coefficients of variation are 0, 0.707, 1 and 1.414; the paper's 0.5 and 2 are their squares."""
+def claims_9(shown: Mapping[float, Sequence[Tradeoff]] | None = None) -> list[Claim]:
+    """Section VII-C 3, on figure 9."""
+    shown = shown or by_distribution()
+    mean = googlenet().service_time(8)
+    tails = [1.0 - float(function[0]) for function in service_functions(mean, np.array([4.0 * mean])).values()]
+    greedy = {load: [one.benchmarks["greedy"] for one in curves] for load, curves in shown.items()}
+    powers = {load: [solution.mean_power or 0.0 for solution in found] for load, found in greedy.items()}
+    sizes = {load: [solution.mean_batch_size for solution in found] for load, found in greedy.items()}
+    times = {load: [_time_at_middle(one, curves[0]) for one in curves] for load, curves in shown.items()}
+    slower = {load: found[-1] / found[0] - 1.0 for load, found in times.items()}
+    return [
+        Claim("the more the service time varies, the heavier its tail", tails == sorted(tails)),
+        Claim(
+            f"the slower are the answers for the same power, at ρ = 0.3 by up to {slower[0.3]:.0%}, at 0.7 by "
+            f"{slower[0.7]:.0%}",
+            all(found == sorted(found) for found in times.values()) and slower[0.7] > 2.0 * slower[0.3],
+        ),
+        Claim(
+            f"greedy needs less power the more it varies ({_listed(powers[0.3])} W at ρ = 0.3 and "
+            f"{_listed(powers[0.7])} W at 0.7, in the order of the legend), for its batches grow",
+            all(found == sorted(found, reverse=True) for found in powers.values())
+            and all(found == sorted(found) for found in sizes.values()),
+        ),
+    ]
 
 
-def _by_distribution(load: float, name: str) -> Tradeoff:
-    """The frontier, and of the benchmarks greedy alone."""
-    shown = tradeoff(at(googlenet(), load, service=distribution(name, googlenet())), name)
-    return replace(shown, benchmarks={"greedy": shown.benchmarks["greedy"]})
+def by_distribution() -> dict[float, list[Tradeoff]]:
+    """For loads 0.3 and 0.7 the frontiers of the four distributions, and of the benchmarks greedy alone."""
+    found: dict[float, list[Tradeoff]] = {}
+    for load in (0.3, 0.7):
+        problems = {name: at(googlenet(), load, service=distribution(name, googlenet())) for name in _DISTRIBUTIONS}
+        curves = [tradeoff(problem, name) for name, problem in problems.items()]
+        found[load] = [replace(one, benchmarks={"greedy": one.benchmarks["greedy"]}) for one in curves]
+    return found
+
+
+def _time_at_middle(shown: Tradeoff, reference: Tradeoff) -> float:
+    """Mean response time on a frontier, s, at the middle of the powers of the reference's ends."""
+    middle = sum(reference.vertices[end].mean_power or 0.0 for end in (0, -1)) / 2.0
+    powers = [vertex.mean_power or 0.0 for vertex in reversed(shown.vertices)]  # ascending
+    return float(np.interp(middle, powers, [vertex.mean_response_time for vertex in reversed(shown.vertices)]))
 
 
 def service_functions(mean: float, times: Floats) -> dict[str, Floats]:
@@ -144,5 +241,5 @@ def _times(profile: Profile, name: str) -> list[float]:
     return [1e3 * _at(profile, load, name).mean_response_time for load in (0.1, 0.6, 0.9)]
 
 
-def _listed(values: list[float]) -> str:
+def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
 FIGURES = ROOT / "docs" / "figures"
 TRACE = ROOT.parent / "shared" / "data" / "azure-llm-2023-conv.csv"  # Azure/AzurePublicDataset
-_MODULES = {
+MODULES = {
     "serve-model": "server.cli",
     "generate-load": "loadgen.cli",
     "profile-model": "profiler.cli",
@@ -197,7 +197,7 @@ def median_of_histogram(samples: Iterable[Sample]) -> float | None:
 
 def command_line(command: str) -> list[str]:
     """The command line of one of the project's commands, installed or not."""
-    return [sys.executable, "-m", _MODULES[command]]
+    return [sys.executable, "-m", MODULES[command]]
 
 
 def run_json(command: str, *arguments: str, within: float | None = None) -> Any:

@@ -25,7 +25,9 @@ batches. A batch missing from one window is counted in the next, so such errors 
 and by more than three standard errors; otherwise the detector is reset. Errors below 5 per cent do not justify another
 policy, because the cost is flat around its optimum.
 
-**Refit** (refitting.py): only observations after the change point are used.
+**Refit** (refitting.py): only observations after the change point are used. The first windows after a change of the
+energies are few, and often determine a scale only. So the energies are fitted again to all windows since their refit
+when these are 8, 16, 32 and 64, which is accepted if it moves the energy of some batch size by more than 5 per cent.
 """
 
 from collections import deque
@@ -41,7 +43,9 @@ from policies.adaptation.refitting import (
     Refit,
     after_change,
     batch_energy,
+    energy_deviation,
     energy_drift,
+    largest_energy_change,
     refit_energies,
     refit_service_times,
     time_drift,
@@ -50,6 +54,7 @@ from policies.profile import Profile
 
 _MAX_BATCHES = 1024  # kept
 _MAX_WINDOWS = 64  # kept
+_LOOKS = (8, 16, 32, 64)  # windows since a refit of the energies with which they are fitted again
 _MIN_WINDOW = 0.25  # s, of an energy window
 _MIN_WINDOW_BATCHES = 8  # of an energy window: a batch at its edge is then at most an eighth of it
 
@@ -129,6 +134,7 @@ class DriftDetector:
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
         self._times = CusumDetector(clip=0.3, threshold=3.0, per_variance=200.0)
         self._energies = CusumDetector(clip=0.4, threshold=0.4)
+        self._windows_since_refit, self._looks = 0, deque[int]()  # the remaining ones of _LOOKS, none before a refit
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
         self._reading: tuple[float, float] | None = None  # instant, s, and J at the start of the window
 
@@ -159,6 +165,7 @@ class DriftDetector:
         predicted = batch_energy(self.profile, window)
         if energy > 0 and predicted > 0:
             self._windows.append(window)
+            self._windows_since_refit += 1
             self._energies.update(energy / (self._idle_power * elapsed + predicted))
 
     def refit(self) -> Refit | None:
@@ -179,13 +186,26 @@ class DriftDetector:
 
     def _refit_energies(self) -> Drift | None:
         if not self._energies.alarm:
-            return None
+            return self._fit_energies_again()
         windows = _last(self._windows, self._energies.since_change)
         windows = windows[1:] or windows  # the change point is within the first
         self._energies.reset()
         drift = energy_drift(self.profile, windows, self._idle_power)
         if drift is not None:
             self.profile, self._idle_power = refit_energies(self.profile, windows, self._idle_power)
+            self._windows_since_refit, self._looks = 0, deque(_LOOKS)
+        return drift
+
+    def _fit_energies_again(self) -> Drift | None:
+        if not self._looks or self._windows_since_refit < self._looks[0]:
+            return None
+        windows = _last(self._windows, self._looks.popleft())
+        profile, idle_power = refit_energies(self.profile, windows, self._idle_power)
+        if largest_energy_change(self.profile, profile) <= EFFECT:
+            return None
+        drift = energy_deviation(self.profile, windows, self._idle_power)
+        self._energies.reset()
+        self.profile, self._idle_power = profile, idle_power
         return drift
 
     def _open(self, at: float, joules: float) -> None:

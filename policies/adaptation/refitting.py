@@ -25,6 +25,7 @@ _FEWEST = 8  # batches after a change point
 _ROUNDING = 1e-12  # mean square of ratios up to which they are equal
 _OUTLIER = 2.0  # times the median ratio
 _AFFINE_GAIN = 4.0  # factor by which an affine fit must reduce the sum of squares
+_MISFIT = 0.005  # root mean square error of a scaling, relative to the energy, up to which it is kept
 _REFITTED = " (refitted)"
 
 
@@ -87,11 +88,21 @@ def time_drift(profile: Profile, batches: Sequence[Observation]) -> Drift | None
 
 def energy_drift(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> Drift | None:
     """Return the drift of the energies; None unless above 5 per cent and the energy of one batch at the edges."""
+    drift = energy_deviation(profile, windows, idle_power)
+    return drift if abs(drift.ratio - 1.0) > max(EFFECT, 1.0 / drift.batches) else None
+
+
+def energy_deviation(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> Drift:
+    """Return the deviation of the energies, however small."""
     predicted = sum(idle_power * window.elapsed + batch_energy(profile, window) for window in windows)
     ratio = sum(window.energy for window in windows) / predicted
-    batches = sum(sum(window.batches.values()) for window in windows)
-    drifted = abs(ratio - 1.0) > max(EFFECT, 1.0 / batches)
-    return Drift("energies", ratio, batches) if drifted else None
+    return Drift("energies", ratio, sum(sum(window.batches.values()) for window in windows))
+
+
+def largest_energy_change(before: Profile, after: Profile) -> float:
+    """Return the largest relative change of the energy of a batch size."""
+    pairs = zip(before.energies or (), after.energies or (), strict=True)
+    return max((abs(new / old - 1.0) for old, new in pairs), default=0.0)
 
 
 def after_change(profile: Profile, batches: Sequence[Observation]) -> Sequence[Observation]:
@@ -159,8 +170,9 @@ def refit_energies(profile: Profile, windows: Sequence[EnergyWindow], idle_power
     All energies are scaled by one factor, fitted to the energy above idle power. An affine model, zeta_0 + beta b plus
     the idle power if the counter includes it, is fitted by non-negative least squares on batches, requests and time. It
     replaces the scaling only if the sum of squares of the scaling is above four times that of the affine model, and
-    above 1 per cent of the energy (root mean square). The affine model also requires two windows more than columns, and
-    zeta(1) and zeta(B_max) known to 5 per cent. Under a steady load the windows are alike and determine the scale only.
+    above 0.5 per cent of the energy (root mean square). The affine model also requires two windows more than columns,
+    and zeta(1) and zeta(B_max) known to 5 per cent. Under a constant load the windows are alike and determine the scale
+    only.
 
     Args:
         profile: a profile with energies.
@@ -173,7 +185,7 @@ def refit_energies(profile: Profile, windows: Sequence[EnergyWindow], idle_power
     scale = max(0.0, float(predicted @ beyond_idle / (predicted @ predicted)))
     residual = float(np.sum((beyond_idle - scale * predicted) ** 2))
     affine = _affine(windows, profile.max_batch_size, idle_power > 0.0)
-    if affine is not None and residual > max(_AFFINE_GAIN * affine.residual, 1e-4 * float(joules @ joules)):
+    if affine is not None and residual > max(_AFFINE_GAIN * affine.residual, _MISFIT**2 * float(joules @ joules)):
         energies, idle_power = affine.energies, affine.idle_power
     else:
         energies = tuple(scale * energy for energy in profile.energies or ())

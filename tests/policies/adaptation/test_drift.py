@@ -86,6 +86,45 @@ def test_a_refit_from_exact_observations_is_exact(sizes: list[int], time: float,
     assert refit.profile.energies == pytest.approx(truth.energies)
 
 
+def with_fixed_energy(factor: float) -> Profile:
+    """The profile with another energy beyond that of the requests, which is the same for all sizes."""
+    assert P4.energies is not None
+    more = (factor - 1.0) * (2.0 * P4.energies[0] - P4.energies[1])
+    return replace(P4, energies=tuple(energy + more for energy in P4.energies))
+
+
+def refits(detector: DriftDetector, truth: Profile, sizes: list[int], noise: float = 0.0) -> list[Profile]:
+    """The profiles of all refits while batches of these sizes are observed, with noise of each batch's energy."""
+    rng, at, joules, found = np.random.default_rng(0), 0.0, 0.0, []
+    detector.observe_energy(at, joules)
+    for size in sizes:
+        at, joules = at + truth.service_time(size), joules + (truth.energy(size) or 0.0) * rng.normal(1.0, noise)
+        detector.observe_batch(size, truth.service_time(size))
+        detector.observe_energy(at, joules)
+        if refit := detector.refit():
+            found.append(refit.profile)
+    return found
+
+
+def test_energies_that_a_first_refit_could_only_scale_are_fitted_again_to_more_windows() -> None:
+    truth = with_fixed_energy(4.0)
+    sizes = np.random.default_rng(1).integers(6, 12, 1000).tolist()
+    first, *others = refits(DriftDetector(P4), truth, sizes)
+    assert np.array(first.energies) / np.array(P4.energies) == pytest.approx(1.4, abs=0.1)  # a scale
+    assert len(others) == 1
+    assert others[0].energies == pytest.approx(truth.energies)
+
+
+@pytest.mark.parametrize(("sizes", "noise"), [([8], 0.0), ([8], 0.05), (list(range(4, 12)), 0.05)])
+def test_a_true_scale_stays_a_scale_and_more_windows_correct_it(sizes: list[int], noise: float) -> None:
+    drawn = np.random.default_rng(1).choice(sizes, 2000).tolist()
+    found = refits(DriftDetector(P4), scaled(1.0, 1.5), drawn, noise)
+    assert len(found) <= 2
+    factors = np.array(found[-1].energies) / np.array(P4.energies)
+    assert factors == pytest.approx(factors[0])
+    assert factors[0] == pytest.approx(1.5, rel=0.02)
+
+
 @settings(deadline=None)
 @given(st.lists(SIZES, min_size=120, max_size=120), st.floats(0.5, 2.0))
 def test_observations_are_used_for_one_refit_only(sizes: list[int], time: float) -> None:
