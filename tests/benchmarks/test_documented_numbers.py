@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from benchmarks.batchmonitor import PRINTED_MS
 from benchmarks.closed_loop import NEW, OLD, model_costs
 from benchmarks.support.harness import RECORDS, ROOT
 from policies.profile import load_profile
@@ -53,6 +54,7 @@ def test_what_a_change_of_the_device_costs_the_old_policy() -> None:
 
 def test_the_table_of_batchmonitor_is_that_of_the_record() -> None:
     found = record("batchmonitor")
+    assert found["printed_ms"] == PRINTED_MS
     cells = found["cells"].values()
     matching = [cell["rate matching"] for cell in cells]
 
