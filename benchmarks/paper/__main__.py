@@ -23,7 +23,7 @@ from benchmarks.support.harness import argument_parser
 def sections() -> Iterator[Section]:
     """The overview, the SMDP papers' tables and figures, those of the other papers."""
     results = runs.simulated()
-    smdp = overview_smdp.journal(results), overview_smdp.conference_paper()
+    smdp = overview_smdp.journal(), overview_smdp.conference_paper()
     others = overview_batching.multi_bin(), overview_batching.lazy_batching(), overview_batching.batch_monitor()
     yield from overview.overview([*smdp, *others])
     yield runs.table_i(results)
