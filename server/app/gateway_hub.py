@@ -208,7 +208,7 @@ class GatewayHub:
                 if len(self._listening) >= self._expected and not self._announced:
                     self._announced = True
                     if self._grpc_port:
-                        _log.info("gRPC on port %d of the same address", self._grpc_port)
+                        _log.info("gRPC on %s:%d", address.rpartition(":")[0].rpartition("/")[2], self._grpc_port)
                     _log.info("ready on %s, by %d gateways", address, self._expected)
             case ("closed",):
                 self._end_listening(gateway)

@@ -28,6 +28,7 @@ _TYPED = {  # the field of `contents` by datatype; values of FP16 and BF16 have 
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+_OF_STREAMS = "triton_enable_empty_final_response"  # a parameter that the C++ client sets in every call
 _LENGTH = b"inference-header-content-length"
 
 
@@ -160,7 +161,7 @@ def _document(request: Any, contents: Iterable[Any]) -> dict[str, Any]:
 
 
 def _parameters(sent: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: parameter_value(parameter) for name, parameter in sent.items()}
+    return {name: parameter_value(parameter) for name, parameter in sent.items() if name != _OF_STREAMS}
 
 
 def parameter_value(parameter: Any) -> Any:
