@@ -23,7 +23,7 @@ from tests.support.gateway_processes import LoggedServer, until
 from tests.support.grpc_client import SERVICE, call, grpc_server, infer_request, infer_response
 from tests.support.http_client import photograph
 
-Code = grpc.StatusCode
+Code: Any = grpc.StatusCode
 EMULATED = ("--device", "emulated:googlenet-tesla-p4")
 PIXELS = np.random.default_rng(1).integers(0, 256, (2, 224, 224, 3), np.uint8)
 MODEL = """
@@ -167,7 +167,7 @@ def test_models_are_unloaded_and_loaded(client: Any) -> None:
         ("SystemSharedMemoryRegister", b"", Code.UNIMPLEMENTED, ""),
     ],
 )
-def test_errors_have_their_status(channel: grpc.Channel, method: str, message: bytes, code: Code, text: str) -> None:
+def test_errors_have_their_status(channel: grpc.Channel, method: str, message: bytes, code: Any, text: str) -> None:
     found, details, metadata, _ = call(channel, method, message, [("x-request-id", "mine-1")])
     assert (found, text in details) == (code, True), details
     assert code is Code.UNIMPLEMENTED or metadata["x-request-id"] == "mine-1"
@@ -273,7 +273,7 @@ def test_keys_scopes_and_rate_limits_are_those_of_http(tmp_path: Path, gateways:
         grpc.insecure_channel(address) as channel,
     ):
 
-        def code_of(method: str, message: bytes, key: str | None) -> Code:
+        def code_of(method: str, message: bytes, key: str | None) -> Any:
             metadata = [] if key is None else [("authorization", f"Bearer {key}")]
             return call(channel, method, message, metadata)[0]
 
@@ -295,20 +295,19 @@ def test_keys_scopes_and_rate_limits_are_those_of_http(tmp_path: Path, gateways:
         until(lambda: denied() == {"401": 3.0, "403": 2.0, "429": 1.0})
 
 
-def test_a_call_without_a_key_is_rejected_before_its_message_is_received(tmp_path: Path) -> None:
+def test_the_key_is_checked_before_the_message_is_received_which_has_a_time_limit(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"user predict {sha256(b'user').hexdigest()}\n")
-    with grpc_server(tmp_path, "resnet18", *EMULATED, "--policy", "greedy", "--api-key-file", str(keys)) as (
-        _,
-        address,
-    ):
+    arguments = ("--policy", "greedy", "--api-key-file", str(keys), "--body-timeout-s", "1")
+    with grpc_server(tmp_path, "resnet18", *EMULATED, *arguments) as (_, address):
 
-        async def infer() -> Code:
+        async def codes() -> list[Any]:
             async with grpc.aio.insecure_channel(address) as channel:
-                made = channel.stream_unary(f"{SERVICE}ModelInfer")()  # sends no message
-                return await made.code()
+                infer = channel.stream_unary(f"{SERVICE}ModelInfer")  # sends no message
+                made = [infer(metadata=[("authorization", f"Bearer {key}")]) for key in ("other", "user")]
+                return [await each.code() for each in made]
 
-        assert asyncio.run(infer()) is Code.UNAUTHENTICATED
+        assert asyncio.run(codes()) == [Code.UNAUTHENTICATED, Code.DEADLINE_EXCEEDED]
 
 
 def test_the_certificate_is_that_of_http_and_can_be_replaced(tmp_path: Path) -> None:
@@ -317,7 +316,7 @@ def test_the_certificate_is_that_of_http_and_can_be_replaced(tmp_path: Path) -> 
     arguments = (*EMULATED, "--policy", "greedy", "--tls-cert", str(cert), "--tls-key", str(key))
     with grpc_server(tmp_path, "resnet18", *arguments) as (server, address):
 
-        def code_with(trusted: Path) -> Code:
+        def code_with(trusted: Path) -> Any:
             with grpc.secure_channel(address, grpc.ssl_channel_credentials(trusted.read_bytes())) as channel:
                 return call(channel, "ModelInfer", infer_request("resnet18", image=PIXELS))[0]
 

@@ -172,7 +172,11 @@ class GrpcServer:
 
 def _headers(call: Any) -> dict[bytes, bytes]:
     """The HTTP headers of a call, from its metadata and its deadline."""
-    sent = {key.encode(): value.encode("latin-1") for key, value in call.invocation_metadata() if key in _METADATA}
+    sent = {
+        key.encode(): value.encode("latin-1", "replace")
+        for key, value in call.invocation_metadata()
+        if key in _METADATA
+    }
     remaining = call.time_remaining()
     if remaining is not None and remaining < _MAX_TIMEOUT:
         sent[b"x-timeout-ms"] = b"%.3f" % max(0.001, 1e3 * remaining)
