@@ -22,6 +22,7 @@ from tests.support.certificates import certificate, install
 from tests.support.gateway_processes import LoggedServer, until
 from tests.support.grpc_client import SERVICE, call, grpc_server, infer_request, infer_response
 from tests.support.http_client import photograph
+from tests.system.test_tracing import collector
 
 Code: Any = grpc.StatusCode
 EMULATED = ("--device", "emulated:googlenet-tesla-p4")
@@ -191,10 +192,39 @@ def test_two_hundred_concurrent_calls_get_their_own_answers_beside_bad_ones(star
     assert {error.code() for error in answers[200:]} == {Code.INVALID_ARGUMENT}
 
 
+def test_all_calls_of_a_burst_are_answered(started: tuple[LoggedServer, str]) -> None:
+    async def burst() -> list[bytes]:
+        async with grpc.aio.insecure_channel(started[1]) as channel:
+            live = channel.unary_unary(f"{SERVICE}ServerLive")
+            return await asyncio.gather(*(live(b"") for _ in range(3000)))
+
+    assert set(asyncio.run(burst())) == {message_class("ServerLiveResponse")(live=True).SerializeToString()}
+
+
 def test_trace_context_is_answered(channel: grpc.Channel) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     _, _, metadata, _ = call(channel, "ServerMetadata", b"", [("traceparent", f"00-{trace}-b7ad6b7169203331-01")])
     assert metadata["traceparent"].split("-")[1] == trace
+
+
+@pytest.mark.parametrize("gateways", ["0", "2"])
+def test_the_span_of_a_call_is_linked_with_that_of_its_batch(tmp_path: Path, gateways: str) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with collector() as (url, spans):
+        arguments = ("--policy", "greedy", "--gateways", gateways, "--otlp-endpoint", url)
+        with (
+            grpc_server(tmp_path, "resnet18", *EMULATED, *arguments) as (_, address),
+            grpc.insecure_channel(address) as channel,
+        ):
+            message = infer_request("resnet18", image=PIXELS[:1])
+            code, _, metadata, _ = call(channel, "ModelInfer", message, [("traceparent", parent)])
+            assert code is Code.OK
+        named = {span.name: span for span in spans}
+    infer, batch = named[f"POST {SERVICE}ModelInfer"], named["batch"]
+    assert infer.parent_span_id.hex() == "b7ad6b7169203331"
+    assert metadata["traceparent"].split("-")[2] == infer.span_id.hex()
+    assert [link.span_id for link in batch.links] == [infer.span_id]
+    assert [link.span_id for link in infer.links] == [batch.span_id]
 
 
 @pytest.fixture(params=["0", "2"])

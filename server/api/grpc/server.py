@@ -42,6 +42,7 @@ _STATUS = {
 }
 _METADATA = frozenset(("authorization", "x-request-id", "traceparent", "tracestate"))
 _RETURNED = frozenset((b"retry-after", b"traceparent", b"www-authenticate", b"x-request-id"))
+_MAX_CALLS = 8192  # that are open at once
 _MAX_DETAILS = 1000  # characters of an error; HTTP/2 limits the size of headers
 _MAX_TIMEOUT = 1e6  # s; a deadline after more is none
 _ROOM_FOR_FIELDS = 2**20  # bytes of a message beside its tensors
@@ -88,14 +89,15 @@ class GrpcServer:
         Raises:
             SpecError: the address cannot be bound.
         """
-        connections = max_connections()
         options = [
             ("grpc.max_receive_message_length", MAX_BODY_BYTES + _ROOM_FOR_FIELDS),
             ("grpc.max_send_message_length", -1),
-            ("grpc.max_allowed_incoming_connections", connections),
+            ("grpc.max_allowed_incoming_connections", max_connections()),
+            ("grpc.server.max_pending_requests", _MAX_CALLS),  # beyond, calls of a burst are CANCELLED
+            ("grpc.server.max_pending_requests_hard_limit", _MAX_CALLS),
             ("grpc.so_reuseport", int(self._shares_port)),
         ]
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=connections)
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         methods = {name: self._method(name, route.read, route.write) for name, route in ROUTES.items()}
         methods["ModelInfer"] = self._method("ModelInfer", self._read_infer, write_infer)
         service = GRPC_PREFIX.strip("/")
