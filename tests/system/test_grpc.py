@@ -193,7 +193,7 @@ def test_two_hundred_concurrent_calls_get_their_own_answers_beside_bad_ones(star
 
 
 def test_all_calls_of_a_burst_are_answered(started: tuple[LoggedServer, str]) -> None:
-    async def burst() -> list[bytes]:
+    async def burst() -> list[Any]:
         async with grpc.aio.insecure_channel(started[1]) as channel:
             live = channel.unary_unary(f"{SERVICE}ServerLive")
             return await asyncio.gather(*(live(b"") for _ in range(3000)))
