@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from policies.command import VersionFlag, run
 from policies.types import SpecError
-from server.app.http_server import bind
+from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
 from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
@@ -85,8 +85,10 @@ def _serve(result: SettingsResult, started: float) -> int:
     return serving.run_behind_gateways(result, FirstProfiles(), started, role)
 
 
-def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:
-    """Number of gateways, their bound address, and whether they have files to reload; None without gateways.
+def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool, socket.socket | None] | None:
+    """Number of gateways, their bound address, whether they have files to reload, and the address of gRPC.
+
+    None without gateways.
 
     None also for settings with errors, or if the address cannot be bound: planning reports all that is wrong together.
     """
@@ -95,7 +97,7 @@ def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool] | None:
         return None
     reloadable = settings.api_key_file is not None or settings.tls_cert is not None
     with suppress(SpecError):
-        return number, bind(settings.host, settings.port), reloadable
+        return number, bind(settings.host, settings.port), reloadable, bind_grpc(settings)
     return None
 
 

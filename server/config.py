@@ -157,6 +157,13 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of the Open Inference Protocol over gRPC, on the same host; 0 takes a free one; without it "
+        "there is no gRPC; needs the extra grpc",
+    )
     api_key_file: Path | None = Field(
         None,
         description="file of API keys, one per line: name scope sha256-of-key, optionally a rate limit in calls/s; "

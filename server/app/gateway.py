@@ -209,6 +209,11 @@ class GatewayProcess:
         )
         listener = Listener(TimeLimits(*setup.time_limits), tls, requests, buffers=SlotBuffers(fleet))
         server = _GatewayServer(requests, listener, self._tell_address)
+        if setup.grpc_port:
+            from server.api.grpc.server import GrpcServer
+
+            address = self._bound.getsockname()[0], setup.grpc_port
+            server.grpc = GrpcServer(requests, app, listener, address, shares_port=True)
         files = {"API key file": keys, "TLS certificate": tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
         if reloads:

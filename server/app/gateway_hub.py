@@ -47,6 +47,7 @@ class GatewayHub:
         bound: socket.socket,
         tracing: "Tracing | None" = None,
         page_lock: Callable[[mmap.mmap], Callable[[], None]] | None = None,
+        grpc_port: int = 0,
     ) -> None:
         """Serve the calls of this number of gateways.
 
@@ -58,10 +59,12 @@ class GatewayHub:
             bound: the socket that they listen on.
             tracing: links the spans of calls and batches.
             page_lock: page-locks slots for the device; None where no device copies from them.
+            grpc_port: port of gRPC in the gateways; 0 without gRPC.
         """
         self._bound = bound
         self._inference = inference
         self._settings = settings
+        self._grpc_port = grpc_port
         self._expected = gateways
         self._path = folder / FLEET_SOCKET
         self._socket = socket.socket(socket.AF_UNIX)
@@ -151,6 +154,7 @@ class GatewayHub:
             tls=(settings.tls_cert, settings.tls_key),
             time_limits=settings.time_limits,
             otlp_endpoint=settings.otlp_endpoint,
+            grpc_port=self._grpc_port,
         )
 
     def _slot_size(self) -> int:
@@ -203,6 +207,8 @@ class GatewayHub:
                 self._listening.add(gateway)
                 if len(self._listening) >= self._expected and not self._announced:
                     self._announced = True
+                    if self._grpc_port:
+                        _log.info("gRPC on %s:%d", address.rpartition(":")[0].rpartition("/")[2], self._grpc_port)
                     _log.info("ready on %s, by %d gateways", address, self._expected)
             case ("closed",):
                 self._end_listening(gateway)

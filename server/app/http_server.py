@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,6 +16,10 @@ from starlette.types import ASGIApp
 from policies.types import SpecError
 from server.transport.accepting import protocol_factory
 from server.transport.connection import Listener
+
+if TYPE_CHECKING:
+    from server.api.grpc.server import GrpcServer
+    from server.config import Settings
 
 _log = logging.getLogger("batchwright")
 _SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
@@ -26,6 +31,7 @@ class HttpServer(uvicorn.Server):
 
     Attributes:
         stop: set to finish open responses, close connections and return from `serve`.
+        grpc: serves the same application by gRPC; None for HTTP alone.
     """
 
     def __init__(self, app: ASGIApp, listener: Listener) -> None:
@@ -47,6 +53,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._scheme = "http" if listener.tls is None else "https"
         self.stop = asyncio.Event()
+        self.grpc: GrpcServer | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,11 +62,21 @@ class HttpServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Serve until `stop` is set."""
+        if self.grpc is not None:
+            await self.grpc.start()
         self.on_listening()
         await self.stop.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish open responses and close connections."""
+        if self.grpc is not None:
+            await self.grpc.stop(0.0 if self.force_exit else _SHUTDOWN_TIMEOUT)
+        await super().shutdown(sockets)
+
     def on_listening(self) -> None:
         """Log the address, now that connections are accepted."""
+        if self.grpc is not None:
+            _log.info("gRPC on %s", self.grpc.address)
         _log.info("ready on %s", self.url)
 
     @property
@@ -80,8 +97,10 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(0.05)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Bind the address without listening, so that a port in use is reported before a model is loaded.
+
+    `flag` sets the port.
 
     Raises:
         SpecError: the address cannot be bound.
@@ -93,8 +112,19 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port") from error
+        raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or {flag}") from error
     return bound
+
+
+def bind_grpc(settings: "Settings") -> socket.socket | None:
+    """Bind the address of gRPC; None without --grpc-port.
+
+    The socket never listens. It reserves the port for gRPC, which has sockets of its own.
+
+    Raises:
+        SpecError: the address cannot be bound.
+    """
+    return None if settings.grpc_port is None else bind(settings.host, settings.grpc_port, "--grpc-port")
 
 
 def bind_path(path: Path) -> socket.socket:

@@ -17,6 +17,7 @@ from server.scheduling.fleet import Fleet
 from server.transport.connection import Listener
 
 if TYPE_CHECKING:
+    from server.api.grpc.server import GrpcServer
     from server.app.gateway_hub import GatewayHub
 
 _log = logging.getLogger("batchwright")
@@ -32,13 +33,14 @@ def serve(
     listener: Listener,
     reloads: Mapping[str, Callable[[], None]],
     hub: "GatewayHub | None" = None,
+    grpc: "GrpcServer | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain: reject new calls, answer the accepted ones, and return.
 
     After SIGTERM readiness is 503 at once. Calls are admitted for another `drain_delay`, s, in which load balancers
     remove the server. From the signal on every response closes its connection. A second signal stops without a drain.
     SIGHUP calls `reloads`, the functions that read the server's files again, by the name of the file.
-    With a `hub`, clients are connected to gateway processes, which end after the drain.
+    With a `hub`, clients are connected to gateway processes, which end after the drain. `grpc` serves beside HTTP.
 
     Returns:
         The exit code: 0, or EXIT_DEVICE_LOST when no device works any more.
@@ -47,6 +49,7 @@ def serve(
     gc.collect()
     gc.freeze()  # later collections skip the objects of the loaded models
     server = HttpServer(app, listener)
+    server.grpc = grpc
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(server, fleet, bound, drain_delay, reloads, hub))
 

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from ipaddress import ip_address
 from time import monotonic
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import disable_created_metrics
 
+from policies.types import SpecError
 from server.app.assembly import AssembledServer, assemble, keys_of
 from server.app.backend import ProfileSource, page_lock_for
 from server.app.gateway_hub import GatewayHub
-from server.app.http_server import bind_path
+from server.app.http_server import bind_grpc, bind_path
 from server.app.lifecycle import serve
 from server.app.plan import ServerPlan, make_plan
 from server.app.proxy import ProxiedApplication
@@ -26,6 +28,7 @@ from server.transport.connection_limits import TimeLimits
 from server.transport.tls import load_tls
 
 if TYPE_CHECKING:
+    from server.api.grpc.server import GrpcServer
     from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright")
@@ -36,12 +39,17 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
     """Serve by these settings; return the exit code. `started` is the time at which the command started, s."""
     plan = make_plan(result, profiles.cached, _CHECKS)
     settings = plan.settings
-    with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
+    reserved = bind_grpc(settings) or nullcontext()
+    with plan.bound as bound, reserved as grpc_bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
         listener = replace(_listener(settings), direct=server.app)
+        make_grpc = _grpc_server(settings)
+        grpc = None
+        if make_grpc is not None and grpc_bound is not None:
+            grpc = make_grpc(server.app, server.inner, listener, grpc_bound.getsockname()[:2])
         files = {"API key file": server.keys, "TLS certificate": listener.tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
-        return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads)
+        return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads, grpc=grpc)
 
 
 def run_behind_gateways(result: SettingsResult, profiles: ProfileSource, started: float, role: ServingRole) -> int:
@@ -60,7 +68,7 @@ def run_behind_gateways(result: SettingsResult, profiles: ProfileSource, started
         server = _assembled(plan, profiles, tracing, started)
         listening = socket.socket(fileno=role.bound)
         gateways, lock = number_of_gateways(settings), page_lock_for(settings)
-        hub = GatewayHub(server.inference, settings, gateways, role.folder, listening, tracing, lock)
+        hub = GatewayHub(server.inference, settings, gateways, role.folder, listening, tracing, lock, role.grpc_port)
         app, listener = ProxiedApplication(server.inner, hub.publish, tracing), Listener(_UNLIMITED)
         return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
 
@@ -93,4 +101,21 @@ def _check_tracing(settings: Settings) -> None:
         pass
 
 
-_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listener, _check_tracing)
+def _grpc_server(settings: Settings) -> "type[GrpcServer] | None":
+    """The class of the gRPC server; None without --grpc-port.
+
+    Raises:
+        SpecError: the extra packages are not installed, or the port is that of HTTP.
+    """
+    if settings.grpc_port is None:
+        return None
+    if settings.grpc_port == settings.port != 0:
+        raise SpecError(f"--port and --grpc-port are both {settings.port}; choose another --grpc-port")
+    try:
+        from server.api.grpc.server import GrpcServer
+    except ImportError as error:
+        raise SpecError(f"--grpc-port needs {error.name}; in the clone pip install '.[grpc]'") from error
+    return GrpcServer
+
+
+_CHECKS: Sequence[Callable[[Settings], object]] = (keys_of, _listener, _check_tracing, _grpc_server)

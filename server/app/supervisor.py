@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright.gateways")
 _LEAST_CPUS, _MOST_GATEWAYS = 4, 6
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
-ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: folder and descriptors of the serving process
+ROLE = "_BATCHWRIGHT_SERVING"  # environment variable: the fields of `ServingRole`
 _STOP_TIMEOUT = 15.0  # s for a process to end after the supervisor has closed the pipe
 _RESTART_DELAY = 0.1  # s, doubled for each process that is killed within `_SETTLED`
 _MAX_RESTART_DELAY = 10.0  # s
@@ -44,11 +44,17 @@ _GATEWAY = "import batchwright.commands; from server.app.gateway import main; ma
 class Supervisor:
     """The processes of a server."""
 
-    def __init__(self, arguments: Sequence[str], gateways: int, bound: socket.socket, folder: Path) -> None:
-        """Run this number of gateways on a socket, and a serving process with these arguments of serve-model."""
+    def __init__(
+        self, arguments: Sequence[str], gateways: int, bound: socket.socket, folder: Path, grpc_port: int = 0
+    ) -> None:
+        """Run this number of gateways on a socket, and a serving process with these arguments of serve-model.
+
+        `grpc_port` is the port of gRPC in the gateways, 0 without gRPC.
+        """
         self._arguments = arguments
         self._number = gateways
         self._bound = bound
+        self._grpc_port = grpc_port
         self._folder = folder
         self._table = create_table()
         self._alive, self._held = os.pipe()
@@ -91,7 +97,7 @@ class Supervisor:
         """Run the serving process, again if it was killed; return its exit code."""
         delay = _RESTART_DELAY
         descriptors = self._bound.fileno(), self._alive
-        environment = {**os.environ, ROLE: ":".join(map(str, (self._folder, *descriptors)))}
+        environment = {**os.environ, ROLE: ":".join(map(str, (self._folder, *descriptors, self._grpc_port)))}
         while not self._stopping.is_set():
             began = time.monotonic()
             process = await _start((*_python(_serve_program()), *self._arguments), descriptors, environment)
@@ -162,8 +168,21 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def supervise(arguments: Sequence[str], gateways: int, bound: socket.socket, reloadable: bool) -> int:
+def supervise(
+    arguments: Sequence[str],
+    gateways: int,
+    bound: socket.socket,
+    reloadable: bool,
+    grpc: socket.socket | None = None,
+) -> int:
     """Run a server of several processes; return its exit code.
+
+    Args:
+        arguments: of serve-model.
+        gateways: number of gateways.
+        bound: socket that they listen on.
+        reloadable: whether SIGHUP has them read files again.
+        grpc: socket that reserves the port of gRPC for them; None without gRPC.
 
     Raises:
         SpecError: there is no folder for the sockets of the processes.
@@ -177,11 +196,12 @@ def supervise(arguments: Sequence[str], gateways: int, bound: socket.socket, rel
     with folder as name:
         if len(name) > _MAX_FOLDER:
             raise SpecError(f"the temporary folder {name!r} is too long for a socket; set TMPDIR to a shorter one")
-        return asyncio.run(_run(arguments, gateways, bound, Path(name), reloadable))
 
+        async def run() -> int:
+            port = 0 if grpc is None else grpc.getsockname()[1]
+            return await Supervisor(arguments, gateways, bound, Path(name), port).run(reloadable)
 
-async def _run(arguments: Sequence[str], gateways: int, bound: socket.socket, folder: Path, reloadable: bool) -> int:
-    return await Supervisor(arguments, gateways, bound, folder).run(reloadable)
+        return asyncio.run(run())
 
 
 def stop_with_supervisor(pipe: int, folder: Path) -> None:
@@ -230,14 +250,16 @@ class ServingRole(NamedTuple):
         folder: that of the sockets between the processes.
         bound: descriptor of the socket that gateways listen on.
         pipe: descriptor of the supervisor's pipe.
+        grpc_port: port of gRPC in the gateways; 0 without gRPC.
     """
 
     folder: Path
     bound: int
     pipe: int
+    grpc_port: int = 0
 
 
 def role_of_this_process() -> ServingRole | None:
     """The role of this process if it is the serving process of a supervisor, else None."""
-    folder, *descriptors = os.environ.get(ROLE, "").rsplit(":", 2)
-    return ServingRole(Path(folder), *map(int, descriptors)) if folder else None
+    folder, *numbers = os.environ.get(ROLE, "").rsplit(":", 3)
+    return ServingRole(Path(folder), *map(int, numbers)) if folder else None

@@ -21,6 +21,7 @@ class GatewaySetup(NamedTuple):
         tls: files of the certificate and its key; None for plain HTTP.
         time_limits: those of a connection, s, in the order of `TimeLimits`.
         otlp_endpoint: URL of a collector of traces; None without tracing.
+        grpc_port: port of gRPC, which all gateways share; 0 without gRPC.
     """
 
     gateways: int
@@ -32,3 +33,4 @@ class GatewaySetup(NamedTuple):
     tls: tuple[Path | None, Path | None]
     time_limits: tuple[float, float, float, float]
     otlp_endpoint: str | None
+    grpc_port: int = 0

@@ -42,6 +42,7 @@ _ROUTES = {
     "/predict": re.compile(r"/predict(?:/[^/]+)?"),
     "/v2/models/{model}/infer": re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer"),
     "/admin": re.compile(r"/admin/.*"),
+    "/inference.GRPCInferenceService/ModelInfer": re.compile(r"/inference\.GRPCInferenceService/ModelInfer"),
 }
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _TIMEOUT = 2.0  # s for an export; the SDK's default of 10 s would delay the shutdown of the server

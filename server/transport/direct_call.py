@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
-from math import inf
 from time import monotonic
 from types import coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -23,6 +22,7 @@ from server.transport.request import (
     CHUNK,
     Body,
     BodyLimit,
+    CancellableContext,
     ClientDisconnectedError,
     Handler,
     Headers,
@@ -30,7 +30,6 @@ from server.transport.request import (
     body_length,
 )
 
-_T = TypeVar("_T")
 _log = logging.getLogger("batchwright.connection")
 _CLOSE = (b"connection", b"close")
 
@@ -87,7 +86,7 @@ class DirectConnection(Protocol):
         ...
 
 
-class DirectCall(RequestContext):
+class DirectCall(CancellableContext):
     """One inference call on its connection; to the connection it is what uvicorn's cycle is for an ASGI request.
 
     Attributes:
@@ -97,18 +96,8 @@ class DirectCall(RequestContext):
     """
 
     __slots__ = (
-        *(
-            "_app",
-            "_awaited",
-            "_buffer",
-            "_buffers",
-            "_connection",
-            "_context",
-            "_coroutine",
-            "_disconnected",
-            "_first",
-        ),
-        *("_head", "_reads_body", "_reason", "_view", "keep_alive", "remaining", "response_complete"),
+        *("_app", "_buffer", "_buffers", "_connection", "_context", "_coroutine", "_first"),
+        *("_head", "_reads_body", "_view", "keep_alive", "remaining", "response_complete"),
     )
 
     http_version = "1.1"
@@ -122,9 +111,7 @@ class DirectCall(RequestContext):
         self._head = head
         self._context = copy_context()
         self._coroutine: Coroutine[Any, Any, None] | None = None
-        self._awaited: asyncio.Future[Any] | None = None
-        self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
-        self._disconnected = self._reads_body = False
+        self._reads_body = False
         self._first = b""
         self._buffer: BodyBuffer | None = None
         self._view: memoryview | None = None
@@ -162,11 +149,9 @@ class DirectCall(RequestContext):
         """Cancel the call, since its client has closed the connection."""
         if self._disconnected:
             return
-        self._disconnected = True
+        super().disconnect()
         if self._reads_body:
             self._context.run(self._step)
-        elif self._awaited is not None:
-            self._cancel(ClientDisconnectedError)
 
     # For the coroutine
 
@@ -191,25 +176,6 @@ class DirectCall(RequestContext):
         if self.remaining:
             raise ClientDisconnectedError
         return view.toreadonly()
-
-    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
-        """Wait for a future; the connection tells of a disconnect."""
-        if self._disconnected:
-            future.cancel()
-            raise ClientDisconnectedError
-        timer = None if time_limit == inf else future.get_loop().call_later(time_limit, self._expire)
-        self._awaited, self._reason = future, None
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._reason is not None:
-                raise self._reason() from None
-            raise
-        finally:
-            self._awaited = None
-            if timer is not None:
-                timer.cancel()
-            del future  # its exception refers to this frame
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Write the response with its head in one piece; a large body in several, as fast as the client reads."""
@@ -237,13 +203,6 @@ class DirectCall(RequestContext):
         if not self.keep_alive:
             self._connection.transport.close()
         self._connection.on_response_complete()
-
-    def _expire(self) -> None:
-        self._cancel(self.expired_error)
-
-    def _cancel(self, reason: Callable[[], Exception]) -> None:
-        if self._awaited is not None and self._awaited.cancel():
-            self._reason = reason
 
     def _step(self, _: object = None) -> None:
         """Run the coroutine until it waits; a future that it waits for calls this again."""

@@ -135,6 +135,50 @@ class RequestContext(ABC):
         return ExpiredError(f"the timeout of {1e3 * self.timeout:g} ms passed before the input was read and decoded")
 
 
+class CancellableContext(RequestContext):
+    """A request whose connection calls `disconnect` when its client is gone."""
+
+    __slots__ = ("_awaited", "_disconnected", "_reason")
+
+    def __init__(self, method: str, path: str, headers: Mapping[bytes, bytes], began: float) -> None:
+        """The request began at `began`, s of time.monotonic."""
+        super().__init__(method, path, headers, began)
+        self._awaited: asyncio.Future[Any] | None = None
+        self._reason: Callable[[], Exception] | None = None  # not the exception, which would refer to the call
+        self._disconnected = False
+
+    def disconnect(self) -> None:
+        """Cancel the call, since its client is gone."""
+        self._disconnected = True
+        self._cancel(ClientDisconnectedError)
+
+    async def wait_for(self, future: "asyncio.Future[_T]", time_limit: float = inf) -> _T:
+        """Wait for a future; the connection tells of a disconnect."""
+        if self._disconnected:
+            future.cancel()
+            raise ClientDisconnectedError
+        timer = None if time_limit == inf else future.get_loop().call_later(time_limit, self._expire)
+        self._awaited, self._reason = future, None
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._reason is not None:
+                raise self._reason() from None
+            raise
+        finally:
+            self._awaited = None
+            if timer is not None:
+                timer.cancel()
+            del future  # its exception refers to this frame
+
+    def _expire(self) -> None:
+        self._cancel(self.expired_error)
+
+    def _cancel(self, reason: Callable[[], Exception]) -> None:
+        if self._awaited is not None and self._awaited.cancel():
+            self._reason = reason
+
+
 class AsgiContext(RequestContext):
     """A request that reaches the server through ASGI."""
 

@@ -11,19 +11,23 @@ class Tls:
 
     Attributes:
         context: SSL context for new handshakes.
+        pem: content of the files: key and certificate.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Load both files; raises as `tls_context`."""
         self._files = certificate, key
         self.context = tls_context(certificate, key)
+        self.pem = key.read_bytes(), certificate.read_bytes()
 
     def reload(self) -> None:
         """Load the files again; raises as `tls_context`, and keeps the last context then.
 
         The context is a new one, since OpenSSL keeps one certificate per key type and could still use an old one.
         """
-        self.context = tls_context(*self._files)
+        certificate, key = self._files
+        self.context = tls_context(certificate, key)
+        self.pem = key.read_bytes(), certificate.read_bytes()
 
 
 def load_tls(certificate: Path | None, key: Path | None) -> Tls | None:
