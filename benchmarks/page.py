@@ -284,11 +284,9 @@ SECTIONS = (
         "Maximum ages of each bin",
         "bin_ages",
         "Simulated: sizes uniform from 1 to 20 s, batches of at most 8 that take as long as their largest request, a "
-        "device of 1 W while it is busy. 95 per cent within the bound; in brackets the share that was. The timeout is "
-        "the best of a grid. Each bin's maximum ages are solved as if it were alone, for a bound that is smaller by a "
-        "margin. Two bins with ages of their own need less power than any other policy at loads 0.7 and 0.85 with the "
-        "wide bound, and less than two bins with a timeout at all loads with it; three bins, and two with the narrow "
-        "bound, need more than with a timeout. Decisions for all bins together are not computed.",
+        "device of 1 W while it is busy. 95 per cent within the bound; the share that was measured is in brackets. The "
+        "timeout is tuned. Each bin's maximum ages are solved as if it were alone, for a bound that is smaller by a "
+        "margin.",
         _bin_ages,
     ),
     Section(

@@ -21,23 +21,22 @@ from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_p
 from loadgen.progress import Progress
 from loadgen.report import Record, RunObjective, make_report, outcome_from_records, outcome_from_run
 from loadgen.run_settings import hide_password, run_settings
-from loadgen.schedule import ARRIVALS_USAGE, Schedule, make_schedule
+from loadgen.schedule import ARRIVALS_USAGE, RELATIVE_ARRIVALS, Schedule, make_schedule
 from loadgen.simulated import Simulation
 from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
 from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
-from policies.command import VersionFlag, check_files, run
+from policies.command import INTERRUPTED, VersionFlag, check_files, run
 from policies.cpus import available_cpus
 from policies.profile import load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
-INTERRUPTED = 130  # the exit code of a command ended by Ctrl-C
 MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
 app = typer.Typer(add_completion=False)
-_MUCH = 10.0  # times --rate, above which relative rates are probably a mistake
+_SUSPICIOUS_RATIO = 10.0  # of the mean rate to --rate, above which relative rates are probably a mistake
 
 
 @dataclass(frozen=True)
@@ -356,8 +355,10 @@ def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> R
 
 def rate_warning(schedule: Schedule, arrivals: str, rate: float | None) -> str:
     """Warning about relative rates that were probably meant as absolute ones; empty without them."""
+    if rate is None or arrivals.partition(":")[0] not in RELATIVE_ARRIVALS:
+        return ""
     mean = len(schedule.instants) / schedule.duration
-    if rate is None or mean <= _MUCH * rate:
+    if mean <= _SUSPICIOUS_RATIO * rate:
         return ""
     return (
         f"generate-load: the rates of --arrivals {arrivals} are relative to --rate {rate:g}, which makes {mean:,.0f}/s "

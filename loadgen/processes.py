@@ -126,6 +126,10 @@ def _stopped_by_ctrl_c(pipes: Sequence[Connection]) -> Iterator[list[int]]:
     KeyboardInterrupt would be raised while a message is received, and lose its records.
     """
     signals: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, as in a background job
+        yield signals
+        return
 
     def stop(number: int, _: object) -> None:
         if signals:
@@ -135,7 +139,7 @@ def _stopped_by_ctrl_c(pipes: Sequence[Connection]) -> Iterator[list[int]]:
             with suppress(OSError):
                 pipe.send(None)
 
-    before = signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGINT, stop)
     try:
         yield signals
     finally:

@@ -12,6 +12,7 @@ from policies.types import SpecError
 
 MAX_REQUESTS = 10_000_000
 ARRIVALS_USAGE = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
+RELATIVE_ARRIVALS = ("mmpp", "steps", "ramp")  # whose rates are relative to --rate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from policies.types import SpecError
 
-_INTERRUPTED = 130  # exit code on Ctrl-C, as of shells
+INTERRUPTED = 130  # exit code on Ctrl-C, as of shells
 _PLOT_FORMATS = {".png", ".pdf", ".svg"}
 
 
@@ -37,7 +37,7 @@ def run(app: typer.Typer, name: str) -> None:
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        code = _INTERRUPTED
+        code = INTERRUPTED
     except SpecError as error:
         sys.exit(_report(name, str(error)))
     except Exception as error:
@@ -45,7 +45,7 @@ def run(app: typer.Typer, name: str) -> None:
         if not hasattr(error, "format_message"):
             raise
         sys.exit(_report(name, f"{error.format_message()} See {name} --help."))
-    if code == _INTERRUPTED:
+    if code == INTERRUPTED:
         typer.echo(f"{name}: interrupted", err=True)
     sys.exit(code or 0)
 

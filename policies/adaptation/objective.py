@@ -17,9 +17,9 @@ _MISSED = 2.0  # standard errors
 _MIN_BACKOFF, _MAX_BACKOFF = 4, 64  # consecutive good windows before a step to slower
 
 _EXPECTED, _ENOUGH = 20.0, 200.0  # expected late requests in a window that may change a margin, and that changes it
-_CERTAIN = 2.0  # standard errors at which a window changes a margin before it has enough requests
-_AIMED = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
-_SURE, _UNSURE = 1.0, 0.5  # parts of the measured excess by which a margin changes
+_SIGNIFICANT = 2.0  # standard errors at which a window changes a margin before it has enough requests
+_TARGET = 0.8  # part of the allowed late requests that a margin aims at, since chance would miss the objective
+_GAIN_SIGNIFICANT, _GAIN = 1.0, 0.5  # parts of the measured excess by which a margin changes
 _LARGEST_EXCESS = 0.1  # of the bound: what is used of a larger difference, so that one bad window changes little
 _STEP = 1 / 100  # of the bound: the resolution of a margin in use
 _LARGEST = 0.9  # of the bound: the largest margin
@@ -133,10 +133,11 @@ class AgeMargin:
     requests late. It is solved for a bound that is smaller by a margin. Reducing its ages instead would not be enough:
     the small queues that it gives up would still use up the share.
 
-    The margin aims at eight tenths of the requests that may be late. It changes by the difference between the measured
-    percentile, of that share, and the bound, if the share differs from the aim by two standard errors, as of
-    `Objective`, in a window with at least twenty expected late requests; else by half of it, once 200 are expected. Of
-    a difference above a tenth of the bound a tenth is used. The margin stays between 0 and 0.9 of the bound.
+    The target is eight tenths of the requests that may be late. The margin changes by the difference between the
+    measured percentile, of that share, and the bound, if the share differs from the target by two standard errors, in a
+    window with at least twenty expected late requests; otherwise by half of the difference, once 200 are expected. The
+    standard error is that of as many independent requests as there were batches. One change is at most a tenth of the
+    bound, and the margin stays between 0 and 0.9 of the bound.
 
     Attributes:
         bound: response time, s.
@@ -157,15 +158,15 @@ class AgeMargin:
     def after(self, counts: ResponseCounts) -> "AgeMargin":
         """Return the next state; the same object if the window has too few requests and must be continued."""
         allowed = 1.0 - self.share
-        expected, aimed = counts.served * allowed, _AIMED * allowed
+        expected, target = counts.served * allowed, _TARGET * allowed
         if expected < _EXPECTED or counts.batches < 1:
             return self
         late = 1.0 - counts.within / counts.served
         error = sqrt(self.share * allowed / counts.batches)
-        sure = abs(late - aimed) > _CERTAIN * error
-        if not sure and expected < _ENOUGH:
+        significant = abs(late - target) > _SIGNIFICANT * error
+        if not significant and expected < _ENOUGH:
             return self
         largest = _LARGEST_EXCESS * self.bound
-        excess = min(max(float(np.quantile(counts.responses, 1.0 - aimed)) - self.bound, -largest), largest)
-        part = _SURE if sure else _UNSURE
-        return replace(self, margin=min(max(self.margin + part * excess, 0.0), _LARGEST * self.bound))
+        excess = min(max(float(np.quantile(counts.responses, 1.0 - target)) - self.bound, -largest), largest)
+        gain = _GAIN_SIGNIFICANT if significant else _GAIN
+        return replace(self, margin=min(max(self.margin + gain * excess, 0.0), _LARGEST * self.bound))

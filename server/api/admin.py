@@ -20,7 +20,7 @@ from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
-from server.scheduling.solver_process import choose_apart
+from server.scheduling.solver_process import choose_in_process
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request import BodyLimit, headers_of, receive_body
 
@@ -42,7 +42,7 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
 
         def choose_policy(current: Chosen) -> Chosen:
-            chosen = choose_apart(spec_of(current), current.profile, current.defaults)
+            chosen = choose_in_process(spec_of(current), current.profile, current.defaults)
             return replace(chosen, promised=current.promised)
 
         async with swapping:

@@ -22,7 +22,7 @@ from server.scheduling.admission import Limits
 from server.scheduling.controller import Controller
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
-from server.scheduling.solver_process import solved_again_apart
+from server.scheduling.solver_process import solve_again_in_process
 from server.telemetry.metrics import Metrics
 from server.transport.auth import Keys, load_keys
 from server.transport.memory_budget import MemoryBudget
@@ -91,7 +91,9 @@ def _dispatcher(backend: Backend, metrics: Metrics, tracing: "Tracing | None") -
     chosen = {model: revision.chosen for model, revision in backend.revisions.items()}
     by_shape = [model for model, revision in backend.revisions.items() if revision.served.codec.varies_in_shape]
     dispatcher = Dispatcher(backend.executor, chosen, metrics, monotonic, limits, by_shape)
-    controller = Controller(dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"), solved_again_apart)
+    controller = Controller(
+        dispatcher, metrics, backend.meter, ThreadPoolExecutor(2, "controller"), solve_again_in_process
+    )
     dispatcher.on_served, dispatcher.on_unprofiled_work = controller.served, controller.unprofiled_work
     dispatcher.on_batch_size_reduced = controller.batch_size_reduced
     dispatcher.tracing = tracing

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from policies.catalog import Chosen, choose
+from policies.catalog import Chosen
 from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.types import SpecError
@@ -28,6 +28,7 @@ from server.models.model import ServedModel
 from server.models.sources import source_of
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
+from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
 _LOAD_TIMEOUT = 600.0  # s to load a user's model while others are served
@@ -265,7 +266,7 @@ def _planned(plan: DevicePlan, model: ServedModel, profile: Profile) -> Revision
 def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revision:
     if profile == before.profile:
         return _described(Revision(model, before))
-    chosen = choose(before.spec, profile, before.defaults)
+    chosen = choose_in_process(before.spec, profile, before.defaults)
     return _described(Revision(model, replace(chosen, promised=before.promised)))
 
 

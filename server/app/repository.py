@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from policies.catalog import choose
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.api.inference import Inference
@@ -27,6 +26,7 @@ from server.errors import (
 from server.models.sources import read_again
 from server.models.upstream_spec import is_upstream
 from server.scheduling.dispatcher import Dispatcher
+from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
 _COLLECT_AFTER = 1.0  # s
@@ -168,7 +168,7 @@ class Repository:
             for index in swapped:
                 dispatcher, loaded = staged[index]
                 spec, chosen = dispatcher.chosen[model].spec, loaded.chosen
-                again = await self._run_in_thread(partial(choose, spec, chosen.profile, chosen.defaults))
+                again = await self._run_in_thread(partial(choose_in_process, spec, chosen.profile, chosen.defaults))
                 staged[index] = dispatcher, replace(loaded, chosen=replace(again, promised=chosen.promised))
 
     def _put_in_service(self, model: str, staged: _Staged) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from policies.catalog import Chosen, by_stages
@@ -10,6 +11,8 @@ from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
+
+_pool = ThreadPoolExecutor(1, "policies")  # that of asyncio.to_thread would delay the exit until they are solved
 
 
 async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[Chosen], Chosen]]) -> None:
@@ -24,6 +27,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     Raises:
         SpecError: one of the policies cannot be used; no policy has been changed.
     """
+    loop = asyncio.get_running_loop()
     before = {(d, model): d.chosen[model] for model in choosers for d in fleet.devices_of(model)}
     solved: dict[tuple[Dispatcher, str], Chosen] = {}
     while unsolved := [
@@ -34,7 +38,7 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
     ]:
         for dispatcher, model in unsolved:
             current = replace(before[dispatcher, model], profile=dispatcher.chosen[model].profile)
-            solved[dispatcher, model] = chosen = await asyncio.to_thread(choosers[model], current)
+            solved[dispatcher, model] = chosen = await loop.run_in_executor(_pool, choosers[model], current)
             if by_stages(chosen.spec) and not current.profile.has_stages:
                 raise SpecError(f"policy {chosen.spec!r} decides between stages; start the server with --stages K")
     for (dispatcher, model), chosen in solved.items():

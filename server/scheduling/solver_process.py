@@ -6,24 +6,30 @@ call from its standard input and writes the pickled result to its standard outpu
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from policies.catalog import Chosen, choose, solved_again, takes_long
 from policies.profile import Profile
+from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
 _NICENESS = 10  # answers have priority
+_AUTOGROUP = Path("/proc/self/autogroup")  # where sessions are scheduled as groups, niceness counts only within one
+_turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
-def choose_apart(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
+def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
     """As `choose`; blocks meanwhile, but does not hold the interpreter lock.
 
     Raises:
@@ -33,45 +39,61 @@ def choose_apart(text: str, profile: Profile, defaults: Mapping[str, str]) -> Ch
     return replace(_call(text, choose, text, profile, defaults), profile=profile)
 
 
-def solved_again_apart(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
     """As `solved_again`; blocks meanwhile, but does not hold the interpreter lock.
 
     Raises:
         SpecError: the spec cannot be used with this profile.
         RuntimeError: the process failed.
     """
-    again = _call(chosen.spec, solved_again, chosen, profile, factor, margin)
-    return replace(again, profile=profile, bins=chosen.bins)  # these bins have gone on learning
+    if not takes_long(chosen.spec):
+        return solved_again(chosen, profile, factor, margin)
+    sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
+    return replace(_call(chosen.spec, solved_again, sent, profile, factor, margin), profile=profile, bins=chosen.bins)
 
 
 def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> Chosen:
     if not takes_long(spec):
         return function(*arguments)
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
-    )
-    with subprocess.Popen(  # noqa: S603  (this module)
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
+    with _turn, _start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             process.stdin.write(pickle.dumps((function, arguments)))
             process.stdin.flush()  # but left open: its end tells the process that this one has ended
         except BrokenPipeError:
-            pass  # the return code below tells more
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         result = process.stdout.read()
-    if process.returncode != 0:
-        raise RuntimeError(f"the process that solves {spec} ended with {process.returncode}")
+    code = process.returncode
+    if code != 0:
+        how = f"was killed by signal {-code}; check the memory limit" if code < 0 else f"ended with code {code}"
+        raise RuntimeError(f"the process that solves {spec} {how}")
     found: Chosen | Exception = pickle.loads(result)  # noqa: S301  (of the process above)
     if isinstance(found, Exception):
         raise found
     return found
 
 
+def _start() -> subprocess.Popen[bytes]:
+    """Start the process, which imports from the same folders as this one."""
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
+    )
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(  # noqa: S603  (this module)
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+
+
 def main() -> None:
     """Answer one call, then exit."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to all processes; this one ends with its parent
     os.nice(_NICENESS)
+    with suppress(OSError):
+        _AUTOGROUP.write_text(str(_NICENESS))
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed must not be taken for a result
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  (of the process that started this one)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -81,9 +103,8 @@ def main() -> None:
         found = SpecError(str(error))  # without what cannot be pickled
     except Exception:  # noqa: BLE001  (reported to the other process)
         found = RuntimeError(traceback.format_exc())
-    sys.stdout.buffer.write(pickle.dumps(found))
-    sys.stdout.flush()
-    os._exit(0)  # the thread below may hold the standard input's lock, on which the interpreter's exit would fail
+    with results:
+        pickle.dump(found, results)
 
 
 def _end_with_parent() -> None:

@@ -83,6 +83,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text("import nosuch\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr("server.cli.exit_on_sigterm", lambda: None)
+    monkeypatch.setenv("BATCHWRIGHT_GATEWAYS", "0")  # auto would start processes on a larger machine
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from policies.catalog import choose, solved_again
 from policies.profile import Profile, load_profile
 from policies.types import SpecError
 from server.scheduling import solver_process
-from server.scheduling.solver_process import choose_apart, solved_again_apart
+from server.scheduling.solver_process import choose_in_process, solve_again_in_process
 
 P4 = load_profile("googlenet-tesla-p4").truncated(4)
 LONG = "smdp:w2=1.6"
@@ -21,7 +22,7 @@ LONG = "smdp:w2=1.6"
 
 @pytest.mark.parametrize("spec", ["greedy", LONG, "multi-bin:2,inner=smdp"])
 def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
-    apart, here = choose_apart(spec, P4, {}), choose(spec, P4)
+    apart, here = choose_in_process(spec, P4, {}), choose(spec, P4)
     assert (apart.policy, apart.table, apart.parameters) == (here.policy, here.table, here.parameters)
     assert apart.profile is P4, "the controller recognises a profile by its identity"
 
@@ -29,14 +30,14 @@ def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
 def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None:
     chosen = choose("smdp:slo_p95_ms=40", P4)
     slower = replace(P4, service_times=tuple(1.1 * time for time in P4.service_times))
-    apart = solved_again_apart(chosen, slower, 1.0, 0.002)
+    apart = solve_again_in_process(chosen, slower, 1.0, 0.002)
     assert apart.table == solved_again(chosen, slower, 1.0, 0.002).table != chosen.table
     assert apart.profile is slower
 
 
 def test_bins_that_learn_meanwhile_are_kept() -> None:
     chosen = choose("multi-bin:2,inner=smdp", P4)
-    assert solved_again_apart(chosen, P4, 1.0, 0.0).bins is chosen.bins
+    assert solve_again_in_process(chosen, P4, 1.0, 0.0).bins is chosen.bins
 
 
 @pytest.mark.parametrize("spec", ["smdp:w2=-1", "smdp:slo_p95_ms=soon"])
@@ -44,14 +45,14 @@ def test_a_spec_that_cannot_be_used_is_rejected_as_here(spec: str) -> None:
     with pytest.raises(SpecError) as here:
         choose(spec, P4)
     with pytest.raises(SpecError) as apart:
-        choose_apart(spec, P4, {})
+        choose_in_process(spec, P4, {})
     assert str(apart.value) == str(here.value)
 
 
 def test_a_bug_in_the_solver_is_reported_with_its_traceback() -> None:
     broken = Profile("broken", ("soon",))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="Traceback"):
-        choose_apart("smdp:w2=0", broken, {})
+        choose_in_process("smdp:w2=0", broken, {})
 
 
 def test_a_process_that_was_killed_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,8 +60,8 @@ def test_a_process_that_was_killed_is_reported(monkeypatch: pytest.MonkeyPatch, 
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(killed))
-    with pytest.raises(RuntimeError, match="ended with -9"):
-        choose_apart(LONG, P4, {})
+    with pytest.raises(RuntimeError, match="was killed by signal 9; check the memory limit"):
+        choose_in_process(LONG, P4, {})
 
 
 def test_the_process_ends_with_the_one_that_started_it() -> None:
@@ -71,3 +72,25 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
         process.stdin.write(pickle.dumps((time.sleep, (600.0,))))
         process.stdin.close()
         assert process.wait(60.0) == 1
+
+
+@pytest.mark.parametrize(("spec", "processes"), [("greedy", 0), ("multi-bin:2,inner=static:2", 0), (LONG, 1)])
+def test_only_specs_that_take_long_get_a_process(spec: str, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(arguments)
+        return original(*arguments, **options)
+
+    original = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    chosen = choose_in_process(spec, P4, {})
+    solve_again_in_process(chosen, P4, 1.0, 0.0)
+    assert len(started) == 2 * processes
+
+
+def test_what_the_solver_prints_is_not_taken_for_its_result(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert solver_process._call(LONG, print, "printed") is None  # type: ignore[arg-type]
+    assert capfd.readouterr().err == "printed\n"
