@@ -29,7 +29,7 @@ class Route(NamedTuple):
     request: Any
     to_http: Callable[[Any], HttpRequest]
     response: Any
-    to_fields: Callable[[Any], Mapping[str, Any]] = lambda document: document
+    to_fields: Callable[[Any], Mapping[str, Any]]
     takes_message: bool = True
 
     def read(self, message: bytes) -> HttpRequest:
@@ -83,9 +83,12 @@ def _change(verb: str) -> Callable[[Any], HttpRequest]:
 
 
 def _route(
-    request: str, to_http: Callable[[Any], HttpRequest], response: str, *to_fields: Callable[[Any], Mapping[str, Any]]
+    request: str,
+    to_http: Callable[[Any], HttpRequest],
+    response: str,
+    to_fields: Callable[[Any], Mapping[str, Any]] = lambda document: document,
 ) -> Route:
-    return Route(message_class(request), to_http, message_class(response), *to_fields)
+    return Route(message_class(request), to_http, message_class(response), to_fields)
 
 
 _Nothing = "RepositoryModelResponse"  # a message without fields
