@@ -71,9 +71,11 @@ def http_logits(server: LoggedServer, pixels: Any) -> Any:
         return client.infer("resnet18", [tensor(pixels, module=triton_http)]).as_numpy("logits")
 
 
-def test_answers_are_those_of_http(started: tuple[LoggedServer, str], client: Any) -> None:
-    result = client.infer("resnet18", [tensor(PIXELS)], model_version="1", request_id="7")
-    np.testing.assert_array_equal(result.as_numpy("logits"), http_logits(started[0], PIXELS))
+@pytest.mark.parametrize("times", [1, 8])  # eight make a message that is translated in a thread
+def test_answers_are_those_of_http(started: tuple[LoggedServer, str], client: Any, times: int) -> None:
+    pixels = np.tile(PIXELS, (times, 1, 1, 1))
+    result = client.infer("resnet18", [tensor(pixels)], model_version="1", request_id="7")
+    np.testing.assert_array_equal(result.as_numpy("logits"), http_logits(started[0], pixels))
     response = result.get_response()
     assert (response.id, response.model_name, response.model_version) == ("7", "resnet18", "1")
     assert response.parameters["energy_source"].string_param == "literature"
