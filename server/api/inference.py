@@ -116,7 +116,7 @@ class Inference(Generic[FleetT]):
                 await context.respond(200, body, headers)
                 self._count_answered(model.name, context)
             except ServerError as error:
-                self._count_failed(name, error, context)
+                self.count_failed(name, error, context)
                 await context.respond_error(error)
             except ClientDisconnectedError:
                 self._count(name, "cancelled", context)
@@ -126,7 +126,7 @@ class Inference(Generic[FleetT]):
             except Exception:  # noqa: BLE001  (the client gets a response after a bug, too)
                 _log.exception("request %s failed with an exception", context.request_id)
                 bug = ServerError(INTERNAL_ERROR)
-                self._count_failed(name, bug, context)
+                self.count_failed(name, bug, context)
                 await context.respond_error(bug)
 
     def end_call(self, model: str, revision: int) -> None:
@@ -286,6 +286,15 @@ class Inference(Generic[FleetT]):
         context.memory.grow(_MEMORY_PER_JSON * len(document))
         return parsed
 
+    def check_queue(self, n: int) -> None:
+        """Check that the queue of all models has room for `n` more samples beside those that are queued or pending.
+
+        Raises:
+            RejectedError: it has not.
+        """
+        taken = self.fleet.waiting + self.budget.pending.total()
+        reject_if_full(n, taken, self.capacity, self.fleet.backlog)
+
     def _begin_pending(self, model: str, n: int, context: RequestContext) -> None:
         """Check that there is room for `n` samples, and count them as pending until they are queued.
 
@@ -293,9 +302,9 @@ class Inference(Generic[FleetT]):
         not depend on the queue length.
         """
         context.memory.end_pending()  # the sample that was pending during decompression
-        timeout, budget = context.remaining_timeout(), self.budget
-        reject_if_full(n, self.fleet.waiting + budget.pending.total(), self.capacity, self.fleet.backlog)
-        self.fleet.check_room(model, n, timeout, budget.pending[model])
+        timeout = context.remaining_timeout()
+        self.check_queue(n)
+        self.fleet.check_room(model, n, timeout, self.budget.pending[model])
         context.memory.begin_pending(model, n)
 
     async def _decode(self, model: ServedModel, inputs: Inputs, context: RequestContext) -> list[Any]:
@@ -345,7 +354,8 @@ class Inference(Generic[FleetT]):
         running.add_done_callback(release)
         return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
 
-    def _count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
+    def count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
+        """Count the samples of a call that failed; without a name for the only model, and for none of several."""
         name = self._count(model, error.outcome, context)
         if name is None:
             return

@@ -213,7 +213,7 @@ class GatewayProcess:
             from server.api.grpc.server import GrpcServer
 
             address = self._bound.getsockname()[0], setup.grpc_port
-            server.grpc = GrpcServer(requests, app, listener, address, shares_port=True)
+            server.grpc = GrpcServer(requests, app, inference, listener, address, shares_port=True)
         files = {"API key file": keys, "TLS certificate": tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
         if reloads:

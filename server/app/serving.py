@@ -46,7 +46,7 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
         make_grpc = _grpc_server(settings)
         grpc = None
         if make_grpc is not None and grpc_bound is not None:
-            grpc = make_grpc(server.app, server.inner, listener, grpc_bound.getsockname()[:2])
+            grpc = make_grpc(server.app, server.inner, server.inference, listener, grpc_bound.getsockname()[:2])
         files = {"API key file": server.keys, "TLS certificate": listener.tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads, grpc=grpc)

@@ -17,17 +17,28 @@ class Tls:
     def __init__(self, certificate: Path, key: Path) -> None:
         """Load both files; raises as `tls_context`."""
         self._files = certificate, key
-        self.context = tls_context(certificate, key)
-        self.pem = key.read_bytes(), certificate.read_bytes()
+        self.context, self.pem = _load(certificate, key)
 
     def reload(self) -> None:
         """Load the files again; raises as `tls_context`, and keeps the last context then.
 
         The context is a new one, since OpenSSL keeps one certificate per key type and could still use an old one.
         """
-        certificate, key = self._files
-        self.context = tls_context(certificate, key)
-        self.pem = key.read_bytes(), certificate.read_bytes()
+        self.context, self.pem = _load(*self._files)
+
+
+def _load(certificate: Path, key: Path) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+    """The context, and the content of the files: key and certificate."""
+    return tls_context(certificate, key), (_read("key", key), _read("certificate", certificate))
+
+
+def _read(what: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(
+            f"the TLS {what} {str(path)!r} cannot be read: {error.strerror}; give a readable PEM file"
+        ) from error
 
 
 def load_tls(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -54,19 +65,14 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
         SpecError: a file cannot be read, or the key does not match the certificate.
     """
     for what, path in (("certificate", certificate), ("key", key)):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            raise SpecError(
-                f"the TLS {what} {str(path)!r} cannot be read: {error.strerror}; give a readable PEM file"
-            ) from error
+        _read(what, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # without it OpenSSL prompts on the terminal
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or str(error)
         raise SpecError(
             f"TLS cannot use the certificate {str(certificate)!r} with the key {str(key)!r} ({reason}); give a PEM "

@@ -1,5 +1,6 @@
 """One gRPC call as the request that the server's layers serve, and its response."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from time import monotonic
 
@@ -9,7 +10,9 @@ from server.api.grpc.http_request import HttpRequest
 from server.errors import ServerError, TooLargeError
 from server.transport.request import BodyLimit, CancellableContext, Headers, RequestContext
 
-_AT_DEADLINE = 0.01  # s; gRPC itself cancels a call at its deadline, and may do so this long before our own timer
+# gRPC itself cancels a call at its deadline, and may do so before our own timer: it rounds times.
+_AT_DEADLINE = 0.01  # s, at least
+_AT_DEADLINE_SHARE = 0.02  # of the timeout
 
 
 class GrpcContext(CancellableContext):
@@ -20,7 +23,7 @@ class GrpcContext(CancellableContext):
         response_headers: headers of the HTTP response by lower-case name, those that every response has included.
     """
 
-    __slots__ = ("_body", "_headers_of", "response_body", "response_headers")
+    __slots__ = ("_body", "_gone", "_headers_of", "response_body", "response_headers")
 
     def __init__(
         self, path: str, headers: Mapping[bytes, bytes], headers_of: Callable[[RequestContext], Headers]
@@ -28,7 +31,8 @@ class GrpcContext(CancellableContext):
         """A call of the gRPC method with this path begins; `headers_of` returns the headers of every response."""
         super().__init__("POST", path, headers, monotonic())
         self._headers_of = headers_of
-        self._body: bytes | ServerError = b""
+        self._body: bytes | ServerError | None = b""  # None once it has been read
+        self._gone = asyncio.Event()
         self.response_body = b""
         self.response_headers: dict[bytes, bytes] = {}
 
@@ -52,7 +56,9 @@ class GrpcContext(CancellableContext):
 
     def disconnect(self) -> None:
         """Cancel the call, since its client has cancelled it, or since its deadline has passed."""
-        if monotonic() > self.began + self.timeout - _AT_DEADLINE:
+        self._gone.set()
+        remaining = self.began + self.timeout - monotonic()
+        if remaining < max(_AT_DEADLINE, _AT_DEADLINE_SHARE * self.timeout):
             self._disconnected = True
             self._expire()
         else:
@@ -60,7 +66,7 @@ class GrpcContext(CancellableContext):
 
     async def read_body(self, limit: BodyLimit, reserve: Callable[[int], None]) -> bytes:
         """Return the body, which has been received; an error in the message is raised here."""
-        body, self._body = self._body, b""
+        body, self._body = self._body or b"", None
         if isinstance(body, ServerError):
             raise body
         reserve(len(body))
@@ -76,7 +82,9 @@ class GrpcContext(CancellableContext):
         self.response_headers = dict([*headers, *self._headers_of(self)])
 
     async def receive(self) -> Message:
-        """Receive the body by ASGI."""
+        """Receive the body by ASGI; after that wait for the disconnect."""
+        if self._body is None:
+            await self._gone.wait()
         if self._disconnected:
             return {"type": "http.disconnect"}
         body = await self.read_body(BodyLimit(2**62, ""), lambda _: None)

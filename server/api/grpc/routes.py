@@ -23,14 +23,16 @@ class Route(NamedTuple):
         to_http: makes the HTTP request from the message.
         response: class of the response.
         to_fields: makes the fields of the response from the JSON document of the HTTP response.
+        takes_message: whether the message is received; one without fields is not.
     """
 
     request: Any
     to_http: Callable[[Any], HttpRequest]
     response: Any
-    to_fields: Callable[[Any], Mapping[str, Any]] = lambda document: document
+    to_fields: Callable[[Any], Mapping[str, Any]]
+    takes_message: bool = True
 
-    async def read(self, message: bytes) -> HttpRequest:
+    def read(self, message: bytes) -> HttpRequest:
         """The HTTP request of a call.
 
         Raises:
@@ -53,8 +55,8 @@ class Route(NamedTuple):
         return message
 
 
-def _get(path: str) -> Callable[[Any], HttpRequest]:
-    return lambda _: HttpRequest("GET", path)
+def _get(path: str, response: str) -> Route:
+    return _route(_Nothing, lambda _: HttpRequest("GET", path), response)._replace(takes_message=False)
 
 
 def _of_model(suffix: str = "") -> Callable[[Any], HttpRequest]:
@@ -81,17 +83,20 @@ def _change(verb: str) -> Callable[[Any], HttpRequest]:
 
 
 def _route(
-    request: str, to_http: Callable[[Any], HttpRequest], response: str, *to_fields: Callable[[Any], Mapping[str, Any]]
+    request: str,
+    to_http: Callable[[Any], HttpRequest],
+    response: str,
+    to_fields: Callable[[Any], Mapping[str, Any]] = lambda document: document,
 ) -> Route:
-    return Route(message_class(request), to_http, message_class(response), *to_fields)
+    return Route(message_class(request), to_http, message_class(response), to_fields)
 
 
 _Nothing = "RepositoryModelResponse"  # a message without fields
 ROUTES = {
-    "ServerLive": _route(_Nothing, _get("/v2/health/live"), "ServerLiveResponse"),
-    "ServerReady": _route(_Nothing, _get("/v2/health/ready"), "ServerReadyResponse"),
+    "ServerLive": _get("/v2/health/live", "ServerLiveResponse"),
+    "ServerReady": _get("/v2/health/ready", "ServerReadyResponse"),
     "ModelReady": _route("ModelRequest", _of_model("/ready"), "ModelReadyResponse"),
-    "ServerMetadata": _route(_Nothing, _get("/v2"), "ServerMetadataResponse"),
+    "ServerMetadata": _get("/v2", "ServerMetadataResponse"),
     "ModelMetadata": _route("ModelRequest", _of_model(), "ModelMetadataResponse"),
     "ModelConfig": _route(
         "ModelRequest", _of_model("/config"), "ModelConfigResponse", lambda document: {"config": document}

@@ -6,6 +6,7 @@ the HTTP call, and its cancellation the disconnect of an HTTP client.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -21,13 +22,14 @@ from policies.types import SpecError
 from server.api.grpc.context import GrpcContext
 from server.api.grpc.http_request import HttpRequest
 from server.api.grpc.infer import read_infer, split_message, write_infer
-from server.api.grpc.routes import ROUTES
-from server.api.inference import MAX_BODY_BYTES
-from server.errors import INTERNAL_ERROR, BadInputError, ServerError, render_error
+from server.api.grpc.routes import ROUTES, Route
+from server.api.inference import MAX_BODY_BYTES, Inference
+from server.errors import INTERNAL_ERROR, BadInputError, RejectedError, ServerError, render_error
 from server.transport.connection import Listener
 from server.transport.connection_limits import max_connections
 from server.transport.middleware import GRPC_PREFIX, RequestMiddleware
 
+_log = logging.getLogger("batchwright.grpc")
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -43,15 +45,19 @@ _STATUS = {
 _METADATA = frozenset(("authorization", "x-request-id", "traceparent", "tracestate"))
 _RETURNED = frozenset((b"retry-after", b"traceparent", b"www-authenticate", b"x-request-id"))
 _MAX_CALLS = 8192  # that are open at once
+_MAX_RECEIVING = 256  # messages; the memory budget counts each only once it is received
+_NO_COMPRESSION = 1  # the set of algorithms with the first alone; decompression has no limit on the size
+_KEEPALIVE, _KEEPALIVE_TIMEOUT = 60_000, 20_000  # ms between the pings of a connection, and until its answer
 _MAX_DETAILS = 1000  # characters of an error; HTTP/2 limits the size of headers
 _MAX_TIMEOUT = 1e6  # s; a deadline after more is none
 _ROOM_FOR_FIELDS = 2**20  # bytes of a message beside its tensors
-_LONG = 2**16  # bytes; translating more takes milliseconds
+_LONG_FIELDS = 2**16  # bytes; translating more takes milliseconds
+_LONG_MESSAGE = 2**20  # bytes; copying more tensors takes milliseconds, too
 Address = tuple[str, int]
-_Read = Callable[[bytes], Awaitable[HttpRequest]]  # makes the HTTP request of a call from its message
-_Write = Callable[
-    [bytes, Mapping[bytes, bytes]], bytes
-]  # makes the response from body and headers of the HTTP response
+# receives the message of a call, and makes its HTTP request
+_Read = Callable[[GrpcContext, Any], Awaitable[HttpRequest]]
+# makes the response from body and headers of the HTTP response
+_Write = Callable[[bytes, Mapping[bytes, bytes]], bytes]
 
 
 class GrpcServer:
@@ -62,24 +68,33 @@ class GrpcServer:
     """
 
     def __init__(
-        self, requests: RequestMiddleware, app: ASGIApp, listener: Listener, address: Address, shares_port: bool = False
+        self,
+        requests: RequestMiddleware,
+        app: ASGIApp,
+        inference: Inference[Any],
+        listener: Listener,
+        address: Address,
+        shares_port: bool = False,
     ) -> None:
         """Create the server.
 
         Args:
             requests: authenticates, traces and logs each call.
             app: serves HTTP requests without all that.
+            inference: serves the inference calls of `app`; its queue and memory budget have to have room for each call.
             listener: that of HTTP, for the certificate and the time limits.
             address: host and port to listen on.
             shares_port: whether other processes listen on the same port.
         """
         self._requests = requests
         self._app = app
+        self._inference = inference
         self._tls = listener.tls
-        self._body_timeout = listener.limits.body
+        self._limits = listener.limits
         host, port = address
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._shares_port = shares_port
+        self._receiving = asyncio.Semaphore(_MAX_RECEIVING)
         self._translating = asyncio.Semaphore(1)
         self._server: grpc.aio.Server | None = None
 
@@ -92,13 +107,18 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", MAX_BODY_BYTES + _ROOM_FOR_FIELDS),
             ("grpc.max_send_message_length", -1),
+            ("grpc.compression_enabled_algorithms_bitset", _NO_COMPRESSION),
+            ("grpc.max_connection_idle_ms", _milliseconds(self._limits.keep_alive)),
+            ("grpc.server_handshake_timeout_ms", _milliseconds(self._limits.headers)),
+            ("grpc.keepalive_time_ms", _KEEPALIVE),
+            ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT),
             ("grpc.max_allowed_incoming_connections", max_connections()),
             ("grpc.server.max_pending_requests", _MAX_CALLS),  # beyond, calls of a burst are CANCELLED
             ("grpc.server.max_pending_requests_hard_limit", _MAX_CALLS),
             ("grpc.so_reuseport", int(self._shares_port)),
         ]
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-        methods = {name: self._method(name, route.read, route.write) for name, route in ROUTES.items()}
+        methods = {name: self._method(name, partial(self._read, route), route.write) for name, route in ROUTES.items()}
         methods["ModelInfer"] = self._method("ModelInfer", self._read_infer, write_infer)
         service = GRPC_PREFIX.strip("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
@@ -131,45 +151,75 @@ class GrpcServer:
     async def _serve(self, path: str, read: _Read, write: _Write, _: Any, call: Any) -> bytes:
         """Serve a call: `read` makes the HTTP request of its message, `write` the message of the HTTP response."""
         context = GrpcContext(path, _headers(call), self._requests.response_headers)
-        serving = self._requests.serve(context, self._answer, context, read, call.read)
+        serving = self._requests.serve(context, self._answer, context, read, call)
         task = asyncio.get_running_loop().create_task(serving)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             context.disconnect()  # the task then ends by itself
             raise
-        body, headers = context.response_body, context.response_headers
+        status, headers = context.status, context.response_headers
         call.set_trailing_metadata([(n.decode(), headers[n].decode("latin-1")) for n in _RETURNED if n in headers])
-        error = None if context.status == 200 else _error(body)
+        try:
+            error = None if status == 200 else _error(context.response_body)
+            response = b"" if error is not None else write(context.response_body, headers)
+        except Exception:  # noqa: BLE001  (answered without its details)
+            _log.exception("the response to request %s cannot be translated", context.request_id)
+            status, error, response = 500, INTERNAL_ERROR, b""
         if error is not None:
-            await call.abort(_STATUS.get(context.status, grpc.StatusCode.INTERNAL), error[:_MAX_DETAILS])
-        return write(body, headers)
+            await call.abort(_STATUS.get(status, grpc.StatusCode.INTERNAL), error[:_MAX_DETAILS])
+        return response
 
-    async def _answer(self, context: GrpcContext, read: _Read, receive: Callable[[], Awaitable[Any]]) -> None:
+    async def _answer(self, context: GrpcContext, read: _Read, call: Any) -> None:
         """Serve a call that is authorised."""
         try:
-            async with asyncio.timeout(self._body_timeout):
-                message = await receive()
-            if message is grpc.aio.EOF:
-                raise BadInputError("the call has no message; send one")
-            scope = context.become(await read(message))
+            scope = context.become(await read(context, call))
         except TimeoutError:
             await context.respond(
-                408, render_error(f"the message took over {self._body_timeout:g} s; send it faster"), []
+                408, render_error(f"the message took over {self._limits.body:g} s; send it faster"), []
             )
         except ServerError as error:
             await context.respond_error(error)
         else:
-            del message
             await self._app(scope, context.receive, context.send)
 
-    async def _read_infer(self, message: bytes) -> HttpRequest:
+    async def _receive(self, call: Any) -> bytes:
+        """The message of a call.
+
+        Raises:
+            BadInputError: there is none.
+            TimeoutError: it took too long.
+        """
+        async with asyncio.timeout(self._limits.body), self._receiving:
+            message: Any = await call.read()
+        if message is grpc.aio.EOF:
+            raise BadInputError("the call has no message; send one")
+        received: bytes = message
+        return received
+
+    async def _read(self, route: Route, _: GrpcContext, call: Any) -> HttpRequest:
+        """The HTTP request of a call without tensors."""
+        return route.read(await self._receive(call) if route.takes_message else b"")
+
+    async def _read_infer(self, context: GrpcContext, call: Any) -> HttpRequest:
         """The HTTP request of an inference call; a long one is translated off the event loop."""
-        fields, raw = split_message(message)
-        if len(fields) <= _LONG:
-            return read_infer(fields, raw)
-        async with self._translating:
-            return await asyncio.to_thread(read_infer, fields, raw)
+        try:
+            self._inference.check_queue(1)
+            with self._inference.budget.reservation() as memory:  # the HTTP route has its own
+                message = await self._receive(call)
+                memory.grow(len(message))
+                fields, raw = split_message(message)
+                if len(fields) <= _LONG_FIELDS and len(message) <= _LONG_MESSAGE:
+                    return read_infer(fields, raw)
+                async with self._translating:
+                    return await asyncio.to_thread(read_infer, fields, raw)
+        except RejectedError as error:
+            self._inference.count_failed(None, error, context)
+            raise
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1e3 * seconds))
 
 
 def _headers(call: Any) -> dict[bytes, bytes]:

@@ -87,3 +87,17 @@ def served(context: ssl.SSLContext, suite: str | None = None) -> str | None:
     except ValueError:  # the handshake failed
         return None
     return None if shown is None else ssl.DER_cert_to_PEM_cert(shown)
+
+
+def test_files_that_vanish_while_they_are_reloaded_leave_the_last_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path, "a")
+    tls = Tls(cert, key)
+    context, pem = tls.context, tls.pem
+    new = tls_context(cert, key)
+    monkeypatch.setattr("server.transport.tls.tls_context", lambda *_: new)
+    key.unlink()
+    with pytest.raises(SpecError, match=r"the TLS key .* cannot be read"):
+        tls.reload()
+    assert (tls.context, tls.pem) == (context, pem)
