@@ -25,9 +25,9 @@ batches. A batch missing from one window is counted in the next, so such errors 
 and by more than three standard errors; otherwise the detector is reset. Errors below 5 per cent do not justify another
 policy, because the cost is flat around its optimum.
 
-**Refit** (refitting.py): only observations after the change point are used. The first windows
-after a change of the energies are few and often determine a scale only. So the energies are fitted again once 8, 16, 32
-and 64 windows have followed the refit, each time to all of them. `better_energies` says when a new fit is accepted.
+**Refit** (refitting.py): only observations after the change point are used. The first windows after a change of the
+energies are few and often determine a scale only. So the energies are fitted again once 8, 16, 32 and 64 windows have
+followed the refit, each time to all of them. `better_energies` says when a new fit is accepted.
 """
 
 from collections import deque

@@ -119,6 +119,7 @@ def test_overdue_fits_are_made_once_to_all_windows_since_the_refit() -> None:
     detector, truth = DriftDetector(P4), with_fixed_energy(4.0)
     sizes = np.random.default_rng(1).integers(6, 12, 400).tolist()
     assert len(refits(detector, truth, sizes[:24])) == 1
+    detector.discard_window()
     feed(detector, truth, sizes[24:], at=100.0, joules=1000.0)
     refit = detector.refit()
     assert refit is not None
