@@ -73,13 +73,15 @@ def table(record: dict[str, Any]) -> str:
 
 
 def ranges(record: dict[str, Any]) -> str:
-    """A sentence with the least and the largest difference at each pace, of means and 95th percentiles."""
+    """A sentence with the least and the largest difference at each pace, over means, 95th percentiles and policies."""
     parts = []
     for pace in PACES:
-        found = [record[key] for key, cell in CELLS.items() if cell[0] == pace and key in record]
+        keys = [key for key, cell in CELLS.items() if cell[0] == pace and key in record]
+        found = [record[key] for key in keys]
         differences = [cell["live"][p] / cell["simulated"][p] - 1.0 for cell in found for p in ("mean_ms", "p95_ms")]
         if differences:
-            parts.append(f"{min(differences):+.1%} to {max(differences):+.1%} at pace {pace:g}")
+            measured = " and ".join(dict.fromkeys(CELLS[key][1] for key in keys))
+            parts.append(f"{min(differences):+.1%} to {max(differences):+.1%} at pace {pace:g} ({measured})")
     return f"Differences: {', '.join(parts)}."
 
 

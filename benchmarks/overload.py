@@ -78,7 +78,8 @@ def peer_flags(name: str, is_bounded: bool) -> list[str]:
     """The time-out of a peer, and the bound of its queue: the requests that are served within the time-out.
 
     A request that is admitted to a full queue waits for the batches before it and is answered with its own, the
-    largest. mosec counts waiting requests, uvicorn those in service too.
+    largest. mosec counts waiting requests; uvicorn counts connections, those of requests in service and idle ones too,
+    so that LitServe may reject requests below the bound.
     """
     profile = load_profile(PROFILE)
     waiting = int((TIMEOUT - profile.service_times[-1]) * profile.capacity)

@@ -3,8 +3,9 @@
 A record is made by the script of its name. The script's code is the script and all modules of this repository that it
 imports, directly or through another one, and those that benchmarks run: as `-m MODULE`, or as one of the project's
 commands.
-A record is older than that code if a commit after the record's last one changes a module. Profiles, pages and other
-files do not count, nor does what a commit changes: a comment makes a record older, too.
+A record is older than that code if a commit after the record's last one, or a change that is not committed, is in a
+module. Profiles, pages and other files do not count, nor does it matter what changes: a comment makes a record older.
+Sections of docs/benchmarks.md whose script has no record are listed as not measured.
 """
 
 import ast
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from benchmarks.page import SECTIONS
 from benchmarks.support.harness import MODULES, ROOT, argument_parser
 
 _FOLDER = Path("benchmarks")
@@ -30,18 +32,20 @@ class Age:
         made: the record's last commit: hash and date; empty if it is not committed as it is.
         commits: number of later commits that change its code.
         latest: the last of them: hash and date; empty if there is none.
+        uncommitted: number of modules with changes that are not committed.
     """
 
     record: str
     made: str
     commits: int
     latest: str
+    uncommitted: int
 
 
 def ages(root: Path) -> list[Age]:
     """The ages of all records of a repository, those with the most later commits first."""
     records = sorted((root / _FOLDER / "records").glob("*.json"))
-    return sorted((age(root, path.stem) for path in records), key=lambda one: -one.commits)
+    return sorted((age(root, path.stem) for path in records), key=lambda one: (-one.commits, -one.uncommitted))
 
 
 def age(root: Path, record: str) -> Age:
@@ -49,11 +53,12 @@ def age(root: Path, record: str) -> Age:
     path = _FOLDER / "records" / f"{record}.json"
     made = _git(root, "log", "-1", "--format=%h %cs", "--", str(path))
     if not made or _git(root, "status", "--porcelain", "--", str(path)):
-        return Age(record, "", 0, "")
+        return Age(record, "", 0, "", 0)
     files = sorted(map(str, code_of(root, _FOLDER / f"{_SCRIPTS.get(record, record)}.py")))
     since = f"{made.split()[0]}..HEAD"
     later = _git(root, "log", "--format=%h %cs", since, "--", *files).splitlines()
-    return Age(record, made, len(later), later[0] if later else "")
+    changed = _git(root, "status", "--porcelain", "--", *files).splitlines()
+    return Age(record, made, len(later), later[0] if later else "", len(changed))
 
 
 def code_of(root: Path, script: Path) -> set[Path]:
@@ -107,13 +112,19 @@ def _git(root: Path, *arguments: str) -> str:
 def main() -> None:
     """Print a line for each record."""
     argument_parser(__doc__).parse_args()
-    for one in ages(ROOT):
-        if not one.made:
-            print(f"{one.record:24s} not committed")
-        elif one.commits:
-            print(f"{one.record:24s} of {one.made}, older than {one.commits} commits to its code, last {one.latest}")
-        else:
-            print(f"{one.record:24s} of {one.made}, not older than its code")
+    found = ages(ROOT)
+    for one in found:
+        print(f"{one.record:24s} {_described(one)}")
+    for script in sorted({section.script for section in SECTIONS} - {one.record for one in found}):
+        print(f"{script:24s} not measured")
+
+
+def _described(one: Age) -> str:
+    if not one.made:
+        return "not committed"
+    older = [f"{one.commits} commits to its code, last {one.latest}"] if one.commits else []
+    older += [f"uncommitted changes of {one.uncommitted} modules"] if one.uncommitted else []
+    return f"of {one.made}, " + (f"older than {' and '.join(older)}" if older else "not older than its code")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -71,6 +71,12 @@ def acceptable_from(problem: Problem, overflow_cost: float, near: int) -> int:
     while length > _LARGEST and acceptable(length - 1):
         length -= 1
     return length
+
+
+def settles_from(problem: Problem, overflow_cost: float) -> int:
+    """The smallest s_max whose gain is within 1 per cent of that without truncation, searched by ones."""
+    exact = solve(problem).gain
+    return next(n for n in count(_LARGEST) if rvi(problem, overflow_cost, n).gain < 1.01 * exact)
 
 
 def complexity(length: int, iterations: int) -> tuple[int, float]:
@@ -191,7 +197,8 @@ def _seconds(work: Callable[[], object], rounds: int = 5) -> float:
 
 def figure_10() -> Section:
     """Gain and Delta by s_max."""
-    problem, exact = at(googlenet(), 0.9, 1.0), solve(at(googlenet(), 0.9, 1.0)).gain
+    problem = at(googlenet(), 0.9, 1.0)
+    exact = solve(problem).gain
     figure = new_figure(11, 4.6)
     gains, shares = figure.subplots(1, 2)
     found = {(column.overflow_cost, n): rvi(problem, column.overflow_cost, n) for column in TABLE_II for n in LENGTHS}
@@ -211,20 +218,21 @@ def figure_10() -> Section:
     shares.set(xlabel="s_max", ylabel="Δ, the part that the overflow state contributes")
     for axes in (gains, shares):
         finish_axes(axes, {"fontsize": "small"})
-    text = f"{save_numbered(figure, 10)}\n\nρ = 0.9, w1 = w2 = 1. {agreement(claims_10(found, exact))}"
+    text = f"{save_numbered(figure, 10)}\n\nρ = 0.9, w1 = w2 = 1. {agreement(claims_10(problem, found))}"
     return Section("Figure 10: gain and Δ by s_max", text)
 
 
-def claims_10(found: Mapping[tuple[float, int], RviResult], exact: float) -> list[Claim]:
+def claims_10(problem: Problem, found: Mapping[tuple[float, int], RviResult]) -> list[Claim]:
     """Section VII-D, on figure 10.
 
     Args:
-        found: results by c_o and s_max; for each c_o of Table II the same s_max, ascending.
-        exact: the gain without truncation.
+        problem: of the figure.
+        found: its results by c_o and s_max; for each c_o of Table II the same s_max, ascending.
     """
+    exact = solve(problem).gain
     lengths = sorted({length for _, length in found})
     gains = {cost: [found[cost, length].gain for length in lengths] for cost in (10000, 1000, 100)}
-    settled = [next(n for n, gain in zip(lengths, gains[cost], strict=True) if gain < 1.01 * exact) for cost in gains]
+    settled = [settles_from(problem, cost) for cost in gains]
     falling = all(
         all(after < before + _SPAN for before, after in pairwise(values)) and values[-1] < exact + _SPAN
         for values in gains.values()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -192,6 +193,7 @@ def claims_9(shown: Mapping[float, Sequence[Tradeoff]] | None = None) -> list[Cl
     ]
 
 
+@cache
 def by_distribution() -> dict[float, list[Tradeoff]]:
     """For loads 0.3 and 0.7 the frontiers of the four distributions, and of the benchmarks greedy alone."""
     found: dict[float, list[Tradeoff]] = {}

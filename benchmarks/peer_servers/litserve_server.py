@@ -44,7 +44,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--timeout", type=float, required=True)
-    parser.add_argument("--most-calls", type=int, help="calls in progress above which uvicorn answers 503")
+    parser.add_argument("--most-calls", type=int, help="connections, idle ones included, at which uvicorn answers 503")
     chosen = parser.parse_args()
     api = Emulated(max_batch_size=len(TIMES), batch_timeout=0.0)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=chosen.timeout)

@@ -26,8 +26,8 @@ and by more than three standard errors; otherwise the detector is reset. Errors 
 policy, because the cost is flat around its optimum.
 
 **Refit** (refitting.py): only observations after the change point are used. The first windows after a change of the
-energies are few, and often determine a scale only. So the energies are fitted again to all windows since their refit
-when these are 8, 16, 32 and 64, which is accepted if it moves the energy of some batch size by more than 5 per cent.
+energies are few and often determine a scale only. So the energies are fitted again once 8, 16, 32 and 64 windows have
+followed the refit, each time to all of them. `better_energies` says when a new fit is accepted.
 """
 
 from collections import deque
@@ -43,9 +43,8 @@ from policies.adaptation.refitting import (
     Refit,
     after_change,
     batch_energy,
-    energy_deviation,
+    better_energies,
     energy_drift,
-    largest_energy_change,
     refit_energies,
     refit_service_times,
     time_drift,
@@ -134,7 +133,8 @@ class DriftDetector:
         self._windows: deque[EnergyWindow] = deque(maxlen=_MAX_WINDOWS)
         self._times = CusumDetector(clip=0.3, threshold=3.0, per_variance=200.0)
         self._energies = CusumDetector(clip=0.4, threshold=0.4)
-        self._windows_since_refit, self._looks = 0, deque[int]()  # the remaining ones of _LOOKS, none before a refit
+        self._windows_since_refit = 0
+        self._looks: tuple[int, ...] = ()  # the remaining ones of _LOOKS, none before a refit
         self._counts = [0] * (profile.max_batch_size + 1)  # batches by size since `_reading`
         self._reading: tuple[float, float] | None = None  # instant, s, and J at the start of the window
 
@@ -193,19 +193,19 @@ class DriftDetector:
         drift = energy_drift(self.profile, windows, self._idle_power)
         if drift is not None:
             self.profile, self._idle_power = refit_energies(self.profile, windows, self._idle_power)
-            self._windows_since_refit, self._looks = 0, deque(_LOOKS)
+            self._windows_since_refit, self._looks = 0, _LOOKS
         return drift
 
     def _fit_energies_again(self) -> Drift | None:
-        if not self._looks or self._windows_since_refit < self._looks[0]:
+        remaining = tuple(look for look in self._looks if look > self._windows_since_refit)
+        if remaining == self._looks:
             return None
-        windows = _last(self._windows, self._looks.popleft())
-        profile, idle_power = refit_energies(self.profile, windows, self._idle_power)
-        if largest_energy_change(self.profile, profile) <= EFFECT:
+        self._looks = remaining
+        found = better_energies(self.profile, _last(self._windows, self._windows_since_refit), self._idle_power)
+        if found is None:
             return None
-        drift = energy_deviation(self.profile, windows, self._idle_power)
         self._energies.reset()
-        self.profile, self._idle_power = profile, idle_power
+        self.profile, self._idle_power, drift = found
         return drift
 
     def _open(self, at: float, joules: float) -> None:

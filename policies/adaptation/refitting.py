@@ -24,7 +24,7 @@ _CONFIDENCE = 3.0  # standard errors
 _FEWEST = 8  # batches after a change point
 _ROUNDING = 1e-12  # mean square of ratios up to which they are equal
 _OUTLIER = 2.0  # times the median ratio
-_AFFINE_GAIN = 4.0  # factor by which an affine fit must reduce the sum of squares
+_GAIN = 4.0  # factor by which an affine fit, or a later fit, must reduce the sum of squares
 _MISFIT = 0.005  # root mean square error of a scaling, relative to the energy, up to which it is kept
 _REFITTED = " (refitted)"
 
@@ -59,14 +59,19 @@ class Drift:
         quantity: the quantity that deviates.
         ratio: observed over predicted.
         batches: number of batches observed.
+        of_one_size: whether `ratio` is that of the batch size that deviates most, instead of all batches together.
     """
 
     quantity: Quantity
     ratio: float
     batches: int
+    of_one_size: bool = False
 
     def __str__(self) -> str:
         """Return the text for a log line."""
+        if self.of_one_size:
+            change = 100.0 * abs(self.ratio - 1.0)
+            return f"{self.quantity} of single batch sizes up to {change:.0f} % different over {self.batches} batches"
         return f"{self.quantity} {self.ratio:.2f} times the profile's over {self.batches} batches"
 
 
@@ -88,21 +93,9 @@ def time_drift(profile: Profile, batches: Sequence[Observation]) -> Drift | None
 
 def energy_drift(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> Drift | None:
     """Return the drift of the energies; None unless above 5 per cent and the energy of one batch at the edges."""
-    drift = energy_deviation(profile, windows, idle_power)
-    return drift if abs(drift.ratio - 1.0) > max(EFFECT, 1.0 / drift.batches) else None
-
-
-def energy_deviation(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0) -> Drift:
-    """Return the deviation of the energies, however small."""
     predicted = sum(idle_power * window.elapsed + batch_energy(profile, window) for window in windows)
-    ratio = sum(window.energy for window in windows) / predicted
-    return Drift("energies", ratio, sum(sum(window.batches.values()) for window in windows))
-
-
-def largest_energy_change(before: Profile, after: Profile) -> float:
-    """Return the largest relative change of the energy of a batch size."""
-    pairs = zip(before.energies or (), after.energies or (), strict=True)
-    return max((abs(new / old - 1.0) for old, new in pairs), default=0.0)
+    ratio, batches = sum(window.energy for window in windows) / predicted, _batches(windows)
+    return Drift("energies", ratio, batches) if abs(ratio - 1.0) > max(EFFECT, 1.0 / batches) else None
 
 
 def after_change(profile: Profile, batches: Sequence[Observation]) -> Sequence[Observation]:
@@ -185,15 +178,46 @@ def refit_energies(profile: Profile, windows: Sequence[EnergyWindow], idle_power
     scale = max(0.0, float(predicted @ beyond_idle / (predicted @ predicted)))
     residual = float(np.sum((beyond_idle - scale * predicted) ** 2))
     affine = _affine(windows, profile.max_batch_size, idle_power > 0.0)
-    if affine is not None and residual > max(_AFFINE_GAIN * affine.residual, _MISFIT**2 * float(joules @ joules)):
+    if affine is not None and residual > max(_GAIN * affine.residual, _MISFIT**2 * float(joules @ joules)):
         energies, idle_power = affine.energies, affine.idle_power
     else:
         energies = tuple(scale * energy for energy in profile.energies or ())
     total = profile.total_energies
     if total is not None and profile.energies is not None:  # the idle energy per batch is unchanged
         total = tuple(t - old + new for t, old, new in zip(total, profile.energies, energies, strict=True))
-    count = sum(sum(window.batches.values()) for window in windows)
-    return _labelled(replace(profile, energies=energies, total_energies=total), "energies", count), idle_power
+    fitted = replace(profile, energies=energies, total_energies=total)
+    return _labelled(fitted, "energies", _batches(windows)), idle_power
+
+
+def better_energies(
+    profile: Profile, windows: Sequence[EnergyWindow], idle_power: float = 0.0
+) -> tuple[Profile, float, Drift] | None:
+    """Refit the energies if the fit is significantly better; return the profile, the idle power, W, and the drift.
+
+    It is better if the energy of some batch size changes by more than 5 per cent, and if the sum of squares of the
+    present energies is above four times that of the new ones, the factor that `refit_energies` uses too.
+
+    Args:
+        profile: a profile with energies.
+        windows: at least one, all after the change point.
+        idle_power: idle power included in the counter, W; 0 if it counts batches only.
+    """
+    fitted, fitted_idle_power = refit_energies(profile, windows, idle_power)
+    ratios = [new / old for old, new in zip(profile.energies or (), fitted.energies or (), strict=True)]
+    ratio = max(ratios, key=lambda each: abs(each - 1.0), default=1.0)
+    present, after = _squares(profile, windows, idle_power), _squares(fitted, windows, fitted_idle_power)
+    if abs(ratio - 1.0) <= EFFECT or present <= _GAIN * after:
+        return None
+    return fitted, fitted_idle_power, Drift("energies", ratio, _batches(windows), of_one_size=True)
+
+
+def _squares(profile: Profile, windows: Sequence[EnergyWindow], idle_power: float) -> float:
+    """Return the sum of squared errors of the predicted energies, J^2."""
+    return sum((w.energy - idle_power * w.elapsed - batch_energy(profile, w)) ** 2 for w in windows)
+
+
+def _batches(windows: Sequence[EnergyWindow]) -> int:
+    return sum(sum(window.batches.values()) for window in windows)
 
 
 @dataclass(frozen=True, slots=True)

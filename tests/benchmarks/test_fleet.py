@@ -27,4 +27,7 @@ def test_the_range_of_differences_is_given_for_each_pace_in_the_record() -> None
         {"live": {"mean_ms": live, "p95_ms": 100.0}, "simulated": {"mean_ms": 100.0, "p95_ms": 100.0}}
         for live in (110.0, 95.0)
     ]
-    assert ranges(dict(zip(cells, found, strict=True))) == "Differences: -5.0% to +10.0% at pace 1."
+    assert (
+        ranges(dict(zip(cells, found, strict=True)))
+        == "Differences: -5.0% to +10.0% at pace 1 (greedy and smdp:w2=16)."
+    )

@@ -13,6 +13,6 @@ def test_the_last_request_of_a_full_bounded_queue_is_answered_just_in_time() -> 
     mosec, litserve = (int(peer_flags(name, True)[-1]) for name in PEERS)
     served_last = mosec / profile.capacity + profile.service_times[-1]
     assert TIMEOUT - 2.0 / profile.capacity < served_last <= TIMEOUT
-    assert litserve == mosec + profile.max_batch_size  # uvicorn counts the batch in service too
+    assert litserve == mosec + profile.max_batch_size  # uvicorn counts the connections of the batch in service too
     assert peer_flags("mosec", True)[:-1] == ["--timeout", "1000", "--capacity"]
     assert peer_flags("litserve", True)[:-1] == ["--timeout", "1.0", "--most-calls"]

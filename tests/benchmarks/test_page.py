@@ -1,8 +1,11 @@
 """docs/benchmarks.md against the records."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.page import PAGE, SECTIONS, render
+from benchmarks import page
+from benchmarks.page import PAGE, SECTIONS, Section, render
 from benchmarks.support.harness import ROOT
 
 
@@ -13,3 +16,21 @@ def test_the_page_is_written_from_the_records() -> None:
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.script)
 def test_each_section_names_an_existing_script(section: object) -> None:
     assert (ROOT / "benchmarks" / f"{section.script}.py").is_file()  # type: ignore[attr-defined]
+
+
+def test_a_section_without_a_record_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(page, "RECORDS", tmp_path)
+    assert str(Section("Speed", "speed", "About.")) == (
+        "## Speed\n\nAbout. (`python -m benchmarks.speed`)\n\nNot measured yet.\n"
+    )
+
+
+@pytest.mark.parametrize(("server", "is_bounded"), [("mosec", False), ("mosec, bounded queue", True)])
+def test_bounded_queues_are_explained_if_they_are_in_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, is_bounded: bool
+) -> None:
+    monkeypatch.setattr(page, "RECORDS", tmp_path)
+    (tmp_path / "overload.json").write_text("{}")
+    (tmp_path / "overload.md").write_text(f"# Overload\n\n| {server} |\n")
+    overload = next(section for section in SECTIONS if section.script == "overload")
+    assert ("With `bounded queue`" in str(overload)) == is_bounded

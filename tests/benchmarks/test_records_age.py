@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import records_age
+from benchmarks.page import Section
 from benchmarks.records_age import Age, age, ages, code_of
 from benchmarks.support.harness import ROOT
 
@@ -86,7 +88,32 @@ def test_a_new_record_is_as_old_as_its_code_again(repository: Repository) -> Non
 
 def test_a_record_that_is_not_committed_as_it_is_has_no_age(repository: Repository) -> None:
     (repository.root / "benchmarks/records/speed.json").write_text("[]\n")
-    assert age(repository.root, "speed") == Age("speed", "", 0, "")
+    assert age(repository.root, "speed") == Age("speed", "", 0, "", 0)
+
+
+def test_a_module_that_is_not_committed_as_it_is_makes_the_records_that_use_it_older(repository: Repository) -> None:
+    for name in ("policies/types.py", "policies/unused.py"):
+        (repository.root / name).write_text("# changed\n")
+    assert [(one.record, one.commits, one.uncommitted) for one in ages(repository.root)] == [
+        ("speed", 0, 1),
+        ("power", 0, 0),
+    ]
+
+
+def test_sections_of_the_page_without_a_record_are_listed(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.change("policies/types.py")
+    (repository.root / "policies/types.py").write_text("# changed\n")
+    monkeypatch.setattr(records_age, "ROOT", repository.root)
+    monkeypatch.setattr(records_age, "SECTIONS", [Section("Speed", "speed", ""), Section("Soak", "soak", "")])
+    monkeypatch.setattr("sys.argv", ["records_age"])
+    records_age.main()
+    speed, power, soak = capsys.readouterr().out.splitlines()
+    assert "older than 1 commits to its code, last" in speed
+    assert speed.endswith("and uncommitted changes of 1 modules")
+    assert power.endswith("not older than its code")
+    assert soak.split() == ["soak", "not", "measured"]
 
 
 def test_of_the_own_benchmarks_only_those_with_a_server_depend_on_it() -> None:

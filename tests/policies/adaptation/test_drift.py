@@ -115,6 +115,19 @@ def test_energies_that_a_first_refit_could_only_scale_are_fitted_again_to_more_w
     assert others[0].energies == pytest.approx(truth.energies)
 
 
+def test_overdue_fits_are_made_once_to_all_windows_since_the_refit() -> None:
+    detector, truth = DriftDetector(P4), with_fixed_energy(4.0)
+    sizes = np.random.default_rng(1).integers(6, 12, 400).tolist()
+    assert len(refits(detector, truth, sizes[:24])) == 1
+    detector.discard_window()
+    feed(detector, truth, sizes[24:], at=100.0, joules=1000.0)
+    refit = detector.refit()
+    assert refit is not None
+    assert refit.profile.energies == pytest.approx(truth.energies)
+    assert refit.drifts[0].batches > 300
+    assert detector.refit() is None
+
+
 @pytest.mark.parametrize(("sizes", "noise"), [([8], 0.0), ([8], 0.05), (list(range(4, 12)), 0.05)])
 def test_a_true_scale_stays_a_scale_and_more_windows_correct_it(sizes: list[int], noise: float) -> None:
     drawn = np.random.default_rng(1).choice(sizes, 2000).tolist()

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.adaptation.refitting import EnergyWindow, Observation, after_change, refit_energies, refit_service_times
+from policies.adaptation.refitting import (
+    EnergyWindow,
+    Observation,
+    after_change,
+    better_energies,
+    refit_energies,
+    refit_service_times,
+)
 from policies.profile import Profile
 
 SIZES = range(1, 9)
@@ -112,6 +119,28 @@ def test_equal_windows_determine_the_scale_only() -> None:
     truth = [0.2 + 0.01 * b for b in SIZES]
     fitted, _ = refit_energies(OLD, windows(truth, mixes=({4: 10}, {4: 20}, {4: 12}, {4: 9})))
     assert fitted.energies == pytest.approx([e * 0.24 / 0.09 for e in OLD.energies or ()])
+
+
+def test_a_later_fit_describes_the_largest_change_of_a_size() -> None:
+    truth = [0.09 + 0.005 * b for b in SIZES]  # 0.095 instead of 0.06 with one request
+    found = better_energies(OLD, windows(truth))
+    assert found is not None
+    fitted, _, drift = found
+    assert fitted.energies == pytest.approx(truth)
+    assert str(drift) == "energies of single batch sizes up to 58 % different over 38 batches"
+
+
+def test_a_later_fit_within_five_per_cent_is_not_better() -> None:
+    assert better_energies(OLD, windows([1.04 * e for e in OLD.energies or ()])) is None
+
+
+@pytest.mark.parametrize(("noise", "is_better"), [(0.01, True), (0.5, False)])
+def test_a_later_fit_is_better_if_the_error_falls_to_a_quarter(noise: float, is_better: bool) -> None:
+    seen = [
+        replace(window, energy=window.energy * (1.0 + noise * (-1) ** i))
+        for i, window in enumerate(windows([1.2 * e for e in OLD.energies or ()], mixes=({4: 10},) * 8))
+    ]
+    assert (better_energies(OLD, seen) is not None) == is_better
 
 
 def test_total_energies_keep_the_idle_energy() -> None:
