@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -24,8 +23,7 @@ from policies.profile import Profile
 from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
-_NICENESS = 10  # answers have priority
-_AUTOGROUP = Path("/proc/self/autogroup")  # where sessions are scheduled as groups, niceness counts only within one
+_NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
@@ -90,8 +88,6 @@ def main() -> None:
     """Answer one call, then exit."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # systemd sends it to all processes; this one ends with its parent
     os.nice(_NICENESS)
-    with suppress(OSError):
-        _AUTOGROUP.write_text(str(_NICENESS))
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not be taken for a result
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small
