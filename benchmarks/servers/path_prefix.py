@@ -27,10 +27,10 @@ def main() -> None:
     """Serve below the prefix."""
     serve = serving.serve  # type: ignore[attr-defined]
 
-    def serve_mounted(app: ASGIApp, *arguments: Any) -> Any:
-        return serve(mounted(app), *arguments)
+    def serve_mounted(app: ASGIApp, *arguments: Any, **options: Any) -> Any:
+        return serve(mounted(app), *arguments, **options)
 
-    serving.serve = serve_mounted  # type: ignore[attr-defined, assignment]
+    serving.serve = serve_mounted  # type: ignore[attr-defined]
     cli.main()
 
 

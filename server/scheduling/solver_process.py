@@ -99,8 +99,9 @@ def main() -> None:
         found = SpecError(str(error))  # without what cannot be pickled
     except Exception:  # noqa: BLE001  (reported to the other process)
         found = RuntimeError(traceback.format_exc())
-    with results:
-        pickle.dump(found, results)
+    pickle.dump(found, results)
+    results.flush()
+    os._exit(0)  # the other process closes the pipe when this one's results end, on which the thread below exits with 1
 
 
 def _end_with_parent() -> None:

@@ -101,7 +101,7 @@ def test_an_invalid_user_config_fails_the_start_and_is_only_logged_later(
 
 
 def test_settings_are_validated_like_those_of_serve_model() -> None:
-    with pytest.raises(SpecError, match=r"queue_capacity.*; unknown policy 'clever'"):
+    with pytest.raises(SpecError, match=r"queue-capacity.*; unknown policy 'clever'"):
         play(_nothing, policy=["clever"], queue_capacity=0)
 
 

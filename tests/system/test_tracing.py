@@ -169,5 +169,5 @@ def test_the_error_for_an_invalid_endpoint_names_the_setting() -> None:
     command = [*command_line("serve-model"), *EMULATED, "--otlp-endpoint", "localhost:4318"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "otlp_endpoint" in done.stderr
+    assert "--otlp-endpoint: give a URL" in done.stderr
     assert "Traceback" not in done.stderr
