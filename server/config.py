@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -385,7 +384,7 @@ def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], 
         try:
             validated = Settings(**{**known, **general})
         except ValidationError as error:
-            errors += [f"models: {model}: {_message(each)}" for each in error.errors()]
+            errors += [f"models: {model}: {_message(each, {})}" for each in error.errors()]
             continue
         settings._of_model[model] = {**own, **{key: getattr(validated, key) for key in general}}
     return settings
@@ -440,7 +439,7 @@ def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:
     return content or {}, []
 
 
-def _message(error: ErrorDetails, names: Mapping[str, str] = MappingProxyType({})) -> str:
+def _message(error: ErrorDetails, names: Mapping[str, str]) -> str:
     """The error in one line; `names` are those of the flags and variables that were given, by key."""
     location, value = ".".join(names.get(str(each), str(each)) for each in error["loc"]) or "settings", error["input"]
     if error["type"] == "missing":
