@@ -6,8 +6,9 @@ arrivals. Part two is wrk with a device that takes a microsecond for each batch:
 bytes, and JPEGs that each server decodes and scales to 224 x 224 in threads or processes of its own.
 
 The idle gap is the time between two batches when a request waited that was sent at least 10 ms before: see
-benchmarks/support/idle_gaps.py. Where the batches of our server cannot be logged, it is that of our metric. Compare
-ratios: all is measured side by side on one machine.
+benchmarks/support/idle_gaps.py. Where the batches of our server cannot be logged, it is that of our metric. A minimal
+protocol that receives bodies in place, with no limits, ids, logs or metrics, shows in part one what this client and
+machine leave to gain. Compare ratios: all is measured side by side on one machine.
 """
 
 import json
@@ -31,7 +32,7 @@ from prometheus_client.samples import Sample
 from benchmarks.support import harness
 from benchmarks.support.calls import HttpCall, floats_call, image_call, offer_calls
 from benchmarks.support.idle_gaps import idle_gaps, read_batches
-from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, LOADS, MOSEC, draw, tables
+from benchmarks.support.peer_tables import BARE, BODIES, CONNECTIONS, IN_PLACE, LOADS, MOSEC, draw, tables
 from benchmarks.support.processes import cpu_seconds, resource_usage, running_peer
 from benchmarks.support.wrk import is_installed, run_wrk
 from loadgen.schedule import make_schedule
@@ -99,6 +100,17 @@ def bare(work: Work) -> Iterator[Target]:
     call = _call(f"http://127.0.0.1:{port}{path}", work.body)
     line = [sys.executable, "-m", "benchmarks.servers.bare_fastapi", "--profile", work.profile, "--port", str(port)]
     with running_peer(line, call, environment) as pid:
+        yield Target(pid, call, log)
+
+
+@contextmanager
+def in_place(work: Work) -> Iterator[Target]:
+    """The protocol of benchmarks/servers/received_in_place.py."""
+    log, environment = _log(IN_PLACE, work)
+    port = harness.free_port()
+    call = _call(f"http://127.0.0.1:{port}/", work.body)
+    line = [sys.executable, "-m", "benchmarks.servers.trivial_batcher", "--http", "received-in-place"]
+    with running_peer([*line, "--profile", work.profile, "--port", str(port)], call, environment) as pid:
         yield Target(pid, call, log)
 
 
@@ -244,7 +256,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         work, instant = Work("150,528 bytes", PROFILE, Path(name)), str(harness.instant_profile(Path(name)))
         record = {
-            "loads": measure_loads(servers, work, chosen.repetitions, chosen.load_seconds),
+            "loads": measure_loads(servers | {IN_PLACE: in_place}, work, chosen.repetitions, chosen.load_seconds),
             "rates": measure_rates(servers, instant, chosen.repetitions, chosen.wrk_seconds),
         }
     print(f"{time.monotonic() - began:.0f} s", flush=True)

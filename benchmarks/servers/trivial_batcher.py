@@ -1,22 +1,31 @@
 """The same trivial batcher behind three HTTP servers: every POST is one request, answered with the size of its batch.
 
 `python -m benchmarks.servers.trivial_batcher --http uvicorn` or `received-in-place` runs two of them. The third is
-granian with `--interface rsgi benchmarks.servers.trivial_batcher:rsgi`.
+granian with `--interface rsgi benchmarks.servers.trivial_batcher:rsgi`. With `--profile` batches take the time of an
+emulated device.
 """
 
 import argparse
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+from benchmarks.peer_servers.emulated_batch import EmulatedBatches
 
 MAX_BATCH_SIZE = 32
 Answer = Callable[[int], None]
 
 
 class Batcher:
-    """A thread that takes all waiting requests, at most MAX_BATCH_SIZE, and runs them in no time."""
+    """A thread that takes all waiting requests, at most MAX_BATCH_SIZE, and runs them in no time.
+
+    Attributes:
+        service_times: l(b), s, from b = 1; None: no time. Their number is then the largest batch.
+    """
+
+    service_times: Sequence[float] | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer on this event loop."""
@@ -39,11 +48,15 @@ class Batcher:
         return await future
 
     def _run(self) -> None:
+        batches = None if self.service_times is None else EmulatedBatches(self.service_times)
+        most = MAX_BATCH_SIZE if self.service_times is None else len(self.service_times)
         while True:
             with self._arrived:
                 while not self._waiting:
                     self._arrived.wait()
-                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH_SIZE, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            if batches is not None:
+                batches.run(len(batch))
             self._loop.call_soon_threadsafe(_answer, batch)
 
 
@@ -97,11 +110,15 @@ def main() -> None:
     import uvicorn
 
     from benchmarks.servers.received_in_place import ReceivedInPlace
+    from policies.profile import load_profile
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--http", choices=("uvicorn", "received-in-place"), required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--profile", help="of the emulated device (default: batches take no time)")
     chosen = parser.parse_args()
+    if chosen.profile is not None:
+        Batcher.service_times = load_profile(chosen.profile).service_times
     http: Any = "httptools" if chosen.http == "uvicorn" else ReceivedInPlace
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "error", "date_header": False}
     uvicorn.run(AsgiApplication(), http=http, loop="uvloop", port=chosen.port, server_header=False, **options)
