@@ -26,7 +26,15 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
 from loadgen.tables import comparison_table, report_table
 from policies.catalog import by_stages, in_stages
-from policies.command import INTERRUPTED, VersionFlag, check_files, run
+from policies.command import (
+    INTERRUPTED,
+    VersionFlag,
+    check_files,
+    complete_policies,
+    complete_profiles,
+    examples,
+    run,
+)
 from policies.cpus import available_cpus
 from policies.profile import load_profile
 from policies.sample_file import SAMPLE_USAGE
@@ -35,7 +43,20 @@ from policies.types import SpecError
 
 MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
+_GROUPS = {
+    "Arrivals": ("rate", "duration", "arrivals", "seed"),
+    "Requests": ("model", "image", "pixels", "sample", "sizes", "size_scale"),
+    "Server": ("api_key", "give_up_after", "processes_", "precise"),
+    "Policies and simulation": ("compare", "simulate", "policy", "stages", "bin_error"),
+    "Report": ("slo_ms", "w1", "w2", "output", "plot", "report_", "json_"),
+}
+_EXAMPLES = examples(
+    "generate-load http://127.0.0.1:8000 --rate 100 --duration 30",
+    "generate-load http://127.0.0.1:8000 --rate 100 --duration 60 --arrivals steps:0.5@30,2@30 --report run.html",
+    "generate-load http://127.0.0.1:8000 --rate 100 --duration 30 --compare greedy --compare timeout:20",
+    "generate-load --simulate googlenet-tesla-p4 --policy smdp --rate 3000 --duration 20",
+)
 _SUSPICIOUS_RATIO = 10.0  # of the mean rate to --rate, above which relative rates are probably a mistake
 
 
@@ -61,22 +82,26 @@ class _Job:
     about: Mapping[str, str | None]
 
 
-@app.command()
+@app.command(epilog=_EXAMPLES)
 def generate_load(
     url: Annotated[str | None, typer.Argument(help="URL of the server, such as http://127.0.0.1:8000.")] = None,
     simulate: Annotated[
         str | None,
         typer.Option(
             help="Simulate instead of sending to a URL: a profile's name or file, PROFILE,PROFILE for several devices, "
-            "or longest: a batch takes as many s as the size of its largest request."
+            "or longest: a batch takes as many s as the size of its largest request.",
+            autocompletion=complete_profiles,
         ),
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="With --simulate: the policy's spec.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="With --simulate: the policy's spec.", autocompletion=complete_policies)
+    ] = None,
     compare: Annotated[
         list[str] | None,
         typer.Option(
             help="Repeatable: run under this policy, with the same arrivals for each. On a server the original policy "
-            "is restored at the end."
+            "is restored at the end.",
+            autocompletion=complete_policies,
         ),
     ] = None,
     stages: Annotated[
@@ -405,7 +430,7 @@ def _title(job: _Job) -> str:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "generate-load")
+    run(app, "generate-load", _GROUPS)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
+from rich.table import Column, Table
 
 from loadgen import simulated
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
-from policies.command import VersionFlag, check_files, run
+from policies.command import VersionFlag, check_files, complete_policies, complete_profiles, examples, run
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
-from policies.profile import Profile, load_profile
+from policies.profile import Profile, load_profile, shipped_profiles
 from policies.queue.simulator import Run
 from policies.results import PolicyResult, SimulationResult, evaluate_with, solve_with
 from policies.sizing.size_distributions import LONGEST_REQUEST, SIZES_USAGE
@@ -45,7 +46,25 @@ from policies.solve_options import (
 )
 from policies.types import SpecError
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
+
+_GROUPS = {
+    "Arrivals": ("arrival_rate", "load", "rates"),
+    "Objective": ("w1", "w2", "slo_mean_ms", "slo_p95_ms", "slo_share", "power_cap_w", "no_mix", "policy_form"),
+    "System": ("min_batch_size", "max_batch_size", "service_distribution"),
+    "Method and evaluation": (
+        *("evaluate_", "method", "overflow_cost", "max_queue_length", "epsilon", "max_iterations", "simulate", "seed"),
+    ),
+    "Recommendations": ("sizes", "plan", "spare", "device_price", "idle_power_w", "power_price"),
+    "Output": ("output", "plot", "as_json"),
+}
+_EXAMPLES = examples(
+    "solve-policy googlenet-tesla-p4 --load 0.5 --w2 2",
+    "solve-policy googlenet-tesla-p4 --load 0.5 --slo-p95-ms 10 --plot policy.png",
+    "solve-policy googlenet-tesla-p4 --rates 0.1:0.9:9 --slo-p95-ms 10 --output policy.json",
+    "solve-policy googlenet-tesla-p4 --plan --arrival-rate 5000 --slo-p95-ms 10 --spare 1",
+    "solve-policy --list-profiles",
+)
 
 _MAX_SHOWN = 10  # candidates printed with a recommendation
 _EXACT_KEYS = (  # null in the JSON object of a policy that is only simulated
@@ -76,11 +95,28 @@ class _Result:
     simulation: Run | None
 
 
-@app.command()
+def _print_profiles(given: bool) -> None:
+    if not given:
+        return
+    name = Column("profile", no_wrap=True)
+    table = Table(name, "device", "batches up to", "l(1), ms", "most, 1/s", "energies", box=None)
+    for profile in map(load_profile, shipped_profiles()):
+        numbers = str(profile.max_batch_size), f"{1e3 * profile.service_time(1):.3g}", f"{profile.capacity:.0f}"
+        energies = "none" if profile.energies is None else profile.energy_source
+        table.add_row(profile.name, profile.device, *numbers, energies)
+    Console().print(table)
+    raise typer.Exit
+
+
+@app.command(epilog=_EXAMPLES)
 def solve_policy(
     context: typer.Context,
     profile: Annotated[
-        str, typer.Argument(help="Name of a shipped profile, or path of a profile file; with --sizes also longest.")
+        str,
+        typer.Argument(
+            help="Name of a shipped profile, or path of a profile file; with --sizes also longest.",
+            autocompletion=complete_profiles,
+        ),
     ],
     arrival_rate: Annotated[float | None, typer.Option(help="Arrival rate in requests per second.")] = None,
     load: Annotated[
@@ -118,7 +154,10 @@ def solve_policy(
         str, typer.Option(help=f"Distribution of the service times: {DISTRIBUTIONS_USAGE}.")
     ] = "deterministic",
     evaluate_: Annotated[
-        str | None, typer.Option("--evaluate", help="Evaluate this policy spec instead of solving.")
+        str | None,
+        typer.Option(
+            "--evaluate", help="Evaluate this policy spec instead of solving.", autocompletion=complete_policies
+        ),
     ] = None,
     method: Annotated[
         str,
@@ -149,6 +188,9 @@ def solve_policy(
     plan: Annotated[
         bool, typer.Option("--plan", help="Find the number of devices of least cost that keeps the bound.")
     ] = False,
+    spare: Annotated[
+        int, typer.Option(help="With --plan: number of devices that may be out of service while the bound is kept.")
+    ] = 0,
     device_price: Annotated[float | None, typer.Option(help="With --plan: price of a device per hour.")] = None,
     idle_power_w: Annotated[
         float | None, typer.Option(help="With --plan: power of an idle device in W (default: the profile's, if known).")
@@ -157,6 +199,12 @@ def solve_policy(
     output: Annotated[Path | None, typer.Option(help="Write the solved policy to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write charts to this file (.png, .pdf, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    list_profiles: Annotated[
+        bool,
+        typer.Option(
+            "--list-profiles", callback=_print_profiles, is_eager=True, help="Print the shipped profiles and exit."
+        ),
+    ] = False,
     version: VersionFlag = False,
 ) -> None:
     """Find the policy that minimises w1 x mean response time + w2 x mean power."""
@@ -174,11 +222,11 @@ def solve_policy(
     options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
     check_options(options, output is not None)
     if plan:
-        _plan(options.at(rate_of(1.0, arrival_rate, None)), price, output, as_json)
+        _plan(options.at(rate_of(1.0, arrival_rate, None)), price, spare, output, as_json)
         return
     rates_hz = _rates_hz(options, arrival_rate, load, rates)
-    with _print_warnings():
-        results = [_solve_load(options.at(rate), rates is not None) for rate in rates_hz]
+    with _print_warnings(), closing(_with_progress(rates_hz)) as shown:
+        results = [_solve_load(options.at(rate), rates is not None) for rate in shown]
     _report_missed_bounds(results)
     _write_files(options, results, output, plot)
     rows = [result.fields for result in results]
@@ -211,6 +259,13 @@ def _print_warnings() -> Iterator[None]:
         if not warning.category.__module__.startswith("policies."):
             continue
         print(f"solve-policy: {warning.category.__name__}: {warning.message}", file=sys.stderr)
+
+
+def _with_progress(rates: list[float]) -> Generator[float, None, None]:
+    """Yield the rates, and show on a terminal how many are done."""
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or len(rates) == 1
+    yield from track(rates, "loads", console=console, transient=True, disable=hidden)
 
 
 def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
@@ -343,17 +398,21 @@ def _recommend(binning: BinningProblem, slo_mean_ms: float | None, as_json: bool
     Console().print(table)
 
 
-def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_json: bool) -> None:
+def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path | None, as_json: bool) -> None:
     bound = options.bound
     assert bound is not None  # checked by `prices.check_flags`
+    reject_if(spare < 0, f"--spare {spare} is invalid: give 0 or more devices")
     requests = options.simulate or DEFAULT_SIMULATED_REQUESTS
-    planning = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed)
-    with _print_warnings():
-        plan = devices.plan_capacity(planning)
+    planning = devices.CapacityProblem(options.problem, bound, price, options.mixed, requests, options.seed, spare)
+    with Console(stderr=True).status("planning") as status:
+        with _print_warnings():
+            plan = devices.plan_capacity(planning, lambda n: status.update(f"planning: {n} devices"))
+        status.update(f"simulating {plan.best.devices} devices")
+        runs = devices.simulate_fleet(planning, plan.best)
     best, simulated_by_routing = plan.best, {}
     if output is not None:
         save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
-    for routing, simulation in devices.simulate_fleet(planning, best).items():
+    for routing, simulation in runs.items():
         simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
     fields = {
@@ -361,6 +420,7 @@ def _plan(options: SolveOptions, price: prices.Price, output: Path | None, as_js
         "arrival_rate_hz": options.problem.arrival_rate,
         "bound": options.bound_entry,
         "devices": best.devices,
+        "spare": spare,
         "cost": best.cost,
         "cost_unit": price.unit,
         "candidates": [devices.candidate_row(each) for each in plan.candidates],
@@ -384,7 +444,10 @@ def _print_plan(fields: dict[str, Any]) -> None:
         table.add_row(*which, *times, _watts(row), f"{row['cost']:.5g}")
     Console().print(table)
     beyond = fields["beyond"]
-    print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.\n")
+    print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
+    if fields["spare"]:
+        print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
+    print("This is about devices; HTTP takes CPUs besides: see docs/running-in-production.md, Gateway processes.\n")
     table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
@@ -404,7 +467,7 @@ def _print_result(fields: dict[str, Any]) -> None:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "solve-policy")
+    run(app, "solve-policy", _GROUPS)
 
 
 if __name__ == "__main__":

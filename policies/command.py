@@ -1,6 +1,7 @@
-"""The main function of the commands, which reports an error as one line and exit code 2, and a check of their files."""
+"""What the commands share: one-line errors with exit code 2, help in groups, examples, completion, checks of files."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 from threadpoolctl import threadpool_limits
 
+from policies.profile import shipped_profiles
 from policies.types import SpecError
 
 INTERRUPTED = 130  # exit code on Ctrl-C, as of shells
@@ -25,8 +27,30 @@ VersionFlag = Annotated[
 ]
 
 
-def run(app: typer.Typer, name: str) -> None:
+def examples(*lines: str) -> str:
+    """Return these command lines as the last paragraph of a command's help."""
+    return "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
+
+
+def complete_profiles(incomplete: str) -> list[str]:
+    """Return the shipped profiles that begin with this text."""
+    return [name for name in shipped_profiles() if name.startswith(incomplete)]
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """Return the names of policies that begin with this text."""
+    from policies.catalog import CATALOG  # not at the top, since the supervisor needs no policies
+
+    return [name for name in CATALOG if name.startswith(incomplete)]
+
+
+def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None = None) -> None:
     """Run the command called `name` and exit: 0 on success, 2 on a usage or input error, 130 on Ctrl-C.
+
+    Args:
+        app: the command.
+        name: its name.
+        groups: titles of groups in its help, and the parameters in each; the others are under "Options".
 
     Raises:
         SystemExit: always.
@@ -34,6 +58,10 @@ def run(app: typer.Typer, name: str) -> None:
     # The solver's matrices are small. On a busy machine, synchronising threads costs many times the work itself.
     threadpool_limits(limits=1, user_api="blas")
     command = typer.main.get_command(app)
+    titles = {parameter: title for title, parameters in (groups or {}).items() for parameter in parameters}
+    for parameter in command.params:
+        if parameter.name in titles:
+            parameter.rich_help_panel = titles[parameter.name]  # type: ignore[attr-defined]
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,7 @@ from policies.types import SpecError
 _log = logging.getLogger(__name__)
 
 _PACKAGES = ("torch", "torchvision", "batchwright")
+_RESUMABLE = 3600.0  # s; later the clocks or the temperature of the device may be others
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,29 @@ def store_profile(key: CacheKey, profile: Profile) -> None:
         write_atomically(path, profile.to_json())
     except OSError as error:
         _log.warning("the profile is not cached, the next start measures again: %s", error)
+
+
+def unfinished(key: CacheKey, plan: str) -> CacheKey:
+    """Return the key under which an interrupted measurement by this plan keeps its service times."""
+    return replace(key, settings=f"{key.settings}; unfinished, {plan}")
+
+
+def load_unfinished(key: CacheKey) -> Profile | None:
+    """Return the service times of a measurement that was interrupted within the last hour; None without one.
+
+    Args:
+        key: as `unfinished` returns it.
+    """
+    with suppress(OSError):
+        if time.time() - key.path.stat().st_mtime < _RESUMABLE:
+            return load_cached_profile(key)
+    return None
+
+
+def remove(key: CacheKey) -> None:
+    """Remove the cached profile, if there is one."""
+    with suppress(OSError):
+        key.path.unlink()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import files
 from policies.charts.plots import plot_profile
-from policies.command import VersionFlag, check_files, run
+from policies.command import VersionFlag, check_files, examples, run
 from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
@@ -53,7 +53,18 @@ _STAGE_REPEATS = 20
 _LENGTH_REPEATS = 3
 _log = logging.getLogger("batchwright.profiler")
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
+
+_GROUPS = {
+    "Model and device": ("device", "meter", "max_batch_size", "weights", "sample", "stages", "optimise"),
+    "Measurement": ("quick", "energy_time"),
+    "Output": ("output", "plot", "as_json"),
+}
+_EXAMPLES = examples(
+    "profile-model googlenet",
+    "profile-model mine=model.py:Mine --device cuda:0 --output mine.json --plot mine.png",
+    "profile-model resnet50 --quick --energy-time 0",
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,10 @@ class _Plans:
     quick: bool
     energy_time: float | None
 
+    @property
+    def name(self) -> str:
+        return "quick" if self.quick else "full"
+
     def service_times(self, job: _ProfilingJob) -> MeasurementPlan:
         return job.quick_plan() if self.quick else job.full_plan()
 
@@ -97,7 +112,7 @@ class _Plans:
         return plan if self.energy_time is None else plan.within(self.energy_time)
 
 
-@app.command()
+@app.command(epilog=_EXAMPLES)
 def profile_model(
     model: Annotated[
         str,
@@ -285,9 +300,7 @@ def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | 
     rng, subject = np.random.default_rng(0), job.subject
     lock = nullcontext() if job.key is None else cache.device_lock(job.device)
     with closing(job.executor), lock, _progress_bar() as phase:
-        plan = plans.service_times(job)
-        measurement = asyncio.run(measure_service_times(subject, plan, rng, phase("service times")))
-        profile = measurement.profile(job.name, subject.model, job.device, job.about)
+        profile = _service_times(job, plans, rng, phase("service times"))
         if job.stages is not None:
             repeats = QUICK_REPEATS if plans.quick else _STAGE_REPEATS
             staged = profile.in_stages(job.stages)
@@ -298,7 +311,22 @@ def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | 
         sweep = None
         if plans.energy_time != 0:
             profile, sweep = with_energy(profile, make_rig(subject, rng), plans.energies, phase("energy"))
+        if job.key is not None:
+            cache.remove(cache.unfinished(job.key, plans.name))
         return (padded(profile) if job.pads else profile), sweep
+
+
+def _service_times(job: _ProfilingJob, plans: _Plans, rng: np.random.Generator, on_progress: OnProgress) -> Profile:
+    """Measure the service times, or return those of a measurement that was interrupted later."""
+    key = None if job.key is None else cache.unfinished(job.key, plans.name)
+    if key is not None and (found := cache.load_unfinished(key)) is not None:
+        Console(stderr=True).print(f"resumed: the service times of {key.path} are used; delete it to measure them")
+        return found
+    measurement = asyncio.run(measure_service_times(job.subject, plans.service_times(job), rng, on_progress))
+    profile = measurement.profile(job.name, job.subject.model, job.device, job.about)
+    if key is not None:
+        cache.store_profile(key, profile)
+    return profile
 
 
 @contextmanager
@@ -335,7 +363,7 @@ def _print_paths(output: Path | None, key: cache.CacheKey | None) -> None:
 
 def main() -> None:
     """The console entry point."""
-    run(app, "profile-model")
+    run(app, "profile-model", _GROUPS)
 
 
 if __name__ == "__main__":

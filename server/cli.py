@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from policies.command import VersionFlag, run
+from policies.command import VersionFlag, complete_policies, complete_profiles, examples, run
 from policies.types import SpecError
 from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
@@ -22,10 +22,39 @@ from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
-
+_GROUPS = {
+    "Models and devices": (
+        *("profile", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "guess", "stages"),
+    ),
+    "Policy": ("policy", "w2", "slo_p95_ms"),
+    "HTTP and gRPC": ("gateways", "host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key"),
+    "Limits": (
+        *("queue_capacity", "queue_bytes", "hung_after_s", "header_timeout_s", "body_timeout_s", "read_timeout_s"),
+        *("answer_timeout_s", "drain_delay_s"),
+    ),
+    "Logs and traces": ("log_level", "log_format", "otlp_endpoint"),
+}
+_EXAMPLES = examples(
+    "serve-model googlenet",
+    "serve-model googlenet --slo-p95-ms 50",
+    "serve-model mine=model.py:Mine --device cuda:0,cuda:1 --port 8080",
+    "serve-model googlenet --device emulated:googlenet-tesla-p4 --policy smdp:w2=2",
+)
 _NUMBERS = {int: "<int>", float: "<float>"}
+
+
+def _complete_devices(incomplete: str) -> list[str]:
+    names = ["auto", "cpu", "cuda:0", *(f"emulated:{name}" for name in complete_profiles(""))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+_COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
+    "profile": complete_profiles,
+    "policy": complete_policies,
+    "device": _complete_devices,
+}
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -36,7 +65,8 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     else:
         shown = f"{default:g}" if isinstance(default, float) else default
         number = next((name for kind, name in _NUMBERS.items() if field.annotation in (kind, kind | None)), None)
-        option = typer.Option(metavar=number, help=text if default in (None, []) else f"{text} (default {shown})")
+        text = text if default in (None, []) else f"{text} (default {shown})"
+        option = typer.Option(metavar=number, help=text, autocompletion=_COMPLETIONS.get(name))
     types = (each for each in (list[str], Path) if field.annotation in (each, each | None))
     flag_type: Any = next(types, str)  # the settings parse numbers, so that all mistakes are reported together
     return inspect.Parameter(
@@ -55,7 +85,7 @@ def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@app.command()
+@app.command(epilog=_EXAMPLES)
 @_with_flags
 def serve_model(
     *,
@@ -103,7 +133,7 @@ def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool, socket.
 
 def main() -> None:
     """The console entry point."""
-    run(app, "serve-model")
+    run(app, "serve-model", _GROUPS)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Capacity planning: the number of devices of least cost that keeps a response-time bound, and their policy.
 
 Arrivals are split evenly and at random, so that each of n devices has Poisson arrivals at 1/n of the rate. The solver
-gives the policy of least power that keeps the bound at this rate. Two properties limit the search:
+gives the policy of least power that keeps the bound at this rate. Three properties limit the search:
 
 - Feasibility is monotone in n. At a lower rate a device can act as if additional virtual requests arrived, and is no
   slower, since smaller batches take no longer. The fewest devices are therefore found by bisection.
+- With k spare devices the fewest are k more, since the bound has to be kept without them.
 - The cost has a lower bound that increases with n: the price and idle power of n devices, plus the arrival rate times
   the least energy per request, min over b of zeta(b) / b. The search ends once this bound exceeds the best cost.
 """
@@ -73,6 +74,7 @@ class CapacityProblem:
         mixed: whether two tables may be mixed.
         requests: number of requests of each simulation.
         seed: seed of the simulations.
+        spare: devices that may be out of service while the others keep the bound.
     """
 
     problem: Problem
@@ -81,6 +83,7 @@ class CapacityProblem:
     mixed: bool
     requests: int
     seed: int
+    spare: int = 0
 
     def per_device(self, devices: int) -> Problem:
         """Return the problem of one of this many devices, which share the arrivals equally."""
@@ -110,8 +113,12 @@ class CapacityPlan:
     least_beyond: float
 
 
-def plan_capacity(planning: CapacityProblem) -> CapacityPlan:
+def plan_capacity(planning: CapacityProblem, on_trial: Callable[[int], None] = lambda _: None) -> CapacityPlan:
     """Find the number of devices of least cost that keeps the bound, and their policy.
+
+    Args:
+        planning: the problem.
+        on_trial: called with each number of devices before it is evaluated.
 
     Raises:
         SpecError: no number of devices keeps the bound, too many would be needed, or the problem is malformed.
@@ -120,11 +127,12 @@ def plan_capacity(planning: CapacityProblem) -> CapacityPlan:
 
     def at(devices: int) -> FleetCandidate:
         if devices not in tried:
+            on_trial(devices)
             tried[devices] = _candidate(planning, devices)
         return tried[devices]
 
     _check_reachable(planning)
-    best = at(_fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1))
+    best = at(_fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1) + planning.spare)
     first = best.devices
     if first > _MAX_DEVICES:
         raise SpecError(

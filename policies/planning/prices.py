@@ -11,7 +11,7 @@ _PLAN_OPTIONS = (
     *("profile", "plan", "arrival_rate", "slo_mean_ms", "slo_p95_ms", "slo_share", "no_mix", "min_batch_size"),
     *("max_batch_size", "service_distribution", "simulate", "seed", "output", "as_json"),
 )
-_PRICES = ("device_price", "idle_power_w", "power_price")
+_PLAN_ONLY = ("spare", "device_price", "idle_power_w", "power_price")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ def check_flags(given: Sequence[str], planning: bool) -> None:
     """
     for name in given:
         flag = f"--{name.replace('_', '-')}"
-        if planning and name not in (*_PLAN_OPTIONS, *_PRICES):
+        if planning and name not in (*_PLAN_OPTIONS, *_PLAN_ONLY):
             raise SpecError(f"--plan does not take {flag}: leave {flag} out")
-        if not planning and name in (*_PRICES, "plan"):
+        if not planning and name in (*_PLAN_ONLY, "plan"):
             raise SpecError(f"{flag} is an option of --plan: add --plan")
     if planning and not {"slo_mean_ms", "slo_p95_ms", "slo_share"} & set(given):
         raise SpecError("--plan needs a bound: add --slo-p95-ms M, --slo-mean-ms M or --slo-share MS:SHARE")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.cli import main
+from policies.profile import shipped_profiles
 from tests.support.commands import run_command
 
 
@@ -312,6 +313,20 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
     assert "With 4 or more the cost is at least 1 an hour." in done.stdout
     assert "least expected" in done.stdout
+
+
+def test_a_printed_plan_says_what_spare_devices_are_for() -> None:
+    done = call("googlenet-tesla-p4", *PLAN, "--spare", "1")
+    assert "Without 1 of the 4 devices the bound is kept, too." in done.stdout
+    refused = call("googlenet-tesla-p4", *PLAN, "--spare", "-1")
+    assert (refused.returncode, refused.stderr) == (2, "solve-policy: --spare -1 is invalid: give 0 or more devices\n")
+
+
+def test_the_shipped_profiles_are_listed() -> None:
+    done = call("--list-profiles")
+    assert done.returncode == 0, done.stderr
+    firsts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert [first for first in firsts if first in shipped_profiles()] == shipped_profiles()
 
 
 def test_an_evaluation_has_percentiles_without_simulation() -> None:

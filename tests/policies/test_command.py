@@ -1,22 +1,26 @@
 """What all commands have in common."""
 
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import typer
 
-from loadgen.cli import main as generate_load
-from policies.cli import main as solve_policy
+import loadgen.cli
+import policies.cli
+import profiler.cli
+import server.cli
 from policies.command import run
-from profiler.cli import main as profile_model
-from server.cli import main as serve_model
 
-COMMANDS = {
-    "serve-model": serve_model,
-    "profile-model": profile_model,
-    "solve-policy": solve_policy,
-    "generate-load": generate_load,
+MODULES: dict[str, Any] = {
+    "serve-model": server.cli,
+    "profile-model": profiler.cli,
+    "solve-policy": policies.cli,
+    "generate-load": loadgen.cli,
 }
+COMMANDS = {name: module.main for name, module in MODULES.items()}
+GROUPS = {name: module._GROUPS for name, module in MODULES.items()}
+ENDS = ("", "-x10")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -40,3 +44,56 @@ def test_ctrl_c_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         run(app, "wait")
     assert caught.value.code == 130
     assert capsys.readouterr().err == "wait: interrupted\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_has_groups_and_examples(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as caught:
+        COMMANDS[name]()
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    groups = [line.split("─ ")[1].split(" ─")[0] for line in text.splitlines() if line.startswith("╭")]
+    assert set(GROUPS[name]) < set(groups)
+    assert "--install-completion" in text.split("─ Options ─")[1], "what is in no group stays under Options"
+    _, _, examples = text.partition("Examples:")
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert len(lines) >= 3
+    assert all(line.startswith(name) for line in lines)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_parameter_of_a_group_exists(name: str) -> None:
+    module = MODULES[name]
+    known = {parameter.name for parameter in typer.main.get_command(module.app).params}
+    grouped = [parameter for parameters in module._GROUPS.values() for parameter in parameters]
+    assert set(grouped) < known
+    assert len(grouped) == len(set(grouped)), "in one group only"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "completed"),
+    [
+        ("serve-model", "serve-model googlenet --policy mul", ["multi-bin"]),
+        (
+            "serve-model",
+            "serve-model --device emulated:googlenet-t",
+            [f"emulated:googlenet-tesla-p4{end}" for end in ENDS],
+        ),
+        ("solve-policy", "solve-policy resnet50-l", ["resnet50-l4-int8"]),
+        ("generate-load", "generate-load --simulate resnet50-h", ["resnet50-h200-prior"]),
+    ],
+)
+def test_names_are_completed(
+    name: str, words: str, completed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"_{name.replace('-', '_').upper()}_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setattr("sys.argv", [name])
+    with pytest.raises(SystemExit):
+        COMMANDS[name]()
+    assert capsys.readouterr().out.split() == completed

@@ -1,13 +1,16 @@
 """Tests of the profile-model command."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from policies import files
-from policies.profile import load_profile
+from policies.profile import Profile, load_profile
+from profiler import cache, cli
 from profiler.cli import main
 from profiler.first_profile import FirstProfiles
 from server.config import read_settings
@@ -89,6 +92,36 @@ def test_a_real_model_is_measured_and_cached_for_serve_model(run: Run, tmp_path:
     assert "threads" in profile["note"]
     (cached,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
     assert json.loads(cached.read_text()) == profile
+
+
+def test_an_interrupted_measurement_goes_on_after_its_service_times(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "mine.py").write_text(MODEL)
+    arguments = (f"mine={tmp_path / 'mine.py'}:Mine", "--device", "cpu", "--quick", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "with_energy", interrupted)
+        assert run(*arguments) == (130, "", "profile-model: interrupted\n")
+    (unfinished,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    measured = json.loads(unfinished.read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "measure_service_times", interrupted)
+        code, out, err = run(*arguments, "--energy-time", "0")
+    assert code == 0
+    assert err.startswith("resumed: ")
+    assert json.loads(out)["service_time_s"] == measured["service_time_s"]
+    assert not unfinished.exists(), "a finished measurement is not resumed"
+
+
+def test_an_interrupted_measurement_of_yesterday_is_not_resumed() -> None:
+    key = cache.unfinished(cache.CacheKey("mine", "CPU", 2), "quick")
+    cache.store_profile(key, Profile("n", (1.0, 2.0), model="mine", device="CPU", source="measured"))
+    assert cache.load_unfinished(key) is not None
+    os.utime(key.path, (0.0, time.time() - 86_400))
+    assert cache.load_unfinished(key) is None
 
 
 def test_a_text_model_is_measured_by_length(run: Run, tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_the_fewest_devices_that_keep_the_bound_are_found(rate: float, mean: flo
     assert found.beyond == fewest + 1
 
 
+def test_spare_devices_come_on_top_of_the_fewest_and_share_the_load() -> None:
+    tried: list[int] = []
+    alone = plan_capacity(problem(5000.0, 0.0066))
+    spared = plan_capacity(replace(problem(5000.0, 0.0066), spare=2), tried.append)
+    assert spared.best.devices == alone.best.devices + 2
+    assert spared.best.kept
+    assert spared.best.solution.load == pytest.approx(5000.0 / spared.best.devices / P4.capacity)
+    assert set(tried) >= {each.devices for each in spared.candidates}
+    assert max(tried) == spared.best.devices
+
+
 @pytest.mark.parametrize(
     "price", [Price(4.0, 1.0, "W", 4.0), Price(0.3, 0.1, "an hour", 0.0), Price(30.0, 1.0, "W", 30.0)]
 )
