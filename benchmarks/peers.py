@@ -6,9 +6,10 @@ arrivals. Part two is wrk with a device that takes a microsecond for each batch:
 bytes, and JPEGs that each server decodes and scales to 224 x 224 in threads or processes of its own.
 
 The idle gap is the time between two batches when a request waited that was sent at least 10 ms before: see
-benchmarks/support/idle_gaps.py. Where the batches of our server cannot be logged, it is that of our metric. A minimal
-protocol that receives bodies in place, with no limits, ids, logs or metrics, shows in part one what this client and
-machine leave to gain. Compare ratios: all is measured side by side on one machine.
+benchmarks/support/idle_gaps.py. Where the batches of our server cannot be logged, it is that of our metric. Part three
+repeats the open loop with one process, the FastAPI batcher, and a minimal protocol that receives bodies in place, with
+no limits, ids, logs or metrics: what this client and this machine leave to gain. Compare ratios: all of a part is
+measured side by side on one machine.
 """
 
 import json
@@ -40,8 +41,10 @@ from policies.profile import load_profile
 
 PROFILE = "googlenet-tesla-p4-x10"
 NAME = "peers"
+PARTS = ("loads", "rates", "least")
+ONE_PROCESS = "Batchwright, one process"
 VARIANTS: dict[str, tuple[str, ...]] = {  # of our server: flags of serve-model by name
-    "Batchwright, one process": ("--gateways", "0"),
+    ONE_PROCESS: ("--gateways", "0"),
     "Batchwright, 1 gateway": ("--gateways", "1"),
     "Batchwright, 2 gateways": ("--gateways", "2"),
 }
@@ -241,6 +244,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2, help="(default: 2)")
     parser.add_argument("--load-seconds", type=float, default=25.0, help="of a run of the open loop (default: 25)")
     parser.add_argument("--wrk-seconds", type=float, default=4.0, help="of a run of wrk (default: 4)")
+    parser.add_argument("--part", action="append", choices=PARTS, help="measure this part alone again (repeatable)")
     parser.add_argument("--trial", action="store_true", help="print the tables, and write neither record nor figure")
     chosen = parser.parse_args()
     if not is_installed():
@@ -253,12 +257,17 @@ def main() -> None:
     else:
         print("without mosec: give --peer-python an interpreter with mosec and Pillow")
     began = time.monotonic()
+    record = harness.load_record(NAME) if chosen.part else {}
     with tempfile.TemporaryDirectory() as name:
         work, instant = Work("150,528 bytes", PROFILE, Path(name)), str(harness.instant_profile(Path(name)))
-        record = {
-            "loads": measure_loads(servers | {IN_PLACE: in_place}, work, chosen.repetitions, chosen.load_seconds),
-            "rates": measure_rates(servers, instant, chosen.repetitions, chosen.wrk_seconds),
+        least: dict[str, Start] = {ONE_PROCESS: servers[ONE_PROCESS], BARE: bare, IN_PLACE: in_place}
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "loads": lambda: measure_loads(servers, work, chosen.repetitions, chosen.load_seconds),
+            "rates": lambda: measure_rates(servers, instant, chosen.repetitions, chosen.wrk_seconds),
+            "least": lambda: measure_loads(least, work, chosen.repetitions, chosen.load_seconds),
         }
+        for part in chosen.part or PARTS:
+            record[part] = parts[part]()
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     if chosen.trial:
         print(tables(record))

@@ -4,7 +4,8 @@ The kernel copies the body into a buffer that exists already. There are no limit
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import httptools
 
@@ -27,7 +28,13 @@ class _Head:
 
 
 class ReceivedInPlace(asyncio.BufferedProtocol):
-    """One connection of the trivial batcher."""
+    """One connection of the trivial batcher.
+
+    Attributes:
+        service_times: of the batches, as the Batcher takes them.
+    """
+
+    service_times: ClassVar[Sequence[float] | None] = None
 
     _batcher: Batcher | None = None
     _buffers: list[memoryview] = []  # free ones, the most recently used one last
@@ -43,7 +50,7 @@ class ReceivedInPlace(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the batcher with the first connection."""
         if ReceivedInPlace._batcher is None:
-            ReceivedInPlace._batcher = Batcher(asyncio.get_running_loop())
+            ReceivedInPlace._batcher = Batcher(asyncio.get_running_loop(), self.service_times)
         self._transport = transport
         self._connections.add(self)
 

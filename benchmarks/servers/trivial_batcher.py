@@ -1,8 +1,8 @@
 """The same trivial batcher behind three HTTP servers: every POST is one request, answered with the size of its batch.
 
 `python -m benchmarks.servers.trivial_batcher --http uvicorn` or `received-in-place` runs two of them. The third is
-granian with `--interface rsgi benchmarks.servers.trivial_batcher:rsgi`. With `--profile` batches take the time of an
-emulated device.
+granian with `--interface rsgi benchmarks.servers.trivial_batcher:rsgi`. With `--profile` the
+batches of received-in-place take the time of an emulated device.
 """
 
 import argparse
@@ -19,17 +19,11 @@ Answer = Callable[[int], None]
 
 
 class Batcher:
-    """A thread that takes all waiting requests, at most MAX_BATCH_SIZE, and runs them in no time.
+    """A thread that takes all waiting requests, at most MAX_BATCH_SIZE, and runs them in no time."""
 
-    Attributes:
-        service_times: l(b), s, from b = 1; None: no time. Their number is then the largest batch.
-    """
-
-    service_times: Sequence[float] | None = None
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer on this event loop."""
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, service_times: Sequence[float] | None = None) -> None:
+        """Answer on this event loop; `service_times` is l(b), s, up to the largest batch, from b = 1."""
+        self._loop, self._times = loop, service_times
         self._waiting: deque[tuple[Any, Answer]] = deque()
         self._arrived = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
@@ -48,8 +42,8 @@ class Batcher:
         return await future
 
     def _run(self) -> None:
-        batches = None if self.service_times is None else EmulatedBatches(self.service_times)
-        most = MAX_BATCH_SIZE if self.service_times is None else len(self.service_times)
+        batches = None if self._times is None else EmulatedBatches(self._times)
+        most = MAX_BATCH_SIZE if self._times is None else len(self._times)
         while True:
             with self._arrived:
                 while not self._waiting:
@@ -115,10 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--http", choices=("uvicorn", "received-in-place"), required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--profile", help="of the emulated device (default: batches take no time)")
+    parser.add_argument(
+        "--profile", help="of the device that received-in-place emulates (default: batches take no time)"
+    )
     chosen = parser.parse_args()
     if chosen.profile is not None:
-        Batcher.service_times = load_profile(chosen.profile).service_times
+        ReceivedInPlace.service_times = load_profile(chosen.profile).service_times
     http: Any = "httptools" if chosen.http == "uvicorn" else ReceivedInPlace
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "error", "date_header": False}
     uvicorn.run(AsgiApplication(), http=http, loop="uvloop", port=chosen.port, server_header=False, **options)

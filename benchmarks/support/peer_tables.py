@@ -23,28 +23,32 @@ Value = Callable[[Record, str], float | None]  # of a server
 
 
 def tables(record: Record) -> str:
-    """The record as three Markdown tables: open loop, requests a second, and our servers' ratios to the others."""
-    servers, rated = list(record["loads"]["runs"]), list(record["rates"]["runs"])
+    """The record as Markdown tables: open loop, requests a second, our servers' ratios to the others, the least."""
+    servers = list(record["loads"]["runs"])
     head = ["server", *(name for name, _, _ in _OPEN_LOOP)]
     loops = [[name, *(_text(value(record, name), form) for _, value, form in _OPEN_LOOP)] for name in servers]
-    rates = [[name, *(_text(value(record, name), form) for _, value, form in _RATES)] for name in rated]
+    rates = [[name, *(_text(value(record, name), form) for _, value, form in _RATES)] for name in servers]
+    least = {"loads": record["least"]}
+    minimal = [[name, *(_text(v(least, name), form) for _, v, form in _OPEN_LOOP)] for name in least["loads"]["runs"]]
     about = (
         "Means over the repetitions of an open loop. Above ideal: mean response time above that of an ideal queue on "
-        "the same arrivals, ms. CPU: user and system seconds of all processes in 1,000 requests. Received in place: a "
-        "minimal protocol without limits, ids, logs or metrics, the least that this client and machine allow.",
+        "the same arrivals, ms. CPU: user and system seconds of all processes in 1,000 requests.",
         "Requests a second by body and connections, with a device that takes a microsecond for each batch.",
         "Ratios of these numbers. Of the first table a ratio below 1 is better, of the second one above 1.",
+        "The open loop once more, with a minimal protocol that receives bodies in place, without limits, ids, logs or "
+        "metrics: the least that this client and this machine allow.",
     )
     parts = [
         markdown_table(head, loops),
         markdown_table(["server", *(name for name, _, _ in _RATES)], rates),
         markdown_table(["", *(f"{one} / {other}" for one, other in _pairs(servers))], _ratios(record, servers)),
+        markdown_table(head, minimal),
     ]
     return "\n\n".join(f"{text}\n\n{part}" for text, part in zip(about, parts, strict=True)) + "\n"
 
 
 def _pairs(servers: list[str]) -> list[tuple[str, str]]:
-    others = [name for name in (BARE, MOSEC, IN_PLACE) if name in servers]
+    others = [name for name in (BARE, MOSEC) if name in servers]
     return list(product([name for name in servers if name not in others], others))
 
 
@@ -84,9 +88,9 @@ def _gap(key: str) -> Value:
 
 
 def _rate(body: str, connections: int) -> Value:
-    def value(record: Record, name: str) -> float | None:
-        runs = record["rates"]["runs"].get(name)
-        return runs and fmean(r["requests_per_s"] for r in runs if (r["body"], r["connections"]) == (body, connections))
+    def value(record: Record, name: str) -> float:
+        runs = record["rates"]["runs"][name]
+        return fmean(r["requests_per_s"] for r in runs if (r["body"], r["connections"]) == (body, connections))
 
     return value
 
