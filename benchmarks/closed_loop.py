@@ -45,7 +45,7 @@ def measure(case: str, load: float, repetition: int) -> dict[str, Any]:
 
 def after_the_change(server: Server, rate: float, repetition: int) -> dict[str, Any]:
     """The load generator's report after the change, and the cost w1 x ms + w2 x W with measured joules."""
-    load = ["--rate", str(rate), "--pixels"]
+    load = ["--model", "demo", "--rate", str(rate), "--pixels"]
     seeds = str(2 * repetition + 1), str(2 * repetition + 2)
     began = time.monotonic()
     duration = str(CHANGE_AFTER + SETTLING)
