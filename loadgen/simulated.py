@@ -110,8 +110,10 @@ class Simulation:
                 "--stages out"
             )
         chosen = choose(self.spec, profile)
+        if self.sizes.bin_error and chosen.bins is not None and chosen.bins.pooled:
+            raise SpecError(f"--bin-error is for policies that keep bins apart, not for {self.spec}; leave it out")
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
-        return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of(alone))
+        return chosen if chosen.bins is None else chosen.with_sizes(alone)
 
 
 def simulate_policy(
@@ -194,8 +196,10 @@ class SimulatedDeviceOfLengths:
             return self.profile.service_time(len(batch), max(r.payload for r in batch))
         return launch.stages * self.profile.decode_step_time(len(batch), sum(r.stage == 0 for r in batch))
 
-    def energy(self, service: Service) -> None:
-        """None: profiles have no energy by length."""
+    def energy(self, service: Service) -> float | None:
+        """Energy of a launch, J: the power of a batch of this size is taken as that of the profile at any length."""
+        powers = self.profile.powers
+        return powers[len(service.launch.requests) - 1] * (service.finish - service.start) if powers else None
 
 
 def _last_stage(launch: Launch, first: int) -> int:
@@ -216,7 +220,7 @@ def _requests_of_sizes(chosen: Chosen, instants: Instants, model: str, sizes: Re
     for i, (at, length) in enumerate(zip(instants.tolist(), sizes.lengths.tolist(), strict=True)):
         alone = chosen.profile.service_time(1, length)
         kind = chosen.kind(model, alone)
-        if chosen.bins is not None:
+        if chosen.bins is not None and not chosen.bins.pooled:
             kind = mispredicted(kind, len(chosen.bins.edges) + 1, sizes.bin_error, rng)
         steps = ceil(length) if chosen.profile.has_decode_steps else 1
         requests.append(Request(i, at, kind, at + chosen.slo, size=alone, stages=steps, payload=length))

@@ -23,9 +23,11 @@ from policies.rules.maximum_wait import MaximumWait
 from policies.rules.multi_bin import MULTI_BIN, Bins
 from policies.rules.per_kind import PerKind
 from policies.rules.rate_matching import RATE_MATCHING, RATE_MATCHING_LITERAL
-from policies.rules.rule import BinnedPolicy, Rule, SolvedPolicy
+from policies.rules.rule import BinnedPolicy, Rule, SizeSolver, SolvedPolicy
+from policies.rules.smdp_bins import SMDP_BINS
 from policies.rules.solved_table import AUTO, FILE, SMDP
 from policies.rules.traits import ActionTable, QueueLengthPolicy, StepPolicy
+from policies.sizing.bins import batch_time
 from policies.smdp.model import Problem
 from policies.smdp.solver import solve
 from policies.smdp.table import PolicyTable, table_of
@@ -34,6 +36,8 @@ from policies.spec import Spec, is_file, split_name
 from policies.types import Kind, MaxAges, Mix, Policy, SpecError
 
 MAX_WAIT = 1.0  # s
+_MIN_SIZES = 256  # learned before bins are decided together
+_CHANGED = 0.03  # relative change of the mean batch time at which they are solved again
 _DEFAULT_STAGES = 10  # of a simulation without measured stages and without --stages
 
 CATALOG: Mapping[str, Rule] = {
@@ -50,6 +54,7 @@ CATALOG: Mapping[str, Rule] = {
         LAZY,
         CATCH_UP,
         MULTI_BIN,
+        SMDP_BINS,
         CONTINUOUS_BATCHING,
         AUTO,
     )
@@ -71,6 +76,8 @@ class Chosen:
         promised: the objective that the server promised its clients when it started, s; inf if it did not.
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
+        for_sizes: solves one policy for all bins by observed sizes, s; None where the policy does not need them.
+        solved_sizes: the sizes, s, for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
         margin: time by which the bound is reduced that maximum ages are solved for, so that the objective is met, s.
     """
@@ -85,6 +92,8 @@ class Chosen:
     promised: float = inf
     table: PolicyTable | None = None
     bins: Bins | None = None
+    for_sizes: SizeSolver | None = None
+    solved_sizes: Sequence[float] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     margin: float = 0.0
 
@@ -109,6 +118,39 @@ class Chosen:
         if self.bins is not None:
             self.bins.learn(size)
         return self.kind(model, size, shape)
+
+    def with_sizes(self, sizes: Sequence[float]) -> "Chosen":
+        """Return the policy for requests of these sizes, s, with edges that stay.
+
+        Raises:
+            SpecError: the bins cannot be decided together with this profile.
+        """
+        assert self.bins is not None  # of policies with bins
+        return replace(self.solved_for(sizes), bins=self.bins.with_edges_of(sizes))
+
+    def unsolved_sizes(self) -> Sequence[float]:
+        """The learned sizes, s, if the policy has to be solved for them; else empty.
+
+        That is so where there are enough, and their mean batch time differs from that of the sizes it is solved for.
+        """
+        if self.for_sizes is None or self.bins is None or len(sizes := self.bins.sizes) < _MIN_SIZES:
+            return ()
+        if not self.solved_sizes:
+            return sizes
+        largest, edges = self.profile.max_batch_size, self.bins.edges
+        before, now = (batch_time(each, edges, largest) for each in (self.solved_sizes, sizes))
+        return sizes if abs(now - before) > _CHANGED * before else ()
+
+    def solved_for(self, sizes: Sequence[float]) -> "Chosen":
+        """Return the policy solved for these sizes, s; the same one if it does not depend on them.
+
+        Raises:
+            SpecError: the bins cannot be decided together with this profile.
+        """
+        if self.for_sizes is None:
+            return self
+        policy = _bounded(self.for_sizes(sizes), self.profile, float(self.parameters["max_wait_ms"]) / 1e3)
+        return replace(self, policy=policy, solved_sizes=tuple(sizes))
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """Return the actions by queue length at this rate, 1/s, or before a rate is measured (None).
@@ -198,6 +240,8 @@ def _objective(spec: Spec, table: PolicyTable | None) -> float:
 def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Chosen:
     """Choose the policy within a bin; its monitor is slower, because a bin has only a fraction of the arrivals."""
     _check_inner(spec, built)
+    if built.solve is not None and spec.number("w2", 0.0) and profile.energies is None:
+        raise SpecError(f"policy {spec.text!r}: profile {profile.name!r} has no energies; leave w2 out")
     inner = choose(built.inner, profile.truncated(built.batch_size), spec.defaults)
     forgets = isinstance(inner.monitor, ForgettingMonitor)
     return replace(
@@ -208,7 +252,8 @@ def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Ch
         profile=profile,
         monitor=ForgettingMonitor(built.bins * rate_time_constant(profile)) if forgets else inner.monitor,
         table=None,
-        bins=Bins(built.bins, built.find_edges),
+        bins=Bins(built.bins, built.find_edges, pooled=built.solve is not None),
+        for_sizes=built.solve,
         defaults=spec.defaults,
     )
 
@@ -286,7 +331,8 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: 
         return _with_margin(chosen, profile, margin)
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
-        return replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
+        again = replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
+        return again.solved_for(chosen.solved_sizes) if chosen.solved_sizes else again
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)

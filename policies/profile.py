@@ -203,6 +203,11 @@ class Profile:
         return None if self.energies is None else self.energies[batch_size - 1]
 
     @cached_property
+    def powers(self) -> tuple[float, ...]:
+        """Mean power while a batch of 1, 2, ... is served, W; empty where the energies are not known."""
+        return tuple(j / t for j, t in zip(self.energies or (), self.service_times, strict=False))
+
+    @cached_property
     def capacity(self) -> float:
         """The largest service rate, max over b of b / l(b), 1/s."""
         return max((b + 1) / t for b, t in enumerate(self.service_times))

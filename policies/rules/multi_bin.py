@@ -40,25 +40,34 @@ class Bins:
 
     Attributes:
         bins: maximum number of bins.
+        pooled: whether one policy decides about all bins, so that all requests are of one kind.
         edges: edges between the bins, s, ascending; empty, so that all requests are in bin 0, until enough sizes are
             known.
+        updates: number of times that the edges were recomputed.
     """
 
-    def __init__(self, bins: int, find_edges: EdgeFinder) -> None:
+    def __init__(self, bins: int, find_edges: EdgeFinder, pooled: bool = False) -> None:
         """`find_edges` returns the edges, at most `bins` - 1, for observed sizes, s."""
         self.bins = bins
+        self.pooled = pooled
         self.edges: Sequence[float] = ()
+        self.updates = 0
         self._find_edges = find_edges
         self._sizes: deque[float] | None = deque(maxlen=_WINDOW)
         self._until_update = _MIN_SIZES
 
     def kind(self, model: str, size: float) -> Kind:
         """The kind of a request of this size, s, by the current edges; a size on an edge belongs to the bin above."""
-        return Kind(model, bisect_right(self.edges, size))
+        return Kind(model, 0 if self.pooled else bisect_right(self.edges, size))
+
+    @property
+    def sizes(self) -> list[float]:
+        """The latest sizes, s; empty for fixed edges."""
+        return list(self._sizes or ())
 
     def with_edges_of(self, sizes: Sequence[float]) -> "Bins":
         """Return bins with the edges of these sizes, s, which do not learn from arriving requests."""
-        fixed = Bins(self.bins, self._find_edges)
+        fixed = Bins(self.bins, self._find_edges, self.pooled)
         fixed.edges, fixed._sizes = self._find_edges(sizes), None
         return fixed
 
@@ -70,6 +79,7 @@ class Bins:
         self._until_update -= 1
         if not self._until_update:
             self.edges = self._find_edges(self._sizes)
+            self.updates += 1
             self._until_update = min(len(self._sizes), _WINDOW // 2)
 
 

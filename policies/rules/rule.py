@@ -14,6 +14,7 @@ from policies.spec import Spec
 from policies.types import Policy
 
 EdgeFinder = Callable[[Sequence[float]], Sequence[float]]
+SizeSolver = Callable[[Sequence[float]], Policy]
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,15 @@ class BinnedPolicy:
         bins: maximum number of bins.
         find_edges: returns the edges between the bins for observed sizes, s.
         batch_size: largest batch.
-        inner: spec of the policy within a bin.
+        inner: spec of the policy within a bin; with `solve` until sizes are known.
+        solve: returns one policy for all bins, solved for observed sizes, s; None: bins are decided one by one.
     """
 
     bins: int
     find_edges: EdgeFinder
     batch_size: int
     inner: str
+    solve: SizeSolver | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from math import copysign, expm1, log1p, sqrt
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.profile import Profile
 
@@ -33,6 +34,18 @@ class Lengths:
     prompt: int
     limit: int = 0
     tokens: Sequence[int] = ()
+
+
+def lengths_of(sizes: Sequence[float] | NDArray[np.float64], profile: Profile) -> NDArray[np.float64]:
+    """Return the lengths whose service times alone, by a profile with lengths, are these sizes, s."""
+    assert profile.lengths is not None
+    alone = [profile.service_time(1, length) for length in profile.lengths]
+    values = np.asarray(sizes, dtype=float)
+    if len(alone) == 1:
+        return np.full(len(values), float(profile.lengths[0]))
+    per_length = (alone[-1] - alone[-2]) / (profile.lengths[-1] - profile.lengths[-2])
+    beyond = profile.lengths[-1] + (values - alone[-1]) / per_length
+    return np.where(values > alone[-1], beyond, np.interp(values, alone, profile.lengths))
 
 
 class Estimator(Protocol):

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ class _Monitored:
         drift: detector of drift from the profile.
         objective: the response-time objective; None where the spec has none.
         served: answers since the objective's state last changed.
+        bins_updates: those of the policy's bins that were looked at.
         solving: the running task that solves another policy.
     """
 
@@ -48,6 +49,7 @@ class _Monitored:
     drift: DriftDetector
     objective: Objective | AgeMargin | None
     served: ResponseCounts = field(default_factory=ResponseCounts)
+    bins_updates: int = 0
     solving: "asyncio.Task[None] | None" = None
 
 
@@ -97,6 +99,13 @@ class Controller:
         self._read_meter(monitored)
         if monitored.solving is not None:
             return
+        bins = monitored.current.bins
+        if bins is not None and bins.updates != monitored.bins_updates:
+            monitored.bins_updates = bins.updates
+            if sizes := monitored.current.unsolved_sizes():
+                monitored.configured = replace(monitored.configured, solved_sizes=tuple(sizes))
+                self._solve(model, monitored.current.profile, "sizes", f"{len(sizes)} sizes are known")
+                return
         refit = monitored.drift.refit()
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))

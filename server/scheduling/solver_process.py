@@ -34,6 +34,8 @@ def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) 
         SpecError: the spec is malformed, or cannot be used with this profile.
         RuntimeError: the process failed.
     """
+    if not takes_long(text):
+        return choose(text, profile, defaults)
     return replace(_call(text, choose, text, profile, defaults), profile=profile)
 
 
@@ -44,15 +46,13 @@ def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, marg
         SpecError: the spec cannot be used with this profile.
         RuntimeError: the process failed.
     """
-    if not takes_long(chosen.spec):
+    if not takes_long(chosen.spec) and not chosen.solved_sizes:
         return solved_again(chosen, profile, factor, margin)
     sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
     return replace(_call(chosen.spec, solved_again, sent, profile, factor, margin), profile=profile, bins=chosen.bins)
 
 
 def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> Chosen:
-    if not takes_long(spec):
-        return function(*arguments)
     with _turn, _start() as process:
         assert process.stdin is not None
         assert process.stdout is not None

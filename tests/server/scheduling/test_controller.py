@@ -1,7 +1,7 @@
 """The controller with a device that changes, on a virtual clock: drift, objectives, reduced batch sizes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from math import inf
@@ -80,6 +80,7 @@ def serve(
     meter: EnergyMeter | None = None,
     overhead: float = 0.0,
     duration: float = 30.0,
+    sizes: Sequence[float] = (),
 ) -> Seen:
     """Serve Poisson arrivals with a controller.
 
@@ -91,6 +92,7 @@ def serve(
         meter: energy counter; None: that of the device.
         overhead: time that HTTP adds to each response, s.
         duration: s.
+        sizes: of the requests, s, which are repeated; empty where they do not differ.
     """
     loop = virtual_loop()
     instants = poisson(rate, duration, np.random.default_rng(3)).tolist()
@@ -107,19 +109,19 @@ def serve(
         task = asyncio.ensure_future(dispatcher.run())
         answers = []
 
-        async def call() -> None:
+        async def call(number: int) -> None:
             began = loop.time()
-            await dispatcher.submit("m", [0.0])
+            await dispatcher.submit("m", [0.0], sizes=[sizes[number % len(sizes)]] if sizes else ())
             await asyncio.sleep(overhead)
             response = loop.time() - began
             responses.append(response)
             metrics.call_completed("m", dispatcher.device, response, 1, response)
 
-        for instant in instants:
+        for number, instant in enumerate(instants):
             await asyncio.sleep(instant - loop.time())
             if swap is not None and instant > 5.0 and dispatcher.chosen["m"].spec != swap:
                 dispatcher.set_policy("m", choose(swap, P4))
-            answers.append(asyncio.ensure_future(call()))
+            answers.append(asyncio.ensure_future(call(number)))
             await asyncio.sleep(0)
         await dispatcher.drain()
         await asyncio.gather(*answers)
@@ -462,3 +464,12 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
     run_scenario(scenario, chosen(greedy(1)))
     assert times == pytest.approx([0.013, 0.013, 0.011])
+
+
+def test_bins_are_decided_together_once_sizes_are_known() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.assumed = P4.truncated(4)
+    seen = serve(executor, "smdp-bins:2", 20.0, sizes=np.random.default_rng(0).uniform(0.01, 0.05, 600).tolist())
+    assert seen.changes("sizes") == 1
+    assert len(seen.chosen.solved_sizes) == 256
+    assert seen.chosen.kind("m", 0.04) == seen.chosen.kind("m", 0.02)

@@ -12,6 +12,7 @@ import pytest
 
 from policies.catalog import choose, solved_again
 from policies.profile import Profile, load_profile
+from policies.rules.smdp_bins import SmdpBins
 from policies.types import SpecError
 from server.scheduling import solver_process
 from server.scheduling.solver_process import choose_in_process, solve_again_in_process
@@ -38,6 +39,14 @@ def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None
 def test_bins_that_learn_meanwhile_are_kept() -> None:
     chosen = choose("multi-bin:2,inner=smdp", P4)
     assert solve_again_in_process(chosen, P4, 1.0, 0.0).bins is chosen.bins
+
+
+def test_bins_decided_together_are_solved_for_the_sizes_in_the_process() -> None:
+    chosen = replace(choose("smdp-bins:2", P4), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
+    apart = solve_again_in_process(chosen, P4, 1.0, 0.0)
+    assert apart.solved_sizes == chosen.solved_sizes
+    assert apart.bins is chosen.bins
+    assert isinstance(getattr(apart.policy, "inner", None), SmdpBins)
 
 
 @pytest.mark.parametrize("spec", ["smdp:w2=-1", "smdp:slo_p95_ms=soon"])

@@ -1,0 +1,157 @@
+"""The SMDP over several bins against a value iteration written out, a simulation, and systems with known answers."""
+
+from dataclasses import replace
+from itertools import product
+from math import exp, factorial
+
+import numpy as np
+import pytest
+
+from policies.profile import Profile
+from policies.smdp.model import Problem
+from policies.smdp.several_bins import BinnedProblem, BinnedSolution, capacity, solve_bins
+from policies.smdp.solver import solve
+from policies.types import SpecError
+
+SHORT, LONG = np.array([1.0]), np.array([3.0])
+TINY = BinnedProblem((SHORT, LONG), (0.25, 0.15), 2)
+UNIFORM = np.linspace(1.0, 20.0, 2001)
+HALVES = (UNIFORM[:1000], UNIFORM[1000:])
+
+
+def least_cost(problem: BinnedProblem, limit: int) -> float:
+    """The least average cost by relative value iteration, after the transformation to equal times; for fixed times."""
+    rates, rate, largest = problem.arrival_rates, sum(problem.arrival_rates), problem.max_batch_size
+    states = [(n, m) for n in range(limit + 1) for m in range(limit + 1)]
+
+    def arrivals(time: float) -> list[list[float]]:
+        return [[exp(-r * time) * (r * time) ** k / factorial(k) for k in range(40)] for r in rates]
+
+    def next_states(left: tuple[int, int], time: float) -> dict[tuple[int, int], float]:
+        masses, found = arrivals(time), dict[tuple[int, int], float]()
+        for (i, p), (j, q) in product(enumerate(masses[0]), enumerate(masses[1])):
+            state = min(limit, left[0] + i), min(limit, left[1] + j)
+            found[state] = found.get(state, 0.0) + p * q
+        return found
+
+    moves = dict[tuple[int, int], list[tuple[float, float, float, dict[tuple[int, int], float]]]]()
+    for n, m in states:
+        for a, b in product(range(min(n, largest) + 1), range(min(m, largest) + 1)):
+            if not 0 < a + b <= largest or (a and b and not problem.mixing):
+                continue
+            time = float(problem.sizes[1 if b else 0][0])
+            energy = problem.powers[a + b - 1] * time if problem.powers else 0.0
+            held = (n + m) * time + rate * time**2 / 2.0
+            moves.setdefault((n, m), []).append((time, held, energy, next_states((n - a, m - b), time)))
+        if max(n, m) < largest:
+            following = {(n + 1, m): rates[0] / rate, (n, m + 1): rates[1] / rate}
+            moves.setdefault((n, m), []).append((1.0 / rate, (n + m) / rate, 0.0, following))
+    step = 0.9 * min(time for options in moves.values() for time, *_ in options)
+    values = dict.fromkeys(states, 0.0)
+    for _ in range(4000):
+        better = {
+            state: min(
+                (1e3 * problem.w1 * held / rate + problem.w2 * energy) / time
+                + step / time * sum(p * values[s] for s, p in after.items())
+                + (1.0 - step / time) * values[state]
+                for time, held, energy, after in options
+            )
+            for state, options in moves.items()
+        }
+        change = [better[s] - values[s] for s in states]
+        values = {s: better[s] - better[0, 0] for s in states}
+        if max(change) - min(change) < 1e-7 * abs(max(change)):
+            return max(change)
+    raise AssertionError("value iteration did not converge")
+
+
+@pytest.mark.parametrize("mixing", [True, False])
+@pytest.mark.parametrize(("powers", "w2"), [((), 0.0), ((2.0, 2.5), 400.0)])
+def test_the_average_cost_is_that_of_value_iteration(mixing: bool, powers: tuple[float, ...], w2: float) -> None:
+    problem = replace(TINY, mixing=mixing, powers=powers, w2=w2)
+    assert solve_bins(problem, limit=5).gain == pytest.approx(least_cost(problem, 5), rel=1e-5)
+
+
+def test_equal_bins_are_one_bin() -> None:
+    profile = Profile("constant", (2.0,) * 4)
+    alone = solve(Problem(profile, 1.2)).mean_response_time
+    bins = BinnedProblem((np.array([2.0]), np.array([2.0])), (0.4, 0.8), 4)
+    assert solve_bins(bins).mean_response_time == pytest.approx(alone, rel=2e-4)
+
+
+def test_a_lone_bin_with_random_sizes_has_more_than_the_time_of_its_mean() -> None:
+    fixed = solve_bins(BinnedProblem((np.array([2.0]),), (0.8,), 4)).mean_response_time
+    drawn = solve_bins(BinnedProblem((np.array([1.0, 3.0]),), (0.8,), 4)).mean_response_time
+    assert drawn > 1.1 * fixed
+
+
+def simulated(problem: BinnedProblem, solution: BinnedSolution, requests: int, seed: int) -> float:
+    """Mean response time of a simulation with sizes drawn from the problem's, s."""
+    rng = np.random.default_rng(seed)
+    rates = np.array(problem.arrival_rates)
+    at = np.cumsum(rng.exponential(1.0 / rates.sum(), requests))
+    of = rng.choice(problem.bins, requests, p=rates / rates.sum())
+    sizes = np.array([rng.choice(problem.sizes[j]) for j in of])
+    queues: list[list[int]] = [[] for _ in problem.sizes]
+    responses, clock, following = [], 0.0, 0
+    while True:
+        while following < requests and at[following] <= clock:
+            queues[of[following]].append(following)
+            following += 1
+        launch = solution.launch([len(queue) for queue in queues])
+        if not any(launch):
+            if following == requests:
+                launch = tuple(min(len(queue), problem.max_batch_size) if queue else 0 for queue in queues)
+                launch = next(
+                    (tuple(n if j == k else 0 for k, n in enumerate(launch)) for j in range(2) if launch[j]), ()
+                )
+                if not launch:
+                    break
+            else:
+                clock = at[following]
+                continue
+        batch = [queue.pop(0) for queue, n in zip(queues, launch, strict=True) for _ in range(n)]
+        clock += problem.batch_time(len(batch), np.array([max(sizes[batch])]))[0]
+        responses += [clock - at[i] for i in batch]
+    return float(np.mean(responses))
+
+
+def test_the_mean_response_time_is_that_of_a_simulation() -> None:
+    problem = BinnedProblem(HALVES, (0.15, 0.15), 8)
+    solution = solve_bins(problem)
+    means = [simulated(problem, solution, 20_000, seed) for seed in range(4)]
+    error = float(np.std(means, ddof=1)) / 2.0
+    assert abs(np.mean(means) - solution.mean_response_time) < 4.0 * error + 0.003 * solution.mean_response_time
+
+
+def test_mixing_gains_and_short_requests_fill_batches_of_long_ones() -> None:
+    problem = BinnedProblem(HALVES, (0.25, 0.25), 8)
+    mixed, apart = solve_bins(problem), solve_bins(replace(problem, mixing=False))
+    assert mixed.mean_response_time < 0.97 * apart.mean_response_time
+    assert all(not all(launch) for launch in apart.batch.reshape(-1, 2).tolist())
+    short, long = mixed.batch[4, 4]
+    assert long == 0 or short + long == 8, "what a long batch has room for costs no time"
+
+
+def test_power_is_saved_by_larger_batches() -> None:
+    powers = tuple(1.0 + 0.1 * b for b in range(1, 9))
+    fast = solve_bins(BinnedProblem(HALVES, (0.15, 0.15), 8, powers=powers, w2=1e-9))
+    frugal = solve_bins(BinnedProblem(HALVES, (0.15, 0.15), 8, powers=powers, w2=3e4))
+    assert frugal.mean_power < 0.95 * fast.mean_power
+    assert frugal.mean_response_time > fast.mean_response_time
+
+
+def test_queues_longer_than_the_table_launch_as_its_last_entry() -> None:
+    solution = solve_bins(TINY, limit=5)
+    assert solution.launch([100, 0]) == solution.launch([5, 0]) == (2, 0)
+
+
+def test_too_high_a_rate_is_refused_with_the_rate_that_can_be_served() -> None:
+    assert capacity(TINY) == pytest.approx(2.0 / (0.625 * 1.0 + 0.375 * 3.0))
+    with pytest.raises(SpecError, match=r"full batches of each bin serve 1\.14286/s; give a lower rate"):
+        solve_bins(replace(TINY, arrival_rates=(0.75, 0.45)))
+
+
+def test_more_states_than_fit_are_refused() -> None:
+    with pytest.raises(SpecError, match="give fewer bins or a smaller largest batch"):
+        solve_bins(BinnedProblem((SHORT, LONG, LONG + 1.0, LONG + 2.0), (0.1,) * 4, 16))
