@@ -21,3 +21,14 @@ class KilobyteOfFloats(FourFloats):
 
     inputs = {"x": Tensor("FP32", [256])}
     outputs = {"y": Tensor("FP32", [256])}
+
+
+class ImageOfFloats(FourFloats):
+    """As many bytes as an image, 150,528, and their mean."""
+
+    inputs = {"x": Tensor("FP32", [37_632])}
+    outputs = {"y": Tensor("FP32", [1])}
+
+    def run(self, x: Any) -> dict[str, Any]:
+        """Average each sample."""
+        return {"y": x.mean(axis=1, keepdims=True)}
