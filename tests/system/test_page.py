@@ -427,3 +427,27 @@ def test_all_inputs_are_reachable_by_keyboard_and_labelled(running: Server, brow
             "[...document.querySelectorAll('input, select, textarea')].filter((e) => !e.labels.length).map((e) => e.id)"
         )
         assert page.evaluate(unnamed) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(running: Server, tensors: Server, browser: "Browser", scheme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    viewport = {"width": width, "height": 900}
+    for url in (running.url, tensors.url):
+        with visiting(browser, url, color_scheme=scheme, viewport=viewport, bypass_csp=True) as visit:
+            found = axe.run(visit.page).response["violations"]
+            assert {each["id"]: [node["html"][:200] for node in each["nodes"]] for each in found} == {}
+
+
+def test_nothing_on_the_page_moves_while_it_is_watched(running: Server, browser: "Browser") -> None:
+    with visiting(browser, running.url) as visit:
+        until(visit.page, "document.getElementById('chart-zeta').classList.contains('js-plotly-plot')")
+        visit.page.evaluate(
+            "(moved = 0, new PerformanceObserver((list) => list.getEntries().forEach((e) => moved += e.value)))"
+            ".observe({ type: 'layout-shift' })"
+        )
+        for _ in range(8):
+            fetch(running.url, "/predict", photograph())
+            visit.page.wait_for_timeout(250)
+        assert visit.page.evaluate("moved") == 0
