@@ -9,30 +9,35 @@ The record is written after each cell, and cells in it are not measured again; d
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.harness import TRACE, argument_parser, fill_record, markdown_table, require_trace
-from loadgen.simulated import Simulation
-from loadgen.sizes import RequestSizes, longest_request_profile
+from loadgen.sizes import longest_request_profile
+from policies.catalog import Chosen, choose, combine
 from policies.profile import Profile
+from policies.queue import simulator
 from policies.queue.arrivals import trace_column
+from policies.queue.batcher import Batcher
 from policies.sizing.bins import batch_time, optimised_edges
+from policies.types import Launch, Request
 
 NAME = "smdp_bins"
-RUNS, REQUESTS, SETTLING = 5, 30_000, 2_000
+RUNS, REQUESTS, SETTLING = 5, 20_000, 2_000
 LOADS = (0.4, 0.6, 0.75)
 SETTINGS = (("uniform", 8), ("uniform", 32), ("trace", 8))  # sizes and the largest batch
 EXISTING = (
     *("greedy", "multi-bin:2,inner=greedy", "multi-bin:3,inner=greedy", "smdp"),
     *("multi-bin:2,inner=smdp", "multi-bin:3,inner=smdp"),
 )
-TOGETHER = ("smdp-bins:2", "smdp-bins:3")
+TOGETHER = ("smdp-bins:2",)
 WEIGHTED_LOADS, WEIGHTS = (0.2, 0.4, 0.6), (20.0, 100.0)  # w2, s of response time for 1 W; of uniform sizes, B = 8
 TOKEN = 0.02  # s a token of the trace
 _Floats = NDArray[np.float64]
@@ -52,12 +57,21 @@ def profile_of(sizes: _Floats, largest: int) -> Profile:
     return replace(profile, energies=profile.service_times)
 
 
-def simulate(spec: str, profile: Profile, rate: float, sizes: str, seed: int) -> tuple[float, float]:
+def simulate(chosen: Chosen, rate: float, sizes: str, seed: int) -> tuple[float, float]:
     """Mean response time, s, and mean power, W, of one run."""
-    lengths = sizes_of(sizes, REQUESTS, seed)
+    drawn = sizes_of(sizes, REQUESTS, seed)
     instants = np.cumsum(np.random.default_rng([seed, 8]).exponential(1.0 / rate, REQUESTS))
-    separator = "," if ":" in spec else ":"
-    run = Simulation(profile, f"{spec}{separator}max_wait_ms=inf", sizes=RequestSizes(lengths)).run(instants)
+    requests = [
+        Request(i, at, chosen.kind("m", size), size=size)
+        for i, (at, size) in enumerate(zip(instants.tolist(), drawn.tolist(), strict=True))
+    ]
+    policy, monitor = combine({"m": chosen})
+    batcher = Batcher(policy, {"m": chosen.profile.max_batch_size}, deepcopy(monitor))
+
+    def service_time(launch: Launch) -> float:
+        return max(request.size for request in launch.requests)
+
+    run = simulator.run(batcher, requests, service_time, lambda service: service.finish - service.start)
     return float(np.mean(run.responses[SETTLING:])), float(run.mean_power or 0.0)
 
 
@@ -68,13 +82,13 @@ def measure(sizes: str, largest: int, load: float, w2: float) -> dict[str, Any]:
     rate = load * largest / batch_time(sample, optimised_edges(sample, 2, largest), largest)
     runs: dict[str, list[tuple[float, float]]] = {}
     for spec in (*EXISTING, *TOGETHER):
-        if spec.endswith(":3") and largest > 8 and spec in TOGETHER:
-            continue  # three bins are solved up to batches of about ten
-        weighted = _weighted(spec, w2)
         one_bin = not spec.startswith(("multi-bin", "smdp-bins"))
         if one_bin and rate >= profile.capacity:
             continue
-        runs[spec] = [simulate(weighted, profile, rate, sizes, seed) for seed in range(RUNS)]
+        named = f"{spec},max_wait_ms=inf" if spec.startswith("multi-bin") else spec
+        chosen = choose(named, profile, {"w2": f"{1e3 * w2:g}"}, max_wait=inf)
+        chosen = chosen if chosen.bins is None else chosen.with_sizes(sample.tolist())
+        runs[spec] = [simulate(chosen, rate, sizes, seed) for seed in range(RUNS)]
         print(f"  {spec}: {np.mean([a for a, _ in runs[spec]]):.3f} s", flush=True)
     costs = {spec: np.array([time + w2 * power for time, power in found]) for spec, found in runs.items()}
     best = min((spec for spec in costs if spec in EXISTING), key=lambda spec: costs[spec].mean())
@@ -91,13 +105,6 @@ def measure(sizes: str, largest: int, load: float, w2: float) -> dict[str, Any]:
             for spec in costs
         },
     }
-
-
-def _weighted(spec: str, w2: float) -> str:
-    """The spec with a weight in ms per W, where its policy takes one."""
-    if not w2 or "smdp" not in spec:
-        return spec
-    return f"{spec}:w2={1e3 * w2:g}" if spec.endswith("smdp") else f"{spec},w2={1e3 * w2:g}"
 
 
 def _interval(values: _Floats) -> list[float]:
