@@ -103,6 +103,8 @@ paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batc
 	$(BIN)/python -m benchmarks.lazy_sensitivity
 	$(BIN)/python -m benchmarks.multi_bin
 	$(BIN)/python -m benchmarks.bin_ages
+	$(BIN)/python -m benchmarks.smdp_bins
+	$(BIN)/python -m benchmarks.joining_energy
 	$(BIN)/python -m benchmarks.predicted_bins
 	$(BIN)/python -m benchmarks.traces
 

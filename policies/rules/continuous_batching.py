@@ -70,6 +70,12 @@ class SolvedJoining(StepPolicy):
         return Launch(batch, 1, "full" if len(batch) >= self.max_batch_size else "policy")
 
 
+def decode_problem(sizes: Sequence[float], profile: Profile, w2: float) -> DecodeProblem:
+    """Return the problem for requests of these sizes, service times alone, s, at an arrival rate of 1/s."""
+    mean = max(1.0, float(np.mean(lengths_of(sizes, profile))))
+    return DecodeProblem(profile.decode_step_time, mean, 1.0, profile.max_batch_size, profile.powers, 1.0, w2)
+
+
 def solve_joining(sizes: Sequence[float], profile: Profile, w2: float) -> SolvedJoining:
     """Solve the tables for requests of these sizes, service times alone, s.
 
@@ -78,11 +84,10 @@ def solve_joining(sizes: Sequence[float], profile: Profile, w2: float) -> Solved
         profile: of the device, with lengths and energies; its largest size is the largest batch.
         w2: weight of the mean power, per W.
     """
-    largest, mean = profile.max_batch_size, max(1.0, float(np.mean(lengths_of(sizes, profile))))
-    problem = DecodeProblem(profile.decode_step_time, mean, 1.0, largest, profile.powers, 1.0, w2)
+    problem = decode_problem(sizes, profile, w2)
     rates = [load * problem.capacity for load in _LOADS]
     tables = [solve_decode_steps(replace(problem, arrival_rate=rate), settled=_SETTLED) for rate in rates]
-    return SolvedJoining(rates, tables, largest)
+    return SolvedJoining(rates, tables, profile.max_batch_size)
 
 
 def _build(spec: Spec, profile: Profile) -> ContinuousBatching | BinnedPolicy:
