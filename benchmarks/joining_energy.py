@@ -54,7 +54,8 @@ def lengths_of(name: str, number: int, seed: int) -> _Floats:
     if name == "geometric":
         return rng.geometric(1.0 / MEAN_LENGTH, number).astype(float)
     recorded = trace_column(str(TRACE), "GeneratedTokens")
-    return np.maximum(1.0, np.round(rng.choice(recorded, number) * MEAN_LENGTH / np.mean(recorded)))
+    scaled = rng.choice(recorded, number) * MEAN_LENGTH / np.mean(recorded)
+    return np.asarray(np.maximum(1.0, np.round(scaled)))
 
 
 def simulate(chosen: Chosen, rate: float, lengths: str, seed: int) -> tuple[float, float]:

@@ -100,7 +100,7 @@ class Simulation:
 
     def _chosen(self, profile: Profile) -> Chosen:
         if self.sizes is None:
-            return choose(self.spec, in_stages(self.spec, profile, self.stages))
+            return _without_sizes(choose(self.spec, in_stages(self.spec, profile, self.stages)))
         if not profile.varies_by_length:
             name = profile.name
             raise SpecError(f"profile {name!r} has no lengths; simulate longest, or one with length_service_time_s")
@@ -114,6 +114,12 @@ class Simulation:
             raise SpecError(f"--bin-error is for policies that keep bins apart, not for {self.spec}; leave it out")
         alone = [chosen.profile.service_time(1, length) for length in self.sizes.lengths.tolist()]
         return chosen if chosen.bins is None else chosen.with_sizes(alone)
+
+
+def _without_sizes(chosen: Chosen) -> Chosen:
+    if chosen.solve_for is not None:
+        raise SpecError(f"policy {chosen.spec!r} is solved for the sizes of requests; simulate it with --sizes")
+    return chosen
 
 
 def simulate_policy(
@@ -130,7 +136,7 @@ def simulate_policy(
         model: model name of the requests.
         service_time: draws the service time of a batch of b, s; None takes the profile's means.
     """
-    profile = chosen.profile
+    profile = _without_sizes(chosen).profile
     drawn, table = service_time or profile.service_time, chosen.fixed_action_table()
     ages, largest = chosen.fixed_max_ages(), profile.max_batch_size
     if ages is not None:

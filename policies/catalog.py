@@ -12,7 +12,7 @@ from policies.profile import Profile
 from policies.queue.monitor import ForgettingMonitor, Monitor, NoMonitor, PerModelMonitor
 from policies.rules.catch_up import CATCH_UP
 from policies.rules.co_located import CoLocated, PreemptivePolicy
-from policies.rules.continuous_batching import CONTINUOUS_BATCHING
+from policies.rules.continuous_batching import CONTINUOUS_BATCHING, SolvedContinuousBatching
 from policies.rules.control_limit import GREEDY, SERIAL, STATIC, TIMEOUT
 from policies.rules.drain import Drain
 from policies.rules.finish_first import FinishSuspended
@@ -76,7 +76,7 @@ class Chosen:
         promised: the objective that the server promised its clients when it started, s; inf if it did not.
         table: the solved table; None if the policy has none, or one for each bin.
         bins: the bins of multi-bin batching, which assign the requests' kinds; None for other policies.
-        for_sizes: solves one policy for all bins by observed sizes, s; None where the policy does not need them.
+        solve_for: returns one policy for all bins, solved for observed sizes, s; None where there is nothing to solve.
         solved_sizes: the sizes, s, for which the policy is solved; empty before.
         defaults: values for keys that the spec leaves open; `solved_again` uses them, too.
         margin: time by which the bound is reduced that maximum ages are solved for, so that the objective is met, s.
@@ -92,7 +92,7 @@ class Chosen:
     promised: float = inf
     table: PolicyTable | None = None
     bins: Bins | None = None
-    for_sizes: SizeSolver | None = None
+    solve_for: SizeSolver | None = None
     solved_sizes: Sequence[float] = ()
     defaults: Mapping[str, str] = field(default_factory=dict)
     margin: float = 0.0
@@ -126,14 +126,14 @@ class Chosen:
             SpecError: the bins cannot be decided together with this profile.
         """
         assert self.bins is not None  # of policies with bins
-        return replace(self.solved_for(sizes), bins=self.bins.with_edges_of(sizes))
+        return replace(self.with_solved_sizes(sizes), bins=self.bins.with_edges_of(sizes))
 
     def unsolved_sizes(self) -> Sequence[float]:
         """The learned sizes, s, if the policy has to be solved for them; else empty.
 
         That is so where there are enough, and their mean batch time differs from that of the sizes it is solved for.
         """
-        if self.for_sizes is None or self.bins is None or len(sizes := self.bins.sizes) < _MIN_SIZES:
+        if self.solve_for is None or self.bins is None or len(sizes := self.bins.sizes) < _MIN_SIZES:
             return ()
         if not self.solved_sizes:
             return sizes
@@ -141,15 +141,15 @@ class Chosen:
         before, now = (batch_time(each, edges, largest) for each in (self.solved_sizes, sizes))
         return sizes if abs(now - before) > _CHANGED * before else ()
 
-    def solved_for(self, sizes: Sequence[float]) -> "Chosen":
+    def with_solved_sizes(self, sizes: Sequence[float]) -> "Chosen":
         """Return the policy solved for these sizes, s; the same one if it does not depend on them.
 
         Raises:
             SpecError: the bins cannot be decided together with this profile.
         """
-        if self.for_sizes is None:
+        if self.solve_for is None:
             return self
-        policy = _bounded(self.for_sizes(sizes), self.profile, float(self.parameters["max_wait_ms"]) / 1e3)
+        policy = _bounded(self.solve_for(sizes), self.profile, float(self.parameters["max_wait_ms"]) / 1e3)
         return replace(self, policy=policy, solved_sizes=tuple(sizes))
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
@@ -242,8 +242,9 @@ def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Ch
     _check_inner(spec, built)
     if built.solve is not None and spec.number("w2", 0.0) and profile.energies is None:
         raise SpecError(f"policy {spec.text!r}: profile {profile.name!r} has no energies; leave w2 out")
-    inner = choose(built.inner, profile.truncated(built.batch_size), spec.defaults)
-    forgets = isinstance(inner.monitor, ForgettingMonitor)
+    inner = choose(built.inner, profile.truncated(built.batch_size), _inner_defaults(spec, built))
+    _check_alone(spec, inner.solve_for is not None)
+    forgets = isinstance(inner.monitor, ForgettingMonitor) and built.solve is None
     return replace(
         inner,
         spec=spec.text,
@@ -253,9 +254,21 @@ def _binned(spec: Spec, rule: Rule, profile: Profile, built: BinnedPolicy) -> Ch
         monitor=ForgettingMonitor(built.bins * rate_time_constant(profile)) if forgets else inner.monitor,
         table=None,
         bins=Bins(built.bins, built.find_edges, pooled=built.solve is not None),
-        for_sizes=built.solve,
+        solve_for=built.solve,
         defaults=spec.defaults,
     )
+
+
+def _inner_defaults(spec: Spec, built: BinnedPolicy) -> Mapping[str, str]:
+    """Defaults of the spec within the bins; none where the outer rule itself is solved by them."""
+    return spec.defaults if built.solve is None else {}
+
+
+def _check_alone(spec: Spec, inner_is_solved_for_sizes: bool) -> None:
+    if inner_is_solved_for_sizes:
+        raise SpecError(
+            f"policy {spec.text!r}: a policy that is solved for sizes cannot be used within a bin; leave w2 out"
+        )
 
 
 def _check_inner(spec: Spec, built: BinnedPolicy) -> None:
@@ -309,7 +322,10 @@ def check_spec(
     built = rule.build(spec, profile)
     if isinstance(built, BinnedPolicy):
         _check_inner(spec, built)
-        check_spec(built.inner, built.batch_size, defaults, has_lengths, has_decode_steps)
+        inner = _inner_defaults(spec, built)
+        check_spec(built.inner, built.batch_size, inner, has_lengths, has_decode_steps)
+        within = _with_defaults(parse_spec(built.inner), inner, MAX_WAIT)
+        _check_alone(spec, within.name == CONTINUOUS_BATCHING.name and bool(within.number("w2", 0.0)))
     else:
         _chosen(spec, profile, built)
 
@@ -332,7 +348,7 @@ def solved_again(chosen: Chosen, profile: Profile, factor: float = 1.0, margin: 
     if before is None or "slo_p95_ms" not in (before.bound or {}):
         again = choose(chosen.spec, profile, chosen.defaults)
         again = replace(again, bins=chosen.bins, promised=chosen.promised)  # keeps the learned edges
-        return again.solved_for(chosen.solved_sizes) if chosen.solved_sizes else again
+        return again.with_solved_sizes(chosen.solved_sizes) if chosen.solved_sizes else again
     problem = Problem(profile, 1.0)
     at = [replace(problem, arrival_rate=row.load * profile.capacity, w2=factor * row.w2) for row in before.rows]
     table = table_of(problem, [solve(each) for each in at], before.bound)
@@ -354,6 +370,8 @@ def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
 
 
 def _bounded(policy: Policy, profile: Profile, max_wait: float) -> Policy:
+    if isinstance(policy, SolvedContinuousBatching):
+        return replace(policy, max_wait=max_wait)
     if max_wait == inf or isinstance(policy, StepPolicy):
         return policy
     return MaximumWait(policy, profile.max_batch_size, max_wait)

@@ -99,7 +99,7 @@ def _print_profiles(given: bool) -> None:
     if not given:
         return
     name = Column("profile", no_wrap=True)
-    table = Table(name, "device", "batches up to", "l(1), ms", "most, 1/s", "energies", box=None)
+    table = Table(name, "device", "batches up to", "l(1), ms", "capacity, 1/s", "energies", box=None)
     for profile in map(load_profile, shipped_profiles()):
         numbers = str(profile.max_batch_size), f"{1e3 * profile.service_time(1):.3g}", f"{profile.capacity:.0f}"
         energies = "none" if profile.energies is None else profile.energy_source
@@ -447,7 +447,9 @@ def _print_plan(fields: dict[str, Any]) -> None:
     print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
     if fields["spare"]:
         print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
-    print("This is about devices; HTTP takes CPUs besides: see docs/running-in-production.md, Gateway processes.\n")
+    print(
+        "The plan covers devices only. HTTP needs CPUs in addition: docs/running-in-production.md, Gateway processes.\n"
+    )
     table = Table("simulated, sent", "mean ms", "±", "p95 ms", "±", "W", box=None)
     for routing, summary in fields["simulated"].items():
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))

@@ -320,7 +320,8 @@ def _service_times(job: _ProfilingJob, plans: _Plans, rng: np.random.Generator, 
     """Measure the service times, or return those of a measurement that was interrupted later."""
     key = None if job.key is None else cache.unfinished(job.key, plans.name)
     if key is not None and (found := cache.load_unfinished(key)) is not None:
-        Console(stderr=True).print(f"resumed: the service times of {key.path} are used; delete it to measure them")
+        note = f"resumed: the service times of {key.path} are used; delete it to measure them"
+        Console(stderr=True).print(note, markup=False, soft_wrap=True)
         return found
     measurement = asyncio.run(measure_service_times(job.subject, plans.service_times(job), rng, on_progress))
     profile = measurement.profile(job.name, job.subject.model, job.device, job.about)

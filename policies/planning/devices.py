@@ -132,13 +132,13 @@ def plan_capacity(planning: CapacityProblem, on_trial: Callable[[int], None] = l
         return tried[devices]
 
     _check_reachable(planning)
-    best = at(_fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1) + planning.spare)
-    first = best.devices
+    first = _fewest(lambda n: at(n).kept, floor(build_model(planning.problem).load) + 1) + planning.spare
     if first > _MAX_DEVICES:
         raise SpecError(
-            f"{planning.problem.arrival_rate:g} requests per second need {first} devices, above the maximum of "
-            f"{_MAX_DEVICES} for a plan: plan for a fraction of the rate and scale the number of devices"
+            f"{planning.problem.arrival_rate:g} requests per second need {first} devices, spare ones included, above "
+            f"the maximum of {_MAX_DEVICES} for a plan: plan for a fraction of the rate and scale the number of devices"
         )
+    best = at(first)
     for n in count(first + 1):
         if planning.least_cost(n) >= best.cost:
             return CapacityPlan(best, tuple(tried[key] for key in sorted(tried)), n, planning.least_cost(n))

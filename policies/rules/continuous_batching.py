@@ -9,6 +9,7 @@ complete; the rows of the other batches stay on the device meanwhile.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import numpy as np
 
@@ -43,30 +44,33 @@ class ContinuousBatching(StepPolicy):
 
 
 @dataclass(frozen=True)
-class SolvedJoining(StepPolicy):
+class SolvedContinuousBatching(StepPolicy):
     """Lets as many waiting requests join as the table of the nearest arrival rate says; all below half the lowest rate.
 
     Attributes:
         rates: of the tables, 1/s, ascending.
         tables: a solution for each rate.
         max_batch_size: largest batch.
+        max_wait: waiting time of the oldest request after which all that fit join, s.
     """
 
     rates: Sequence[float]
     tables: Sequence[DecodeSolution]
     max_batch_size: int
+    max_wait: float = inf
 
     def decide(self, state: State, /) -> Action:
         """Running requests in order of arrival, then the oldest waiting ones; an idle device may wait for more."""
         active, waiting = len(state.suspended), len(state.waiting)
         rate = state.arrival_rate if state.rates else self.rates[0]
         joining = min(waiting, self.max_batch_size - active)
-        if rate >= self.rates[0] / 2.0:
+        due = state.waiting[0].arrival + self.max_wait if waiting else inf
+        if rate >= self.rates[0] / 2.0 and state.now < due:
             table = min(zip(self.rates, self.tables, strict=True), key=lambda row: abs(row[0] - rate))[1]
             joining = min(joining, table.joining(min(active, self.max_batch_size), waiting))
         batch = [*state.suspended, *state.waiting[:joining]][: self.max_batch_size]
         if not batch:
-            return Wait(state.reevaluate_at)
+            return Wait(min(state.reevaluate_at, due))
         return Launch(batch, 1, "full" if len(batch) >= self.max_batch_size else "policy")
 
 
@@ -76,7 +80,7 @@ def decode_problem(sizes: Sequence[float], profile: Profile, w2: float) -> Decod
     return DecodeProblem(profile.decode_step_time, mean, 1.0, profile.max_batch_size, profile.powers, 1.0, w2)
 
 
-def solve_joining(sizes: Sequence[float], profile: Profile, w2: float) -> SolvedJoining:
+def solve_joining(sizes: Sequence[float], profile: Profile, w2: float) -> SolvedContinuousBatching:
     """Solve the tables for requests of these sizes, service times alone, s.
 
     Args:
@@ -87,7 +91,7 @@ def solve_joining(sizes: Sequence[float], profile: Profile, w2: float) -> Solved
     problem = decode_problem(sizes, profile, w2)
     rates = [load * problem.capacity for load in _LOADS]
     tables = [solve_decode_steps(replace(problem, arrival_rate=rate), settled=_SETTLED) for rate in rates]
-    return SolvedJoining(rates, tables, profile.max_batch_size)
+    return SolvedContinuousBatching(rates, tables, profile.max_batch_size)
 
 
 def _build(spec: Spec, profile: Profile) -> ContinuousBatching | BinnedPolicy:
@@ -112,7 +116,7 @@ CONTINUOUS_BATCHING = Rule(
     takes_arg=True,
     needs_lengths=True,
     description="Experimental. Continuous batching: between two decode steps finished requests leave the batch and "
-    "waiting ones join it; with w2, as many as a solved table says. It is faster if a decode step takes longer than "
-    "its launch; with a very small network only up to about half load.",
+    "waiting ones join it; with w2, once sizes are known, as many as a solved table says. It is faster if a decode "
+    "step takes longer than its launch; with a very small network only up to about half load.",
     example="joining",
 )

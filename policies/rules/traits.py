@@ -48,8 +48,8 @@ class QueueLengthPolicy(Protocol):
 class StepPolicy:
     """Base class of policies that decide between stages or decode steps.
 
-    They launch suspended requests themselves and never wait, so neither a maximum wait nor `FinishSuspended` is wrapped
-    around them.
+    They launch suspended requests themselves, so that neither `MaximumWait` nor `FinishSuspended` is wrapped around
+    them. One that waits keeps the maximum wait itself.
     """
 
     __slots__ = ()

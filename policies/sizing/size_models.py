@@ -39,13 +39,13 @@ class Lengths:
 def lengths_of(sizes: Sequence[float] | NDArray[np.float64], profile: Profile) -> NDArray[np.float64]:
     """Return the lengths whose service times alone, by a profile with lengths, are these sizes, s."""
     assert profile.lengths is not None
-    alone = [profile.service_time(1, length) for length in profile.lengths]
+    alone = np.maximum.accumulate([profile.service_time(1, length) for length in profile.lengths])
     values = np.asarray(sizes, dtype=float)
-    if len(alone) == 1:
-        return np.full(len(values), float(profile.lengths[0]))
+    if len(alone) == 1 or alone[-1] == alone[-2]:
+        return np.asarray(np.interp(values, alone, profile.lengths))
     per_length = (alone[-1] - alone[-2]) / (profile.lengths[-1] - profile.lengths[-2])
     beyond = profile.lengths[-1] + (values - alone[-1]) / per_length
-    return np.where(values > alone[-1], beyond, np.interp(values, alone, profile.lengths))
+    return np.asarray(np.where(values > alone[-1], beyond, np.interp(values, alone, profile.lengths)))
 
 
 class Estimator(Protocol):

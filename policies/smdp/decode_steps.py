@@ -17,7 +17,7 @@ between its two neighbours so that its mean is kept.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
@@ -33,7 +33,8 @@ StepTime = Callable[[int, int], float]  # of the requests in a step, and those o
 
 _INSTANTS = 24  # of the grid
 _SETTLED = 1e-4  # relative change of the average cost from one N to the next
-_MAX_WAITING = 2000
+_MAX_WAITING = 1000
+_GROWTH = 1.5  # of N
 _STEPS = 60  # of policy iteration; less than ten are usual
 
 
@@ -74,7 +75,8 @@ class DecodeSolution:
     """A policy and its averages in the model.
 
     Attributes:
-        joins: requests that join, (B + 1, N + 1), by requests in the batch and waiting ones; longer queues count as N.
+        joins: requests that join, by requests in the batch, up to B, and waiting ones; longer queues count as the last.
+            The queues near N, at which lost arrivals matter, are left out.
         gain: average cost, w1 x mean response time in ms + w2 x mean power in W.
         mean_response_time: s.
         mean_power: W; 0 where the powers are not known.
@@ -147,11 +149,13 @@ def solve_decode_steps(
     Args:
         problem: the system.
         settled: relative change of the average cost from one N to the next at which it has settled.
-        limit: N, fixed; None: it grows until the average cost has settled.
+        limit: N, fixed; None: it grows until the average cost has settled, or to `_MAX_WAITING`.
 
     Raises:
-        SpecError: the arrival rate is not below the capacity.
+        SpecError: the arrival rate is not below the capacity, or a decode step takes no time.
     """
+    if min(problem.step_time(size, 0) for size in range(1, problem.max_batch_size + 1)) <= 0.0:
+        raise SpecError("a decode step of the profile takes no time: its service times do not grow with the length")
     if not 0.0 < problem.arrival_rate < problem.capacity:
         raise SpecError(
             f"the arrival rate is {problem.arrival_rate:.6g}/s, and full batches serve {problem.capacity:.6g}/s; "
@@ -159,12 +163,13 @@ def solve_decode_steps(
         )
     if limit is not None:
         return _policy_iteration(_Model(problem, limit), None)
-    size, before = max(2 * problem.max_batch_size, 16), None
-    while True:
-        found = _policy_iteration(_Model(problem, size), before)
-        if (before is not None and abs(found.gain - before.gain) <= settled * abs(found.gain)) or size > _MAX_WAITING:
-            return found
-        before, size = found, ceil(1.5 * size)
+    size = max(2 * problem.max_batch_size, 16)
+    found = _policy_iteration(_Model(problem, size), None)
+    while (size := ceil(_GROWTH * size)) <= _MAX_WAITING:
+        before, found = found, _policy_iteration(_Model(problem, size), found)
+        if abs(found.gain - before.gain) <= settled * abs(found.gain):
+            break
+    return replace(found, joins=found.joins[:, : ceil(found.joins.shape[1] / _GROWTH)])
 
 
 def _policy_iteration(model: _Model, before: DecodeSolution | None) -> DecodeSolution:

@@ -18,7 +18,7 @@ the relative values with one Poisson matrix for each bin and instant.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import ceil
@@ -36,6 +36,7 @@ _SETTLED = 1e-4  # relative change of the average cost from one N to the next
 _ATOMS = 48  # of the sizes in a bin
 _INSTANTS = 40  # of the grid of service times
 _MAX_STATES = 150_000
+_GROWTH = 1.4  # of N
 _STEPS = 60  # of policy iteration; less than ten are usual
 
 
@@ -74,7 +75,8 @@ class BinnedSolution:
     """A policy and its averages in the model.
 
     Attributes:
-        batch: requests of each bin to launch, (N + 1, ..., N + 1, bins); longer queues count as N.
+        batch: requests of each bin to launch, by the queues, each up to the same length; longer ones count as that. The
+            queues near N, at which lost arrivals matter, are left out.
         gain: average cost, w1 x mean response time in ms + w2 x mean power in W.
         mean_response_time: s.
         mean_power: W; 0 where the powers are not known.
@@ -95,10 +97,8 @@ class BinnedSolution:
 
 @dataclass(frozen=True)
 class _Batch:
-    """A kind of batch: size b, c requests of bin j as its longest, and the distribution of its service time."""
+    """A kind of batch: moments and distribution of its service time, and its energy, J."""
 
-    longest: int
-    drawn: int
     mean: float
     second_moment: float
     weights: Floats  # on the grid of instants
@@ -166,7 +166,7 @@ def solve_bins(problem: BinnedProblem, *, settled: float = _SETTLED, limit: int 
     Args:
         problem: the system.
         settled: relative change of the average cost from one N to the next at which it has settled.
-        limit: N, fixed; None: it grows until the average cost has settled.
+        limit: N, fixed; None: it grows until the average cost has settled, or the states do not fit any more.
 
     Raises:
         SpecError: the load is not below 1, or the bins have more states than fit.
@@ -179,15 +179,21 @@ def solve_bins(problem: BinnedProblem, *, settled: float = _SETTLED, limit: int 
     while True:
         if (size + 1) ** problem.bins > _MAX_STATES:
             if before is not None:
-                return before
+                return _inner_part(before)
             raise SpecError(
                 f"{problem.bins} bins with batches of {problem.max_batch_size} have more than {_MAX_STATES} states; "
                 "give fewer bins or a smaller largest batch"
             )
         found = _policy_iteration(_model(problem, size), before)
         if before is not None and abs(found.gain - before.gain) <= settled * abs(found.gain):
-            return found
-        before, size = found, ceil(1.4 * size)
+            return _inner_part(found)
+        before, size = found, ceil(_GROWTH * size)
+
+
+def _inner_part(solution: BinnedSolution) -> BinnedSolution:
+    """Leave out the queues near N."""
+    kept = slice(0, ceil(solution.batch.shape[0] / _GROWTH))
+    return replace(solution, batch=solution.batch[(kept,) * (solution.batch.ndim - 1)])
 
 
 def capacity(problem: BinnedProblem) -> float:
@@ -233,7 +239,7 @@ def _model(problem: BinnedProblem, limit: int) -> _Model:
     batches = {}
     for (size, j, drawn), (mean, second, times, weights) in laws.items():
         energy = problem.powers[size - 1] * mean if problem.powers else 0.0
-        batches[size, j, drawn] = _Batch(j, drawn, mean, second, weights @ on_grid(grid, times), energy)
+        batches[size, j, drawn] = _Batch(mean, second, weights @ on_grid(grid, times), energy)
     arrivals = [np.stack([arrival_matrix(rate * instant, limit) for instant in grid]) for rate in problem.arrival_rates]
     return _Model(problem, limit, batches, arrivals)
 
@@ -331,11 +337,8 @@ def _improve(model: _Model, policy: _Policy, values: Floats, gain: float) -> _Po
     full = np.any(np.indices(model.shape) >= largest, axis=0)  # a full batch of one bin is not kept waiting
     best = np.where(full, np.inf, wait)
     action = np.full(model.shape, -1)
-    by_batch: dict[int, Floats] = {}
     for number, (launched, batch) in enumerate(model.actions):
-        if id(batch) not in by_batch:
-            by_batch[id(batch)] = np.tensordot(batch.weights, ends, axes=1)
-        after = by_batch[id(batch)]
+        after = np.tensordot(batch.weights, ends, axes=1)
         states = tuple(slice(n, None) for n in launched)
         left = tuple(slice(None, model.limit + 1 - n) for n in launched)
         total = model.cost(waiting[states], batch.mean, batch.second_moment, batch.energy)

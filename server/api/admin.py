@@ -20,7 +20,7 @@ from server.errors import BadInputError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
-from server.scheduling.solver_process import choose_in_process
+from server.scheduling.solver_process import choose_in_process, solve_again_in_process
 from server.transport.memory_budget import MemoryBudget
 from server.transport.request import BodyLimit, headers_of, receive_body
 
@@ -42,6 +42,8 @@ def _add_policies(app: FastAPI, inference: Inference) -> None:
         name = inference.model(model).name
 
         def choose_policy(current: Chosen) -> Chosen:
+            if current.solved_sizes and spec_of(current) == current.spec:  # keeps the sizes that are known
+                return solve_again_in_process(current, current.profile, 1.0, current.margin)
             chosen = choose_in_process(spec_of(current), current.profile, current.defaults)
             return replace(chosen, promised=current.promised)
 
@@ -154,6 +156,7 @@ def describe_policy(chosen: Chosen, arrival_rate: float, warnings: Sequence[str]
         "arrival_rate_hz": arrival_rate,
         "objective_ms": 1e3 * chosen.objective if isfinite(chosen.objective) else None,
         "age_margin_ms": 1e3 * chosen.margin,
+        "solved_for_sizes": len(chosen.solved_sizes),
         "warnings": [*warnings],
     }
 

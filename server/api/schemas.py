@@ -124,6 +124,7 @@ class Policy(_Body):
     arrival_rate_hz: float
     objective_ms: float | None
     age_margin_ms: float
+    solved_for_sizes: int
     warnings: list[str]
     devices: dict[str, "Policy"] = {}
 

@@ -6,7 +6,7 @@ microseconds. If they call for another policy, that is solved off the event loop
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -99,17 +99,23 @@ class Controller:
         self._read_meter(monitored)
         if monitored.solving is not None:
             return
-        bins = monitored.current.bins
-        if bins is not None and bins.updates != monitored.bins_updates:
-            monitored.bins_updates = bins.updates
-            if sizes := monitored.current.unsolved_sizes():
-                monitored.configured = replace(monitored.configured, solved_sizes=tuple(sizes))
-                self._solve(model, monitored.current.profile, "sizes", f"{len(sizes)} sizes are known")
-                return
+        if self._solve_for_sizes(model, monitored):
+            return
         refit = monitored.drift.refit()
         if refit is not None:
             reason = "; ".join(map(str, refit.drifts))
             self._solve(model, refit.profile, "drift", reason)
+
+    def _solve_for_sizes(self, model: str, monitored: _Monitored) -> bool:
+        """Solve the policy if it depends on the sizes of requests, and those that arrive are known or have changed."""
+        bins = monitored.current.bins
+        if bins is None or bins.updates == monitored.bins_updates:
+            return False
+        monitored.bins_updates = bins.updates
+        sizes = monitored.current.unsolved_sizes()
+        if sizes:
+            self._solve(model, monitored.current.profile, "sizes", f"{len(sizes)} sizes are known", sizes)
+        return bool(sizes)
 
     def answered(self, model: str, response: float, requests: int) -> None:
         """Evaluate the response time of a call, measured by the HTTP interface, s, for each of its requests."""
@@ -125,7 +131,10 @@ class Controller:
 
     def unprofiled_work(self, model: str) -> None:
         """Record that the device ran single stages or failed attempts, whose energy the profile does not predict."""
-        self._monitored[model].drift.discard_window()
+        monitored = self._state(model)
+        monitored.drift.discard_window()
+        if monitored.solving is None:
+            self._solve_for_sizes(model, monitored)
 
     def batch_size_reduced(self, model: str, before: Chosen) -> None:
         """Solve the policy `before` again for a reduced maximum batch size; the dispatcher serves greedily meanwhile.
@@ -207,16 +216,20 @@ class Controller:
         if isinstance(objective, Objective) and after.level != objective.level:
             self._solve(model, monitored.current.profile, "objective", f"{reason}: weight of power x {after.factor:g}")
 
-    def _solve(self, model: str, profile: Profile, kind: str, reason: str) -> None:
+    def _solve(self, model: str, profile: Profile, kind: str, reason: str, sizes: Sequence[float] = ()) -> None:
+        """Start solving; `sizes` are those of requests, s, empty where they have not changed."""
         monitored = self._monitored[model]
-        swap = self._swap(model, monitored, profile, kind, reason)
+        configured = replace(monitored.configured, solved_sizes=tuple(sizes)) if sizes else monitored.configured
+        swap = self._swap(model, monitored, configured, profile, kind, reason)
         monitored.solving = asyncio.get_running_loop().create_task(swap)
 
-    async def _swap(self, model: str, monitored: _Monitored, profile: Profile, kind: str, reason: str) -> None:
+    async def _swap(
+        self, model: str, monitored: _Monitored, configured: Chosen, profile: Profile, kind: str, reason: str
+    ) -> None:
         factor = monitored.objective.factor if isinstance(monitored.objective, Objective) else 1.0
         margin = monitored.objective.in_use if isinstance(monitored.objective, AgeMargin) else 0.0
         try:
-            chosen = await self._run_in_thread(lambda: self._solver(monitored.configured, profile, factor, margin))
+            chosen = await self._run_in_thread(lambda: self._solver(configured, profile, factor, margin))
         except SpecError as error:
             _log.warning("%s: %s, but the policy cannot be solved again and stays: %s", model, reason, error)
             return
@@ -227,6 +240,7 @@ class Controller:
             monitored.solving = None
         if self._dispatcher.chosen[model] is not monitored.current:
             return  # an operator set another policy meanwhile
+        monitored.configured = configured
         monitored.current = self._dispatcher.set_policy(model, chosen)
         monitored.served = ResponseCounts()
         self._metrics.objective_margin(model, self._dispatcher.device, margin)

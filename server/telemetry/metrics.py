@@ -173,7 +173,7 @@ class Metrics:
         self._policy_info.labels(*served, policy, spec).set(1)
 
     def adapted(self, model: str, reason: str) -> None:
-        """Count a policy swap by the controller; `reason` is drift, objective or memory."""
+        """Count a policy swap by the controller; `reason` is drift, objective, memory or sizes."""
         self._adapted.labels(model, reason).inc()
 
     def objective(self, model: str, seconds: float, share: float) -> None:

@@ -99,7 +99,7 @@ def test_the_policy_is_solved_for_enough_sizes_and_again_when_their_batch_time_c
     assert not chosen.unsolved_sizes()
     sizes = learning(drawn[255:512].tolist(), chosen).unsolved_sizes()
     assert len(sizes) == 512
-    solved = chosen.solved_for(sizes)
+    solved = chosen.with_solved_sizes(sizes)
     assert isinstance(solved.bins, Bins)
     assert solved.solved_sizes == tuple(sizes)
     assert not solved.unsolved_sizes()
@@ -110,3 +110,10 @@ def test_errors_of_sizes_are_not_simulated() -> None:
     sizes = RequestSizes(SIZES, bin_error=0.1)
     with pytest.raises(SpecError, match="--bin-error is for policies that keep bins apart"):
         Simulation(PROFILE, "smdp-bins:2", sizes=sizes).run(np.arange(1.0, 501.0))
+
+
+def test_larger_batches_than_can_be_solved_need_a_bound() -> None:
+    large = longest_request_profile(SIZES, 64)
+    with pytest.raises(SpecError, match="batches go up to 64 here; write batch_size=32 or less"):
+        choose("smdp-bins:2", large)
+    assert choose("smdp-bins:2,batch_size=16", large).bins is not None

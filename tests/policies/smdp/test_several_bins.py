@@ -101,15 +101,9 @@ def simulated(problem: BinnedProblem, solution: BinnedSolution, requests: int, s
         launch = solution.launch([len(queue) for queue in queues])
         if not any(launch):
             if following == requests:
-                launch = tuple(min(len(queue), problem.max_batch_size) if queue else 0 for queue in queues)
-                launch = next(
-                    (tuple(n if j == k else 0 for k, n in enumerate(launch)) for j in range(2) if launch[j]), ()
-                )
-                if not launch:
-                    break
-            else:
-                clock = at[following]
-                continue
+                break  # the last ones would wait for ever
+            clock = at[following]
+            continue
         batch = [queue.pop(0) for queue, n in zip(queues, launch, strict=True) for _ in range(n)]
         clock += problem.batch_time(len(batch), np.array([max(sizes[batch])]))[0]
         responses += [clock - at[i] for i in batch]
@@ -155,3 +149,19 @@ def test_too_high_a_rate_is_refused_with_the_rate_that_can_be_served() -> None:
 def test_more_states_than_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="give fewer bins or a smaller largest batch"):
         solve_bins(BinnedProblem((SHORT, LONG, LONG + 1.0, LONG + 2.0), (0.1,) * 4, 16))
+
+
+def test_a_burst_of_long_requests_is_served_although_its_queue_is_longer_than_the_table() -> None:
+    solution = solve_bins(BinnedProblem(HALVES, (0.25, 0.25), 8))
+    length = len(solution.batch)
+    for short in range(length + 5):
+        assert sum(solution.launch([short, 5 * length])) == 8
+    queues = [0, 5 * length]
+    rng = np.random.default_rng(0)
+    for _ in range(60 * length):
+        launched = solution.launch(queues)
+        queues = [
+            n - a + int(rng.poisson(0.25 * (19.0 if launched[1] else 9.5)))
+            for n, a in zip(queues, launched, strict=True)
+        ]
+    assert max(queues) < 2 * length

@@ -14,6 +14,8 @@ from policies.catalog import Chosen, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
 from policies.rules.control_limit import greedy
+from policies.rules.smdp_bins import SmdpBins
+from policies.types import SpecError
 from server.backends.executor import Batch, Completion
 from server.energy.meters import CountingMeter, EnergyMeter
 from server.errors import OutOfMemoryError
@@ -472,4 +474,60 @@ def test_bins_are_decided_together_once_sizes_are_known() -> None:
     seen = serve(executor, "smdp-bins:2", 20.0, sizes=np.random.default_rng(0).uniform(0.01, 0.05, 600).tolist())
     assert seen.changes("sizes") == 1
     assert len(seen.chosen.solved_sizes) == 256
-    assert seen.chosen.kind("m", 0.04) == seen.chosen.kind("m", 0.02)
+    assert isinstance(getattr(seen.chosen.policy, "inner", None), SmdpBins)
+
+
+def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
+    executor = ChangingExecutor(P4, P4, inf)
+    executor.assumed = P4.truncated(2)
+    rng = np.random.default_rng(0)
+    sizes = [*rng.uniform(0.01, 0.05, 300), *rng.uniform(0.05, 0.2, 2000)]
+    seen = serve(executor, "smdp-bins:2", 25.0, sizes=[float(size) for size in sizes], duration=60.0)
+    assert seen.changes("sizes") >= 2
+    assert np.mean(seen.chosen.solved_sizes) > 0.06
+
+
+def test_sizes_are_solved_for_although_only_single_stages_run() -> None:
+    loop = virtual_loop()
+    executor, metrics = ChangingExecutor(P4, P4, inf), Metrics()
+
+    async def main() -> Chosen:
+        chosen = {"m": choose("smdp-bins:2", P4.truncated(2))}
+        dispatcher = Dispatcher(executor, chosen, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline())
+        for n in range(256):
+            chosen["m"].arriving("m", 0.01 + 0.0001 * n)
+        controller.unprofiled_work("m")
+        await asyncio.sleep(0.1)
+        return dispatcher.chosen["m"]
+
+    try:
+        assert len(loop.run_until_complete(main()).solved_sizes) == 256
+    finally:
+        loop.close()
+
+
+def test_a_failed_solution_leaves_the_policy_and_does_not_fix_the_sizes() -> None:
+    loop = virtual_loop()
+    executor, metrics, asked = ChangingExecutor(P4, P4, inf), Metrics(), []
+
+    def fails(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
+        asked.append(len(chosen.solved_sizes))
+        raise SpecError("it cannot be solved")
+
+    async def main() -> Chosen:
+        chosen = {"m": choose("smdp-bins:2", P4.truncated(2))}
+        dispatcher = Dispatcher(executor, chosen, metrics, loop.time, UNLIMITED)
+        controller = Controller(dispatcher, metrics, executor.meter, Inline(), fails)
+        for n in range(512):
+            chosen["m"].arriving("m", 0.01 + 0.0001 * n)
+            if n in (255, 511):
+                controller.unprofiled_work("m")
+                await asyncio.sleep(0.1)
+        return dispatcher.chosen["m"]
+
+    try:
+        assert not loop.run_until_complete(main()).solved_sizes
+        assert asked == [256, 512]
+    finally:
+        loop.close()
