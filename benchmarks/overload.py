@@ -34,6 +34,7 @@ OURS = ("greedy", "smdp:w2=16")
 PEERS = ("mosec", "litserve")
 BOUNDED = ", bounded queue"  # of a peer's name
 TIMEOUT = 1.0  # s
+_SHARE = 0.8  # of the timeout in which a bounded queue is served; at 1 the last ones come too late
 _CLIENT_TIMEOUT = 1.5  # s; longer than TIMEOUT, so that a server's own 504 is still received
 _HEAD = (
     *("server", "load", "offered /s", "goodput /s", "of capacity", "refused /s", "expired /s", "other /s"),
@@ -75,14 +76,14 @@ def peer(name: str, python: str, is_bounded: bool) -> Iterator[Target]:
 
 
 def peer_flags(name: str, is_bounded: bool) -> list[str]:
-    """The time-out of a peer, and the bound of its queue: the requests that are served within the time-out.
+    """The time-out of a peer, and the bound of its queue: the requests that are served in `_SHARE` of the time-out.
 
     A request that is admitted to a full queue waits for the batches before it and is answered with its own, the
     largest. mosec counts waiting requests; uvicorn counts connections, those of requests in service and idle ones too,
     so that LitServe may reject requests below the bound.
     """
     profile = load_profile(PROFILE)
-    waiting = int((TIMEOUT - profile.service_times[-1]) * profile.capacity)
+    waiting = int((_SHARE * TIMEOUT - profile.service_times[-1]) * profile.capacity)
     if name == "mosec":
         return ["--timeout", str(round(1e3 * TIMEOUT)), *(["--capacity", str(waiting)] if is_bounded else [])]
     bound = ["--most-calls", str(waiting + profile.max_batch_size)] if is_bounded else []

@@ -23,14 +23,3 @@ def test_a_section_without_a_record_says_so(monkeypatch: pytest.MonkeyPatch, tmp
     assert str(Section("Speed", "speed", "About.")) == (
         "## Speed\n\nAbout. (`python -m benchmarks.speed`)\n\nNot measured yet.\n"
     )
-
-
-@pytest.mark.parametrize(("server", "is_bounded"), [("mosec", False), ("mosec, bounded queue", True)])
-def test_bounded_queues_are_explained_if_they_are_in_the_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str, is_bounded: bool
-) -> None:
-    monkeypatch.setattr(page, "RECORDS", tmp_path)
-    (tmp_path / "overload.json").write_text("{}")
-    (tmp_path / "overload.md").write_text(f"# Overload\n\n| {server} |\n")
-    overload = next(section for section in SECTIONS if section.script == "overload")
-    assert ("With `bounded queue`" in str(overload)) == is_bounded
