@@ -82,6 +82,7 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 	$(BIN)/python -m benchmarks.user_models
 	$(BIN)/python -m benchmarks.reload
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.grpc_calls
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.soak --gateways 2 --kills

@@ -91,7 +91,7 @@ def test_valid_settings_are_kept_among_invalid_ones(tmp_path: Path) -> None:
 
 def test_every_setting_has_a_flag_with_its_description_and_default() -> None:
     parameters = {parameter.name: parameter for parameter in typer.main.get_command(app).params}
-    assert [*parameters] == [*Settings.model_fields, "config", "version"]
+    assert [*parameters] == [*Settings.model_fields, "config", "version", "install_completion", "show_completion"]
     for name, field in Settings.model_fields.items():
         flag = parameters[name]
         text = getattr(flag, "help", "")

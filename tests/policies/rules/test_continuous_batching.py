@@ -9,6 +9,7 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes
 from policies.catalog import check_spec, choose
 from policies.profile import Profile
+from policies.rules import continuous_batching
 from policies.rules.continuous_batching import ContinuousBatching, SolvedContinuousBatching
 from policies.sizing.size_models import lengths_of
 from policies.smdp.decode_steps import DecodeSolution
@@ -19,6 +20,12 @@ SIZES = 8
 ROWS = tuple((0.03 + 0.004 * b, 0.03 + 0.004 * b + 99 * (0.02 + 0.0004 * b)) for b in range(1, SIZES + 1))
 PROFILE = Profile("texts", tuple(row[1] / 2 for row in ROWS), lengths=(1, 100), length_service_times=ROWS)
 METERED = replace(PROFILE, energies=tuple((180.0 + 6.0 * b) * t for b, t in enumerate(PROFILE.service_times, 1)))
+
+
+@pytest.fixture(autouse=True)
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few loads, since each is solved."""
+    monkeypatch.setattr(continuous_batching, "_LOADS", (0.1, 0.2, 0.4))
 
 
 def table(joins: list[list[int]]) -> DecodeSolution:

@@ -9,6 +9,7 @@ from loadgen.simulated import Simulation
 from loadgen.sizes import RequestSizes, longest_request_profile
 from policies.catalog import Chosen, choose
 from policies.profile import Profile
+from policies.rules import smdp_bins
 from policies.rules.multi_bin import Bins
 from policies.rules.smdp_bins import SmdpBins, solve_smdp_bins
 from policies.smdp.several_bins import BinnedSolution
@@ -17,6 +18,12 @@ from policies.types import Kind, Launch, Request, SpecError, State, Wait
 SIZES = np.linspace(1.0, 20.0, 500)
 PROFILE = longest_request_profile(SIZES, 4)
 M = Kind("m")
+
+
+@pytest.fixture(autouse=True)
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few loads, since each is solved."""
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3, 0.6, 0.75))
 
 
 def table(launch: tuple[int, int]) -> BinnedSolution:

@@ -13,6 +13,7 @@ import pytest
 from policies.catalog import Chosen, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
+from policies.rules import smdp_bins
 from policies.rules.control_limit import greedy
 from policies.rules.smdp_bins import SmdpBins
 from policies.types import SpecError
@@ -468,6 +469,12 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
     assert times == pytest.approx([0.013, 0.013, 0.011])
 
 
+@pytest.fixture
+def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3, 0.6))  # each is solved
+
+
+@pytest.mark.usefixtures("few_loads")
 def test_bins_are_decided_together_once_sizes_are_known() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.assumed = P4.truncated(4)
@@ -477,6 +484,7 @@ def test_bins_are_decided_together_once_sizes_are_known() -> None:
     assert isinstance(getattr(seen.chosen.policy, "inner", None), SmdpBins)
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.assumed = P4.truncated(2)
@@ -487,6 +495,7 @@ def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
     assert np.mean(seen.chosen.solved_sizes) > 0.06
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_sizes_are_solved_for_although_only_single_stages_run() -> None:
     loop = virtual_loop()
     executor, metrics = ChangingExecutor(P4, P4, inf), Metrics()

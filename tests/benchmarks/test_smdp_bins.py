@@ -1,0 +1,27 @@
+"""Bins decided together: the record supports what its page says, and the tables are complete."""
+
+from benchmarks import joining_energy, smdp_bins
+from benchmarks.support.harness import load_record
+
+
+def test_the_policy_never_costs_more_than_the_best_existing_one_and_gains_where_bins_matter() -> None:
+    record = load_record("smdp_bins")
+    assert len(record) == len(smdp_bins.SETTINGS) * len(smdp_bins.LOADS) + 2 * len(smdp_bins.WEIGHTED_LOADS)
+    for key, found in record.items():
+        difference, half = found["policies"]["smdp-bins:2"]["to_best_existing"]
+        assert difference <= half, key
+        assert key.endswith(" 0") <= (difference + half < 0.0), "without a weight of power it gains in each setting"
+
+
+def test_energy_is_saved_for_time_and_the_cost_rises_only_where_hardly_anything_arrives() -> None:
+    record = load_record("joining_energy")
+    assert len(record) == len(joining_energy.LENGTHS) * len(joining_energy.WEIGHTS) * len(joining_energy.LOADS)
+    for key, found in record.items():
+        assert found["energy_change"][0] <= 0.0
+        assert (found["cost_change"][0] > found["cost_change"][1] + 1e-4) <= (key.split()[1] == "0.05"), key
+
+
+def test_the_tables_have_a_row_for_each_setting() -> None:
+    for module in (smdp_bins, joining_energy):
+        record = load_record(module.NAME)
+        assert len(module.table(record).splitlines()) == len(record) + 2
