@@ -16,9 +16,9 @@ install: $(STAMP)  ## create .venv and install everything into it
 $(STAMP): pyproject.toml
 	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install --editable ".$(EXTRAS)"
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable ".$(EXTRAS)"
 	@touch $(STAMP)
 
 serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic policy

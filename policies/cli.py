@@ -99,7 +99,7 @@ def _print_profiles(given: bool) -> None:
     if not given:
         return
     name = Column("profile", no_wrap=True)
-    table = Table(name, "device", "batches up to", "l(1), ms", "capacity, 1/s", "energies", box=None)
+    table = Table(name, "device", "batch", "l(1), ms", "1/s", Column("energies", no_wrap=True), box=None)
     for profile in map(load_profile, shipped_profiles()):
         numbers = str(profile.max_batch_size), f"{1e3 * profile.service_time(1):.3g}", f"{profile.capacity:.0f}"
         energies = "none" if profile.energies is None else profile.energy_source
@@ -222,6 +222,7 @@ def solve_policy(
     options = SolveOptions(problem, evaluate_, scheme, bounds, not no_mix, simulate, seed, policy_form)
     check_options(options, output is not None)
     if plan:
+        reject_if(arrival_rate is None, "--plan needs an arrival rate: add --arrival-rate PER_SECOND")
         _plan(options.at(rate_of(1.0, arrival_rate, None)), price, spare, output, as_json)
         return
     rates_hz = _rates_hz(options, arrival_rate, load, rates)
@@ -435,11 +436,14 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
 
 def _print_plan(fields: dict[str, Any]) -> None:
     unit = fields["cost_unit"]
-    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", "W", unit, box=None)
+    cost = "cost" if unit == "devices" else unit
+    table = Table("", "devices", "load", "kept", "batches", "mean ms", "p95 ms", "W", cost, box=None)
+    enough = min(row["devices"] for row in fields["candidates"] if row["bound_kept"]) + fields["spare"]
     for row in fields["candidates"]:
         first = next(n for n, action in enumerate(row["batch_size"]) if action)
         times = (f"{row[key]:.3f}" for key in ("mean_response_time_ms", "p95_ms"))
-        kept, best = "yes" if row["bound_kept"] else "no", ">" if row["devices"] == fields["devices"] else ""
+        kept = "yes" if row["devices"] >= enough else "without spares" if row["bound_kept"] else "no"
+        best = ">" if row["devices"] == fields["devices"] else ""
         which = best, str(row["devices"]), f"{row['load']:.3f}", kept, f"{first} to {max(row['batch_size'])}"
         table.add_row(*which, *times, _watts(row), f"{row['cost']:.5g}")
     Console().print(table)

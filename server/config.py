@@ -213,8 +213,10 @@ class Settings(BaseSettings):
                 f"{invalid[0]!r} is not a model name; use letters, digits and _ . - for a torchvision model's name or "
                 "the name in NAME=SPEC"
             )
-        for spec in self.specs.values():
+        for name, spec in self.specs.items():
             upstreams_of(spec)
+            if name == spec and Path(spec).suffix in (".pt2", ".onnx"):
+                raise ValueError(f"{spec!r} has no name; write NAME={spec}")
         return self
 
     @property

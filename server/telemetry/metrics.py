@@ -19,6 +19,7 @@ _GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1,
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
 _REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining", "unloaded")
+_NEGLIGIBLE = 1e-3  # 1/s; the estimate of a rate decays for ever
 _POLICY_CHANGES = ("drift", "objective", "memory", "sizes")
 _DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
@@ -37,6 +38,10 @@ class EnergyReading(Protocol):
     async def refresh(self) -> None:
         """Read the meter again."""
         ...
+
+
+def _negligible_as_zero(rate: float) -> float:
+    return rate if rate >= _NEGLIGIBLE else 0.0
 
 
 class Metrics:
@@ -131,7 +136,7 @@ class Metrics:
         The labelled counters of the model start at 0, since PromQL's rate() misses the first increment of a new series.
         """
         self._queue_length.labels(model).set_function(queue_length)
-        self._arrival_rate.labels(model).set_function(arrival_rate)
+        self._arrival_rate.labels(model).set_function(lambda: _negligible_as_zero(arrival_rate()))
         self._capacity.labels(model).set_function(capacity)
         self._late.labels(model)
         for outcome in _OUTCOMES:

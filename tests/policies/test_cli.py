@@ -117,7 +117,7 @@ def test_many_loads_give_rows_and_a_policy_file(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "0.7", "--service-distribution", "measured"], "service_time_cv"),
         (["googlenet-tesla-p4", "--load", "0.7", "--plot", "chart.doc"], "'.doc'"),
         (["googlenet-tesla-p4", "--plan", "--arrival-rate", "5000"], "--plan needs a bound: add --slo-p95-ms"),
-        (["googlenet-tesla-p4", "--plan", "--slo-mean-ms", "7"], "--arrival-rate"),
+        (["googlenet-tesla-p4", "--plan", "--slo-mean-ms", "7"], "--plan needs an arrival rate: add --arrival-rate"),
         (["googlenet-tesla-p4", "--plan", "--load", "0.7", "--slo-mean-ms", "7"], "leave --load out"),
         (["googlenet-tesla-p4", "--load", "0.7", "--device-price", "2"], "add --plan"),
         (
@@ -318,6 +318,7 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
 def test_a_printed_plan_says_what_spare_devices_are_for() -> None:
     done = call("googlenet-tesla-p4", *PLAN, "--spare", "1")
     assert "Without 1 of the 4 devices the bound is kept, too." in done.stdout
+    assert "without spares" in next(line for line in done.stdout.splitlines() if line.split()[:1] == ["3"])
     refused = call("googlenet-tesla-p4", *PLAN, "--spare", "-1")
     assert (refused.returncode, refused.stderr) == (2, "solve-policy: --spare -1 is invalid: give 0 or more devices\n")
 

@@ -32,6 +32,7 @@ def test_flags_take_precedence_over_the_environment_over_the_file_over_defaults(
         ({}, "", "models"),
         ({"models": ["a", "a"]}, "", "named twice"),
         ({"models": ["a"], "port": 70000}, "", "port.*65535"),
+        ({"models": ["blend.onnx"]}, "", "'blend.onnx' has no name; write NAME=blend.onnx"),
         ({"models": ["a"], "queue_capacity": 0}, "", "^--queue-capacity: should be greater"),
         ({"models": ["a"], "w2": float("nan")}, "", "w2"),
         ({"models": ["a"], "max_batch_size": 0, "port": -1}, "", "--max-batch-size.*; --port"),  # all errors together

@@ -280,7 +280,8 @@ def _from_lists(spec: TensorSpec, value: Any) -> NDArray[Any]:
         shape.append(len(inner))
         inner = inner[0] if inner else None
     if not spec.accepts(spec.datatype, (1, *shape)):
-        raise BadInputError(f"input {spec.name} is {quote(value)}; send one sample of {spec} as nested lists")
+        expected = f"one sample of `{spec.name}`, {spec.datatype} {list(spec.sample_shape)}, as nested lists"
+        raise BadInputError(f"input {spec.name} is {quote(value)}; send {expected}")
     (sample,) = as_array(from_json([value], spec.datatype, (1, *shape)), (1, *shape))
     return np.asarray(sample, DTYPES[spec.datatype])
 

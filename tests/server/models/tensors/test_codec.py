@@ -98,7 +98,7 @@ def test_a_body_holds_one_sample_as_nested_lists() -> None:
         ({"inputs": {"x": [[1, 2, 3], [4, 5, 6]]}}, "with x, tag"),
         ({"inputs": {"x": [[1, 2, 3]] * 2, "tag": "t", "z": 1}}, "with x, tag"),
         ({"inputs": {"x": [[1, 2, 3]] * 2, "tag": "t"}, "outputs": []}, "with x, tag"),
-        ({"inputs": {"x": [[1, 2, 3]] * 3, "tag": "t"}}, "one sample of `x` as FP32 [-1, 2, 3]"),
+        ({"inputs": {"x": [[1, 2, 3]] * 3, "tag": "t"}}, "one sample of `x`, FP32 [2, 3], as nested lists"),
         ({"inputs": {"x": [[1, 2, 3], [4]], "tag": "t"}}, "does not fit shape"),
         ({"inputs": {"x": [[1, 2, "3"], [4, 5, 6]], "tag": "t"}}, "holds str"),
         ({"inputs": {"x": 1, "tag": "t"}}, "one sample of `x`"),
