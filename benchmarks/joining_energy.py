@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.smdp_bins import RUNS, interval
 from benchmarks.support.harness import TRACE, argument_parser, fill_record, markdown_table, require_trace
 from loadgen.simulated import SimulatedDeviceOfLengths
 from policies.catalog import Chosen, choose, combine
@@ -30,7 +31,7 @@ from policies.rules.continuous_batching import decode_problem
 from policies.types import Request
 
 NAME = "joining_energy"
-RUNS, REQUESTS, SETTLING = 5, 6_000, 300
+REQUESTS, SETTLING = 6_000, 300
 LARGEST, MEAN_LENGTH = 16, 60
 LOADS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 WEIGHTS = (5.0, 20.0)  # w2, ms/W
@@ -90,15 +91,10 @@ def measure(lengths: str, load: float, w2: float) -> dict[str, Any]:
         "rate": rate,
         "joining": runs["joining"].mean(axis=0).tolist(),
         "with_w2": runs["with w2"].mean(axis=0).tolist(),
-        "energy_change": _interval(runs["with w2"][:, 1] / runs["joining"][:, 1] - 1.0),
-        "time_change": _interval(runs["with w2"][:, 0] / runs["joining"][:, 0] - 1.0),
-        "cost_change": _interval(costs["with w2"] / costs["joining"] - 1.0),
+        "energy_change": interval(runs["with w2"][:, 1] / runs["joining"][:, 1] - 1.0),
+        "time_change": interval(runs["with w2"][:, 0] / runs["joining"][:, 0] - 1.0),
+        "cost_change": interval(costs["with w2"] / costs["joining"] - 1.0),
     }
-
-
-def _interval(values: _Floats) -> list[float]:
-    """Mean, and half the width of its 95 per cent interval by Student's t with RUNS - 1 degrees of freedom."""
-    return [round(float(values.mean()), 5), round(2.776 * float(values.std(ddof=1)) / RUNS**0.5, 5)]
 
 
 def table(record: dict[str, Any]) -> str:

@@ -97,17 +97,17 @@ def measure(sizes: str, largest: int, load: float, w2: float) -> dict[str, Any]:
         "best_existing": best,
         "policies": {
             spec: {
-                "cost": _interval(costs[spec]),
+                "cost": interval(costs[spec]),
                 "response_s": float(np.mean([time for time, _ in runs[spec]])),
                 "power_w": float(np.mean([power for _, power in runs[spec]])),
-                "to_best_existing": _interval(costs[spec] - costs[best]),
+                "to_best_existing": interval(costs[spec] - costs[best]),
             }
             for spec in costs
         },
     }
 
 
-def _interval(values: _Floats) -> list[float]:
+def interval(values: _Floats) -> list[float]:
     """Mean, and half the width of its 95 per cent interval by Student's t with RUNS - 1 degrees of freedom."""
     return [round(float(values.mean()), 4), round(2.776 * float(values.std(ddof=1)) / RUNS**0.5, 4)]
 

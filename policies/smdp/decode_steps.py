@@ -18,15 +18,14 @@ between its two neighbours so that its mean is kept.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 import numpy as np
 from scipy.stats import binom
 
-from policies.smdp.average_cost import Chain, average_cost
 from policies.smdp.distributions import Floats, Ints
-from policies.smdp.grid import arrival_matrix, on_grid
+from policies.smdp.semi_markov import Chain, arrival_matrix, on_grid, policy_iteration, take_better
 from policies.types import SpecError
 
 StepTime = Callable[[int, int], float]  # of the requests in a step, and those of them that joined before it; s
@@ -35,7 +34,6 @@ _INSTANTS = 24  # of the grid
 _SETTLED = 1e-4  # relative change of the average cost from one N to the next
 _MAX_WAITING = 1000
 _GROWTH = 1.5  # of N
-_STEPS = 60  # of policy iteration; less than ten are usual
 
 
 @dataclass(frozen=True)
@@ -178,20 +176,10 @@ def _policy_iteration(model: _Model, before: DecodeSolution | None) -> DecodeSol
     joins = np.minimum(waiting, largest - active)
     if before is not None:
         joins = before.joins[active, np.minimum(waiting, before.joins.shape[1] - 1)]
-    chain = _chain(model, joins)
-    values, gain = average_cost(chain, chain.cost)
-    for _ in range(_STEPS):
-        better = _improve(model, joins, values.reshape(joins.shape), gain)
-        if np.array_equal(better, joins):
-            break
-        joins = better
-        chain = _chain(model, joins)
-        values, gain = average_cost(chain, chain.cost, values)
-    problem, power = model.problem, 0.0
-    if problem.powers:
-        _, power = average_cost(chain, chain.energy)
-    response = (gain - problem.w2 * power) / (1e3 * problem.w1) if problem.w1 else 0.0
-    return DecodeSolution(joins, gain, response, power)
+    optimum = policy_iteration(joins, partial(_chain, model), partial(_improve, model))
+    problem, power = model.problem, optimum.mean_power
+    response = (optimum.gain - problem.w2 * power) / (1e3 * problem.w1) if problem.w1 else 0.0
+    return DecodeSolution(optimum.policy, optimum.gain, response, power)
 
 
 def _chain(model: _Model, joins: Ints) -> Chain:
@@ -234,9 +222,5 @@ def _improve(model: _Model, joins: Ints, values: Floats, gain: float) -> Ints:
             idle = idle + values[0, np.minimum(alone + 1, model.limit)]
             total[0] = np.where(alone >= largest, np.inf, idle)
         region = slice(0, largest + 1 - joined), slice(joined, None)
-        keeps = joins[region] == joined
-        margin = 1e-9 * (1.0 + np.abs(np.where(np.isfinite(total), total, 0.0)))
-        better = np.where(keeps, total <= best[region] + margin, total < best[region] - margin)
-        best[region] = np.where(better, total, best[region])
-        found[region] = np.where(better, joined, found[region])
+        take_better(best, found, region, joined, total, joins)
     return found

@@ -19,15 +19,14 @@ the relative values with one Poisson matrix for each bin and instant.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import ceil
 
 import numpy as np
 
-from policies.smdp.average_cost import Chain, average_cost
 from policies.smdp.distributions import Floats, Ints
-from policies.smdp.grid import arrival_matrix, on_grid
+from policies.smdp.semi_markov import Chain, arrival_matrix, on_grid, policy_iteration, take_better
 from policies.types import SpecError
 
 BatchTime = Callable[[int, Floats], Floats]  # of a batch size and the size of its longest request, s; returns s
@@ -37,7 +36,6 @@ _ATOMS = 48  # of the sizes in a bin
 _INSTANTS = 40  # of the grid of service times
 _MAX_STATES = 150_000
 _GROWTH = 1.4  # of N
-_STEPS = 60  # of policy iteration; less than ten are usual
 
 
 @dataclass(frozen=True)
@@ -244,15 +242,11 @@ def _model(problem: BinnedProblem, limit: int) -> _Model:
     return _Model(problem, limit, batches, arrivals)
 
 
-@dataclass(frozen=True)
-class _Policy:
-    """An action for each state: the index in `_Model.actions`, or -1 to wait."""
+def _first_policy(model: _Model, before: BinnedSolution | None) -> Ints:
+    """The policy of a smaller N, or greedy: as many as fit, the longest first.
 
-    action: Ints
-
-
-def _first_policy(model: _Model, before: BinnedSolution | None) -> _Policy:
-    """The policy of a smaller N, or greedy: as many as fit, the longest first."""
+    A policy is an array by state of indices in `_Model.actions`, or -1 to wait.
+    """
     numbers = {launched: i for i, (launched, _) in enumerate(model.actions)}
     action = np.full(model.shape, -1)
     for state in np.ndindex(*model.shape):
@@ -269,32 +263,20 @@ def _first_policy(model: _Model, before: BinnedSolution | None) -> _Policy:
             if taken[j] and not model.problem.mixing:
                 break
         action[state] = numbers[tuple(taken)]
-    return _Policy(action)
+    return action
 
 
 def _policy_iteration(model: _Model, before: BinnedSolution | None) -> BinnedSolution:
-    policy = _first_policy(model, before)
-    chain = _chain(model, policy)
-    values, gain = average_cost(chain, chain.cost)
-    iterations = 1 if before is None else before.iterations + 1
-    for _ in range(_STEPS):
-        better = _improve(model, policy, values.reshape(model.shape), gain)
-        if np.array_equal(better.action, policy.action):
-            break
-        policy, iterations = better, iterations + 1
-        chain = _chain(model, policy)
-        values, gain = average_cost(chain, chain.cost, values)
-    problem, power = model.problem, 0.0
-    if problem.powers:
-        _, power = average_cost(chain, chain.energy)
-    response = (gain - problem.w2 * power) / (1e3 * problem.w1) if problem.w1 else 0.0
+    found = policy_iteration(_first_policy(model, before), partial(_chain, model), partial(_improve, model))
+    problem, iterations = model.problem, found.iterations + (0 if before is None else before.iterations)
+    response = (found.gain - problem.w2 * found.mean_power) / (1e3 * problem.w1) if problem.w1 else 0.0
     launched = np.array([each for each, _ in model.actions] + [(0,) * problem.bins])
-    return BinnedSolution(launched[policy.action], gain, response, power, iterations)
+    return BinnedSolution(launched[found.policy], found.gain, response, found.mean_power, iterations)
 
 
-def _groups(model: _Model, policy: _Policy) -> Iterator[tuple[int, Ints, Ints, _Batch]]:
+def _groups(model: _Model, policy: Ints) -> Iterator[tuple[int, Ints, Ints, _Batch]]:
     """For each action in use: its number, flat indices of the states, those of the queues it leaves, and its batch."""
-    flat = policy.action.ravel()
+    flat = policy.ravel()
     strides = np.array([(model.limit + 1) ** k for k in reversed(range(model.problem.bins))])
     for number in np.unique(flat[flat >= 0]):
         launched, batch = model.actions[number]
@@ -302,9 +284,9 @@ def _groups(model: _Model, policy: _Policy) -> Iterator[tuple[int, Ints, Ints, _
         yield int(number), states, states - int(np.dot(strides, launched)), batch
 
 
-def _chain(model: _Model, policy: _Policy) -> Chain:
+def _chain(model: _Model, policy: Ints) -> Chain:
     groups = list(_groups(model, policy))
-    flat, count = policy.action.ravel(), policy.action.size
+    flat, count = policy.ravel(), policy.size
     waits = np.flatnonzero(flat < 0)
     rate = sum(model.problem.arrival_rates)
     waiting = model.waiting.ravel().astype(float)
@@ -327,7 +309,7 @@ def _chain(model: _Model, policy: _Policy) -> Chain:
     return Chain(expected, sojourn, cost, energy)
 
 
-def _improve(model: _Model, policy: _Policy, values: Floats, gain: float) -> _Policy:
+def _improve(model: _Model, policy: Ints, values: Floats, gain: float) -> Ints:
     """The best action in each state; the present one is kept unless another is better."""
     ends = model.after_service(values)
     rate = sum(model.problem.arrival_rates)
@@ -342,11 +324,6 @@ def _improve(model: _Model, policy: _Policy, values: Floats, gain: float) -> _Po
         states = tuple(slice(n, None) for n in launched)
         left = tuple(slice(None, model.limit + 1 - n) for n in launched)
         total = model.cost(waiting[states], batch.mean, batch.second_moment, batch.energy)
-        total = total - gain * batch.mean + after[left]
-        margin = 1e-9 * (1.0 + np.abs(total))
-        keeps = policy.action[states] == number
-        better = np.where(keeps, total <= best[states] + margin, total < best[states] - margin)
-        best[states] = np.where(better, total, best[states])
-        action[states] = np.where(better, number, action[states])
+        take_better(best, action, states, number, total - gain * batch.mean + after[left], policy)
     action[(0,) * model.problem.bins] = -1
-    return _Policy(action)
+    return action
