@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.inference import ANY_BODY
-from server.errors import ServerError, UnavailableError
+from server.errors import UnavailableError
 from server.transport.memory_budget import MemoryBudget
 from server.transport.middleware import ADMIN_PREFIXES
-from server.transport.request import AsgiContext, ClientDisconnectedError, Headers, RequestContext, headers_of
+from server.transport.request import CHUNK, AsgiContext, ClientDisconnectedError, Headers, RequestContext, headers_of
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -22,11 +22,11 @@ _SCHEME, _ID = b"x-forwarded-proto", b"x-request-id"  # of the client's request
 _SPAN = b"traceparent"
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))
 _REPLACED = _OF_CONNECTION | {b"upgrade", b"expect", _SCHEME, _ID}
-_CHUNK = 2**18  # bytes
+_HEAD_END = b"\r\n\r\n"
 
 
 class Proxy:
-    """Passes requests on, and their responses back, each as a whole and on a connection of its own."""
+    """Passes requests on, each as a whole and on a connection of its own, and their responses back in pieces."""
 
     def __init__(self, path: Path, budget: MemoryBudget, scheme: str, host: str) -> None:
         """Pass requests on.
@@ -45,6 +45,8 @@ class Proxy:
     async def serve(self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Serve one request by the serving process.
 
+        The response is passed on as fast as the client reads it, so that no more than a chunk of it is in memory here.
+
         Args:
             context: the request.
             target: its path and query, as the client has sent them.
@@ -54,17 +56,18 @@ class Proxy:
             UnavailableError: there is no serving process.
             TooLargeError: the body is over 64 MiB.
         """
-        with self._budget.reservation() as memory, suppress(ClientDisconnectedError):
-            body = await context.read_body(ANY_BODY, memory.grow_to)
-            request = self._head(context, target, headers, len(body)) + body
-            del body
-            status, given, answer = await context.wait_for(asyncio.ensure_future(self._exchange(request)))
-            with suppress(ServerError):  # it was executed: after a rejection the client would send it again
-                memory.resize(len(request) + len(answer))
-            if context.method == "HEAD":
-                answer = bytes(_length(given))  # the connection sends its length, and drops it
+        with socket.socket(socket.AF_UNIX) as connection, suppress(ClientDisconnectedError):
+            with self._budget.reservation() as memory:
+                body = await context.read_body(ANY_BODY, memory.grow_to)
+                request = self._head(context, target, headers, len(body)) + body
+                del body
+                exchange = asyncio.ensure_future(self._exchange(connection, request))
+                del request
+                status, given, first = await context.wait_for(exchange)
+            length = _length(given)
             passed = [header for header in given if header[0] not in _OF_CONNECTION]
-            await context.respond(status, answer, passed)
+            missing = 0 if context.method == "HEAD" else length
+            await context.respond_in_pieces(status, length, _pieces(connection, first, missing), passed)
 
     def _head(
         self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]], length: int
@@ -86,23 +89,36 @@ class Proxy:
         lines = [b"%b: %b\r\n" % header for header in passed]
         return b"".join((b"%b %b HTTP/1.1\r\n" % (context.method.encode(), target), *lines, b"\r\n"))
 
-    async def _exchange(self, request: bytes) -> tuple[int, Headers, bytes]:
-        """Send a request; return status, headers by lower-case name, and body of the response."""
+    async def _exchange(self, connection: socket.socket, request: bytes) -> tuple[int, Headers, bytes]:
+        """Send a request; return status and headers, by lower-case name, of the response, and the start of its body."""
         loop = asyncio.get_running_loop()
         received = bytearray()
-        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+        with suppress(OSError):
             connection.setblocking(False)
             await loop.sock_connect(connection, self._path)
             with suppress(OSError):  # an error can be answered before the body was read
                 await loop.sock_sendall(connection, request)
-            while piece := await loop.sock_recv(connection, _CHUNK):
+            while _HEAD_END not in received and (piece := await loop.sock_recv(connection, CHUNK)):
                 received += piece
-        head, end, answer = bytes(received).partition(b"\r\n\r\n")
+        head, end, body = bytes(received).partition(_HEAD_END)
+        if not end:
+            raise UnavailableError("the serving process does not answer for now; send the request again", 1)
         first, *lines = head.split(b"\r\n")
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
-        if not end or (request[:5] != b"HEAD " and len(answer) < _length(headers)):
-            raise UnavailableError("the serving process does not answer for now; send the request again", 1)
-        return int(first.split()[1]), headers, answer
+        return int(first.split()[1]), headers, body
+
+
+async def _pieces(connection: socket.socket, first: bytes, missing: int) -> AsyncIterator[bytes]:
+    """The body of a response of `missing` bytes, which begins with `first`; shorter if the connection ends before."""
+    loop = asyncio.get_running_loop()
+    piece = first[:missing]
+    with suppress(OSError):
+        while missing:
+            if piece:
+                yield piece
+            missing -= len(piece)
+            if missing and not (piece := await loop.sock_recv(connection, min(CHUNK, missing))):
+                return
 
 
 def _length(headers: Headers) -> int:
@@ -137,7 +153,7 @@ class ProxiedApplication:
         context.request_id = headers[_ID].decode()
         span = None if self._tracing is None else self._tracing.fields_in(headers.get(_SPAN))
         with nullcontext() if span is None or self._tracing is None else self._tracing.remote(span):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, context.send)
 
     def _publishing(self, send: Send) -> Send:
         async def publish_and_send(message: Message) -> None:

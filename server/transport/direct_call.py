@@ -7,7 +7,7 @@ the batch, and then to the end of the response.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from time import monotonic
@@ -179,26 +179,52 @@ class DirectCall(CancellableContext):
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Write the response with its head in one piece; a large body in several, as fast as the client reads."""
-        write, flow = self._connection.transport.write, self._connection.flow
+        flow = self._connection.flow
         if flow.write_paused:
             await flow.drain()  # the client does not read its previous responses
         if self._disconnected:
             return
+        self._write_head(status, len(body), headers, body[:CHUNK])
+        for start in range(CHUNK, len(body), CHUNK):
+            if not await self._write(body[start : start + CHUNK]):
+                return
+        self._complete()
+
+    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
+        """Write the response, as fast as the client reads; `_end` aborts the connection if pieces are missing."""
+        if self._connection.flow.write_paused:
+            await self._connection.flow.drain()
+        if self._disconnected:
+            return
+        self._write_head(status, length, headers, b"")
+        async for piece in pieces:
+            length -= len(piece)
+            if not await self._write(piece):
+                return
+        if not length:
+            self._complete()
+
+    def _write_head(self, status: int, length: int, headers: Headers, first: bytes) -> None:
         self.status = status
         headers = headers + self._app.response_headers(self)
         if not self.keep_alive and _CLOSE not in headers:
             headers.append(_CLOSE)
         self.keep_alive = _CLOSE not in headers
         lines = [b"%b: %b\r\n" % header for header in headers]
-        length = b"content-length: %d\r\n\r\n" % len(body)
-        write(b"".join((STATUS_LINE[status], *lines, length, body[:CHUNK])))
-        for start in range(CHUNK, len(body), CHUNK):
-            if flow.write_paused:
-                await flow.drain()
-            await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
-            if self._connection.transport.is_closing():
-                return
-            write(body[start : start + CHUNK])
+        end = b"content-length: %d\r\n\r\n" % length
+        self._connection.transport.write(b"".join((STATUS_LINE[status], *lines, end, first)))
+
+    async def _write(self, piece: bytes) -> bool:
+        """Write a further piece of the body; whether the connection is still open."""
+        if self._connection.flow.write_paused:
+            await self._connection.flow.drain()
+        await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
+        if self._connection.transport.is_closing():
+            return False
+        self._connection.transport.write(piece)
+        return True
+
+    def _complete(self) -> None:
         self.response_complete = True
         if not self.keep_alive:
             self._connection.transport.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -109,6 +109,17 @@ class RequestContext(ABC):
     @abstractmethod
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole response with these headers, Content-Length, and those that every response has."""
+
+    @abstractmethod
+    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
+        """Send a response whose body arrives in pieces, each once the client has read most of the one before.
+
+        Args:
+            status: of the response.
+            length: of the body, bytes; the response to HEAD has this Content-Length and no pieces.
+            pieces: of the body; with fewer bytes than `length` the connection ends after them.
+            headers: as of `respond`.
+        """
 
     async def respond_error(self, error: ServerError, headers: Headers | None = None) -> None:
         """Send an error as {"error": ...} with its status, and with Retry-After if it has one."""
@@ -225,9 +236,22 @@ class AsgiContext(RequestContext):
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send the response by `send`."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+        await self._start(status, len(body), headers)
         await self.send({"type": "http.response.body", "body": body})
+
+    async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
+        """Send the response by `send`."""
+        await self._start(status, length, headers)
+        sent = 0
+        async for piece in pieces:
+            sent += len(piece)
+            await self.send({"type": "http.response.body", "body": piece, "more_body": sent < length})
+        if not sent and (not length or self.method == "HEAD"):
+            await self.send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, length: int, headers: Headers) -> None:
+        headers = [*headers, (b"content-length", str(length).encode())]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send an ASGI message with the headers that every response has; a large body is sent in chunks."""
