@@ -24,7 +24,7 @@ from loadgen.run_settings import hide_password, run_settings
 from loadgen.schedule import ARRIVALS_USAGE, RELATIVE_ARRIVALS, Schedule, make_schedule
 from loadgen.simulated import Simulation
 from loadgen.sizes import SIZES_USAGE, RequestSizes, draw_request_lengths, simulated_profile, whole_tokens
-from loadgen.tables import comparison_table, report_table
+from loadgen.tables import comparison_table, report_table, step_table
 from policies.catalog import by_stages, in_stages
 from policies.command import (
     INTERRUPTED,
@@ -406,12 +406,18 @@ def _write(path: Path, records: Iterable[Record]) -> None:
 def _report(job: _Job, results: Sequence[RunResult]) -> None:
     """Print the report, draw the plot, write the page."""
     reports = {result.policy: result.report for result in results}
+    edges = job.schedule.edges
+    steps = {result.policy: history.step_figures(result.history, edges) for result in results} if edges else {}
     if job.json:
-        rows = [{"policy": spec, **content} for spec, content in reports.items()]
-        compared = {"rows": rows, "w1": job.objective.w1, "w2": job.objective.w2}
-        print(json.dumps(compared if job.compare else results[0].report, allow_nan=False))
+        rows = [reports[spec] | ({"steps": steps[spec]} if steps else {}) for spec in reports]
+        named = [{"policy": spec, **row} for spec, row in zip(reports, rows, strict=True)]
+        compared = {"rows": named, "w1": job.objective.w1, "w2": job.objective.w2}
+        print(json.dumps(compared if job.compare else rows[0], allow_nan=False))
     else:
-        Console().print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
+        console = Console()
+        console.print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
+        if steps:
+            console.print("\nby step of the arrival rate, ms", step_table(steps), sep="\n")
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
     if job.files.plot is not None:

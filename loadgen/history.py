@@ -3,6 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +45,18 @@ class RunHistory:
         """Instant of the last response or arrival, s."""
         instants = (self.offered, self.arrivals + self.responses)
         return max((float(values.max()) for values in instants if len(values)), default=0.0)
+
+
+class StepFigures(TypedDict):
+    """Figures of the requests that arrived in one step of the arrival rate; unknown values are null."""
+
+    start_s: float
+    end_s: float
+    scheduled: int
+    ok: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,28 @@ def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> 
     cuts = np.searchsorted(history.arrivals[order], edges[1:-1])
     parts = np.split(history.responses[order], cuts)
     return [np.array([np.quantile(part, share) if len(part) else np.nan for part in parts]) for share in shares]
+
+
+def step_figures(history: RunHistory, edges: Sequence[float]) -> list[StepFigures]:
+    """Figures of each step of the arrival rate, counted by arrival; `edges` in s."""
+    scheduled = np.histogram(history.offered, edges)[0] if edges else ()
+    answered = np.histogram(history.arrivals, edges)[0] if edges else ()
+    shares = [
+        [float(1e3 * value) if isfinite(value) else None for value in row]
+        for row in percentiles(history, np.array(edges), (0.5, 0.95, 0.99))
+    ]
+    return [
+        {
+            "start_s": start,
+            "end_s": end,
+            "scheduled": int(scheduled[step]),
+            "ok": int(answered[step]),
+            "p50_ms": shares[0][step],
+            "p95_ms": shares[1][step],
+            "p99_ms": shares[2][step],
+        }
+        for step, (start, end) in enumerate(pairwise(edges))
+    ]
 
 
 def power(history: RunHistory, edges: Values) -> Values | None:

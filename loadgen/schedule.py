@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isfinite
 
 import numpy as np
@@ -11,16 +12,24 @@ from policies.queue.arrivals import Instants
 from policies.types import SpecError
 
 MAX_REQUESTS = 10_000_000
+_STEPS_USAGE = "steps:R1@S1,R2@S2,... (rate relative to --rate @ length in s)"
 ARRIVALS_USAGE = "poisson, constant, backlog, mmpp:R1,R2,S1,S2, steps:R1@S1,R2@S2,..., ramp:R1:R2 or trace:FILE"
 RELATIVE_ARRIVALS = ("mmpp", "steps", "ramp")  # whose rates are relative to --rate
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sorted arrival instants, s, and the scheduled time of arrivals, s."""
+    """Arrivals of a run.
+
+    Attributes:
+        instants: sorted arrival instants, s.
+        duration: scheduled time of arrivals, s.
+        edges: start of each step of constant rate, and the end of the last, s; empty where the rate has no steps.
+    """
 
     instants: Instants
     duration: float
+    edges: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ def make_schedule(arrival_process: str, rate: float | None, duration: float | No
     elif rate is None or duration is None:
         raise SpecError(f"arrivals {name!r} need --rate and --duration; only a trace has its own")
     else:
-        made = Schedule(_BUILD[name](rest, _Demand(rate, duration, np.random.default_rng(seed))), duration)
+        edges = _step_edges(rest, duration) if name == "steps" else ()
+        made = Schedule(_BUILD[name](rest, _Demand(rate, duration, np.random.default_rng(seed))), duration, edges)
     if not len(made.instants):
         raise SpecError(f"no request arrives within {made.duration:g} s; raise --rate or --duration")
     return made
@@ -89,13 +99,23 @@ def _mmpp(rest: str, demand: _Demand) -> Instants:
 
 
 def _steps(rest: str, demand: _Demand) -> Instants:
-    usage = "steps:R1@S1,R2@S2,... (rate relative to --rate @ length in s)"
-    pairs = [_numbers(step.split("@"), usage) for step in rest.split(",")]
-    if any(len(pair) != 2 for pair in pairs):
-        raise SpecError(f"steps {rest!r} cannot be read: {usage}")
-    relative, lengths = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    _check_relative(relative, lengths, demand, usage)
+    relative, lengths = _parse_steps(rest)
+    _check_relative(relative, lengths, demand, _STEPS_USAGE)
     return arrivals.steps([demand.rate * number for number in relative], lengths, demand.duration, demand.rng)
+
+
+def _parse_steps(rest: str) -> tuple[list[float], list[float]]:
+    """Relative rates and lengths, s."""
+    pairs = [_numbers(step.split("@"), _STEPS_USAGE) for step in rest.split(",")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise SpecError(f"steps {rest!r} cannot be read: {_STEPS_USAGE}")
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _step_edges(rest: str, duration: float) -> tuple[float, ...]:
+    """Start of each step that begins within the duration, and the end of the last, s."""
+    starts = accumulate(_parse_steps(rest)[1][:-1], initial=0.0)
+    return (*(start for start in starts if start < duration), duration)
 
 
 def _ramp(rest: str, demand: _Demand) -> Instants:

@@ -1,11 +1,12 @@
 """Tables of the reports of one run or several, for the terminal and for the HTML page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from rich.table import Table
 
+from loadgen.history import StepFigures
 from loadgen.report import Report, RunObjective
 
 ROWS: Mapping[str, tuple[str, str]] = {  # label and unit of each value, in the order of the table
@@ -67,6 +68,18 @@ def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Tab
         grid.add_column(_COLUMNS[key], justify="right", no_wrap=True)
     for spec, content in contents.items():
         grid.add_row(spec, *(figure(content[key]) for key in shown))
+    return grid
+
+
+def step_table(rows: Mapping[str, Sequence[StepFigures]]) -> Table:
+    """Table with one row per policy spec and step of the arrival rate."""
+    grid = Table(box=None, pad_edge=False)
+    named = len(rows) > 1
+    for label in (("policy",) if named else ()) + ("from s", "to s", "requests", "answered", "median", "95 %", "99 %"):
+        grid.add_column(label, justify="left" if label == "policy" else "right")
+    for spec, steps in rows.items():
+        for step in steps:
+            grid.add_row(*((spec,) if named else ()), *(figure(value) for value in step.values()))  # type: ignore[arg-type]
     return grid
 
 

@@ -103,6 +103,18 @@ def test_a_model_of_named_tensors_gets_the_given_sample(shell: Shell, tmp_path: 
     assert {body[-12:] for _, _, body in stub.calls} == {struct.pack("<ffi", 0.5, 2, 7)}
 
 
+def test_a_run_with_steps_of_the_rate_is_reported_by_step_for_each_policy(shell: Shell) -> None:
+    arrivals = ("--rate", "100", "--duration", "4", "--arrivals", "steps:1@2,2@2")
+    code, out, _ = shell.run(*SIMULATE, *arrivals, "--compare", "greedy", "--compare", "static:2")
+    assert code == 0
+    assert re.findall(r"^(greedy|static:2) +(\d) +(\d) ", out, re.MULTILINE) == [
+        *(("greedy", "0", "2"), ("greedy", "2", "4")),
+        *(("static:2", "0", "2"), ("static:2", "2", "4")),
+    ]
+    content = shell.report(*GREEDY, *arrivals)
+    assert sum(step["ok"] for step in content["steps"]) == content["ok"]
+
+
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100,slack=oracle", "catch-up:slo_ms=100"])
 def test_a_policy_that_decides_by_stage_is_simulated_in_ten_equal_stages_or_in_the_given_number(
     shell: Shell, spec: str

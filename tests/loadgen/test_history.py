@@ -50,6 +50,19 @@ def test_a_window_without_arrivals_has_no_percentile() -> None:
     assert np.isnan(values[1])
 
 
+def test_each_step_of_the_rate_has_the_figures_of_its_arrivals() -> None:
+    schedule = make_schedule("steps:1@1,3@1,0@5,9@9", 1000.0, 3.0, 1)
+    run = history.history_from_run(SIMULATION.run(schedule.instants), schedule.instants)
+    steps = history.step_figures(run, schedule.edges)
+    assert [(step["start_s"], step["end_s"]) for step in steps] == [(0, 1), (1, 2), (2, 3)]
+    counts = [int(((schedule.instants >= start) & (schedule.instants < start + 1)).sum()) for start in range(3)]
+    assert [step["scheduled"] for step in steps] == [step["ok"] for step in steps] == counts
+    second = (run.arrivals >= 1) & (run.arrivals < 2)
+    assert steps[1]["p95_ms"] == pytest.approx(1e3 * np.quantile(run.responses[second], 0.95))
+    assert steps[2]["p50_ms"] is None, "no request arrived"
+    assert make_schedule("constant", 10.0, 3.0, 1).edges == ()
+
+
 @given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
 def test_the_distribution_increases_from_the_shortest_to_the_longest(responses: list[float]) -> None:
     run = RunHistory(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
