@@ -118,7 +118,9 @@ def solve_policy(
             autocompletion=complete_profiles,
         ),
     ],
-    arrival_rate: Annotated[float | None, typer.Option(help="Arrival rate in requests per second.")] = None,
+    arrival_rate: Annotated[
+        float | None, typer.Option("--arrival-rate", "--rate", help="Arrival rate in requests per second.")
+    ] = None,
     load: Annotated[
         float | None, typer.Option(help="Load: arrival rate over the largest service rate, between 0 and 1.")
     ] = None,

@@ -220,7 +220,7 @@ def check_solvable(problem: Problem, model: Model) -> None:
     if model.load >= 1.0:
         raise SpecError(
             f"load {model.load:.4g} is 1 or more: arrival rate {problem.arrival_rate:g} per second, capacity "
-            f"{model.capacity:.6g} per second; lower the rate or allow larger batches"
+            f"{model.capacity:.6g} per second; lower the rate, allow larger batches, or plan several devices"
         )
     if problem.w1 == 0.0:
         raise SpecError("w1 = 0 does not limit response times; give a positive w1")

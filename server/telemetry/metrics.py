@@ -14,8 +14,9 @@ from server.telemetry.batch_record import BatchRecord
 from server.telemetry.history import History
 from server.telemetry.statistics import Statistics
 
-_SECONDS = [0.0005 * 2**k for k in range(15)]  # 0.5 ms to 8 s
-_GAP_SECONDS = [unit * step for unit in (1e-5, 1e-4, 1e-3, 1e-2) for step in (1, 1.5, 2, 3, 5, 7)]  # 10 us to 70 ms
+_STEPS = (1, 1.5, 2, 3, 5, 7)  # within a power of ten
+_SECONDS = [0.0005, 0.0007, *(step * unit / 1000 for unit in (1, 10, 100, 1000) for step in _STEPS), 10.0]
+_GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _STEPS]  # 10 us to 70 ms
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
 _REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining", "unloaded")

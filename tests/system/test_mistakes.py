@@ -58,7 +58,7 @@ MISTAKES = {
     "profile-model googlenet --output nofolder/x.json": "cannot write 'nofolder/x.json'; give a file in a folder that",
     "profile-model googlenet --max-batch-size 0": "'--max-batch-size': Input should be greater",
     "solve-policy googlenet-tesla-p4": "give either --arrival-rate PER_SECOND or --load RHO",
-    "solve-policy googlenet-tesla-p4 --load 1.5": "load 1.5 is 1 or more: .*; lower the rate or allow larger batches",
+    "solve-policy googlenet-tesla-p4 --load 1.5": "load 1.5 is 1 or more: .*; lower the rate, .* plan",
     "solve-policy googlenet-tesla-p4 --load 0.5 --slo-share 10": "slo_share '10' is not a valid bound; give MS:SHARE",
     "solve-policy googlenet-tesla-p4 --load 0.5 --slo-p95-ms 0.1": "no policy keeps a share .*; raise the bound",
     "solve-policy resnet50-t4-fp16 --load 0.5 --w2 1": "has no energies; give w2 = 0, or a profile with energy_j",

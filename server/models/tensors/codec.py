@@ -65,9 +65,13 @@ class TensorCodec(Codec):
             return Inputs(1, partial(self._decode, body, content_type), memory=len(body), runs_user_code=True)
         document = parse_object(body, "body", 'an object with "inputs"')
         values = document.get("inputs")
-        if len(document) > 1 or type(values) is not dict or values.keys() != self.model.inputs.keys():
-            wanted = ", ".join(self.model.inputs)
-            raise BadInputError(f'the body is {quote(document)}; send {{"inputs": {{...}}}} with {wanted}')
+        wanted = f'send {{"inputs": {{...}}}} with {", ".join(self.model.inputs)}'
+        if len(document) > 1 or type(values) is not dict:
+            raise BadInputError(f"the body is {quote(document)}; {wanted}")
+        if values.keys() != self.model.inputs.keys():
+            found = (("missing", self.model.inputs.keys() - values), ("unknown", values.keys() - self.model.inputs))
+            said = " and ".join(f"{kind}: {quote(', '.join(sorted(names)))}" for kind, names in found if names)
+            raise BadInputError(f"inputs {said}; {wanted}")
         sample = {spec.name: _from_lists(spec, values[spec.name]) for spec in self._signature.inputs}
         self._check_length(sample)
         return Inputs(1, lambda: [sample])
