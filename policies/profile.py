@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -502,10 +503,8 @@ def fit_affine(batch_sizes: Sequence[int], values: Sequence[float]) -> AffineFit
 
 def fit_isotonic(values: Sequence[float]) -> IsotonicFit:
     """Fit by isotonic regression in order of batch size, weighted by 1 / value^2 (relative error)."""
-    from scipy.optimize import isotonic_regression  # here: only fits need SciPy, which takes 40 MB
-
     y = np.asarray(values, float)
-    fitted = np.asarray(isotonic_regression(y, weights=1.0 / y**2).x)
+    fitted = np.asarray(scipy.optimize.isotonic_regression(y, weights=1.0 / y**2).x)
     return IsotonicFit(tuple(fitted.tolist()), _largest_relative_error(fitted, y))
 
 

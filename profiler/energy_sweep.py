@@ -18,7 +18,7 @@ from math import hypot, isfinite, log
 from time import monotonic, sleep
 
 import numpy as np
-from scipy.interpolate import PchipInterpolator
+import scipy
 
 from policies.profile import EnergySource, Profile
 from profiler.batch_load import BatchLoad, ExecutorLoad
@@ -152,7 +152,7 @@ class EnergySweep:
         if len(measured) == 1:
             return (measured[0].power.value,)
         logs = [log(energy.batch_size) for energy in measured]
-        smooth = PchipInterpolator(logs, [energy.power.value for energy in measured])
+        smooth = scipy.interpolate.PchipInterpolator(logs, [energy.power.value for energy in measured])
         return tuple(smooth(np.log(np.arange(1, measured[-1].batch_size + 1))).tolist())
 
     def checks(self, service_times: Sequence[float]) -> tuple[tuple[float, DutyCheck], ...]:

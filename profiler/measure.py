@@ -17,8 +17,8 @@ from math import inf, isinf, sqrt
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from policies.profile import EnergySource, Profile, interpolate
 from profiler.back_to_back import Rotation, back_to_back
@@ -300,7 +300,7 @@ class _Runs:
         joules = self._joules[size]
         count, mean = len(kept), float(kept.mean())
         cv = float(kept.std(ddof=1)) / mean if count > 1 else None
-        half_width = inf if cv is None else float(stdtrit(count - 1, 0.975)) * cv / sqrt(count)
+        half_width = inf if cv is None else float(scipy.special.stdtrit(count - 1, 0.975)) * cv / sqrt(count)
         return SizeEstimate(
             batch_size=size,
             mean=mean,

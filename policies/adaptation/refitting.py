@@ -12,8 +12,8 @@ from math import inf, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from policies.profile import Profile
 
@@ -237,7 +237,7 @@ def _affine(windows: Sequence[EnergyWindow], largest: int, counts_idle_power: bo
     design /= norms  # otherwise rank and inverse would depend on the units of the columns
     if len(windows) < columns + 2 or np.linalg.matrix_rank(design) < columns:
         return None
-    found, residual = nnls(design, np.array([window.energy for window in windows]))
+    found, residual = scipy.optimize.nnls(design, np.array([window.energy for window in windows]))
     ends = np.zeros((2, columns))
     ends[:, :2] = (1, 1), (1, largest)
     ends /= norms

@@ -45,9 +45,8 @@ from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_banded
-from scipy.special import gammainc
 
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import LAUNCHES, POWER, RESPONSE, Model, Problem, build_model
@@ -205,8 +204,8 @@ def _mean_late(model: Model, limit: float, sizes: Ints, low: Floats, high: Float
 def _after(rate: float, ages: Floats, counts: int) -> Floats:
     """Return the integrals of lambda Poisson(k - 1; lambda x) times the hat function of each age; (counts, ages)."""
     k = np.arange(1, counts + 1)[:, None]
-    mass = np.diff(gammainc(k, rate * ages), axis=1)
-    moment = np.diff(gammainc(k + 1, rate * ages), axis=1) * k / rate
+    mass = np.diff(scipy.special.gammainc(k, rate * ages), axis=1)
+    moment = np.diff(scipy.special.gammainc(k + 1, rate * ages), axis=1) * k / rate
     width = np.diff(ages)
     after = np.zeros((counts, len(ages)))
     after[:, :-1] += (ages[1:] * mass - moment) / width
@@ -373,7 +372,7 @@ def chain_of(ages: AgeModel, region: Region) -> Chain:
         if n < full:
             band = np.ones((2, count))
             band[0, 1:] = np.where(launching[:-1], 0.0, -stay)
-            value = solve_banded((0, 1), band, value, overwrite_b=True, check_finite=False)
+            value = scipy.linalg.solve_banded((0, 1), band, value, overwrite_b=True, check_finite=False)
         ended[:, columns] += ages.after[n - 1][:, None] * value
         _add_overflow(ages, n, launching, value, transitions[full:], costs[full:], times[full:])
         above = value.copy()

@@ -27,7 +27,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq, linprog
+import scipy
 
 from policies.smdp.age_model import LATE, AgeModel, Chain, Region, averages_of, build_age_model, chain_of, improved
 from policies.smdp.distributions import Floats, Ints
@@ -181,7 +181,7 @@ class _Search:
         powers = np.array([table.average[POWER] for table in self.tables])
         unit = float(powers.max()) or 1.0
         price_unit = unit / (self.ages.model.arrival_rate * allowed)
-        found = linprog(
+        found = scipy.optimize.linprog(
             [*(powers / unit), *(highest[finite] / price_unit)],
             A_ub=np.hstack([amounts, -np.eye(len(amounts))]),
             b_ub=np.ones(len(amounts)),
@@ -270,7 +270,7 @@ class _Search:
 
         if excess(0.0) >= 0.0:
             return 0.0
-        return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)
+        return max(float(scipy.optimize.brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)
 
 
 def actions_of_ages(ages: MaxAges, max_batch_size: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import hypot, inf
 
-from scipy.optimize import brentq
+import scipy
 
 from policies.smdp.model import Problem, build_model, check_energies, check_limit
 from policies.smdp.solver import Solution, evaluate, solve
@@ -288,7 +288,8 @@ def _root(excess: Callable[[float], float]) -> float:
     """Return the probability at which the bound is met; 0 if the inside policy meets it up to rounding."""
     if not excess(0.0) < 0.0 < excess(1.0):
         return 0.0
-    return max(float(brentq(excess, 0.0, 1.0, xtol=1e-10)) - 1e-9, 0.0)  # on the side that keeps the bound
+    root = float(scipy.optimize.brentq(excess, 0.0, 1.0, xtol=1e-10))
+    return max(root - 1e-9, 0.0)  # on the side that keeps the bound
 
 
 def _largest_probability(kept: Callable[[float], bool]) -> float:

@@ -22,7 +22,7 @@ from functools import cached_property, partial
 from math import ceil
 
 import numpy as np
-from scipy.stats import binom
+import scipy
 
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.semi_markov import Chain, arrival_matrix, on_grid, policy_iteration, take_better
@@ -120,7 +120,7 @@ class _Model:
     def staying(self) -> Floats:
         """Probabilities that so many requests of a step go on: (B + 1 in the step, B + 1 after it)."""
         sizes = np.arange(self.problem.max_batch_size + 1)
-        return np.asarray(binom.pmf(sizes[None, :], sizes[:, None], 1.0 - 1.0 / self.problem.mean_steps))
+        return np.asarray(scipy.stats.binom.pmf(sizes[None, :], sizes[:, None], 1.0 - 1.0 / self.problem.mean_steps))
 
     @cached_property
     def powers(self) -> Floats:

@@ -14,8 +14,8 @@ from math import inf, sqrt
 from typing import Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaincc, gammaln
 
 from policies.profile import Profile
 from policies.types import SpecError
@@ -75,7 +75,7 @@ class Gamma:
         """
         mean = (arrival_rate * service_times)[:, None]
         k = np.arange(counts)
-        logarithm = k * np.log(mean) - gammaln(k + 1.0)
+        logarithm = k * np.log(mean) - scipy.special.gammaln(k + 1.0)
         cvs = self._cvs_by_size(len(service_times))[:, None]
         if not cvs.any():
             return np.asarray(np.exp(logarithm - mean))
@@ -94,9 +94,11 @@ class Gamma:
         )
         shape = 1.0 / np.square(np.where(cv > 0.0, cv, 1.0))
         scaled = late * shape / mean
-        survival = np.where(cv > 0.0, gammaincc(shape, scaled), mean > late)
+        survival = np.where(cv > 0.0, scipy.special.gammaincc(shape, scaled), mean > late)
         excess = np.where(
-            cv > 0.0, mean * gammaincc(shape + 1.0, scaled) - late * survival, np.maximum(mean - late, 0.0)
+            cv > 0.0,
+            mean * scipy.special.gammaincc(shape + 1.0, scaled) - late * survival,
+            np.maximum(mean - late, 0.0),
         )
         return np.where(times < 0.0, 1.0, survival), np.where(times < 0.0, mean - times, excess)
 
@@ -106,7 +108,7 @@ class Gamma:
         shape = 1.0 / np.square(np.where(cv > 0.0, cv, 1.0))
         rate = shape / mean + arrival_rate
         with np.errstate(divide="ignore"):
-            logarithm = np.log(gammaincc(shape, rate * ages)) + arrival_rate * ages
+            logarithm = np.log(scipy.special.gammaincc(shape, rate * ages)) + arrival_rate * ages
         logarithm = logarithm - shape * np.log1p(arrival_rate * mean / shape)
         fixed = np.where(mean > ages, np.exp(-arrival_rate * np.maximum(mean - ages, 0.0)), 0.0)
         return np.where(cv > 0.0, np.exp(np.minimum(logarithm, 0.0)), fixed)

@@ -30,8 +30,7 @@ from itertools import pairwise
 from math import ceil
 
 import numpy as np
-from scipy.signal import lfilter
-from scipy.special import gammaln
+import scipy
 
 from policies.smdp.age_model import later_weight
 from policies.smdp.distributions import DETERMINISTIC, Floats, Ints
@@ -145,7 +144,7 @@ class ResponseLaw:
         later = later_weight(arrivals, stay)
         falling, rising = [1.0, -float(stay[0])], [float(1.0 - stay[0] - later[0]), float(later[0])]
         for n in (j + np.flatnonzero(np.asarray(waiting)[j:-1]))[::-1].tolist():
-            found[n] += waiting[n] * lfilter(rising, falling, found[n + 1])
+            found[n] += waiting[n] * scipy.signal.lfilter(rising, falling, found[n + 1])
         return found
 
     @cached_property
@@ -303,7 +302,7 @@ def _poisson(means: Floats, counts: int) -> Floats:
     """Return Poisson probabilities of 0..counts - 1 for each mean; (means, counts)."""
     k = np.arange(counts)
     mean = np.maximum(means, 1e-300)[:, None]
-    return np.asarray(np.exp(k * np.log(mean) - mean - gammaln(k + 1.0)))
+    return np.asarray(np.exp(k * np.log(mean) - mean - scipy.special.gammaln(k + 1.0)))
 
 
 def _shifted(within: Floats, by: float) -> Floats:

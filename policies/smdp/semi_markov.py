@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, gmres
-from scipy.stats import poisson
+import scipy
 
 from policies.smdp.distributions import Floats, Ints
 from policies.types import SpecError
@@ -120,9 +119,11 @@ def average_cost(chain: Chain, cost: Floats, start: Floats | None = None) -> tup
         values[0] = 0.0
         return np.asarray(values - chain.expected(values) + unknown[0] * scaled)
 
-    operator = LinearOperator((len(cost), len(cost)), matvec=apply, dtype=float)
+    operator = scipy.sparse.linalg.LinearOperator((len(cost), len(cost)), matvec=apply, dtype=float)
     first = None if start is None else start.ravel().copy()
-    found, failed = gmres(operator, cost, x0=first, rtol=_PRECISION, restart=_RESTART, maxiter=_RESTARTS)
+    found, failed = scipy.sparse.linalg.gmres(
+        operator, cost, x0=first, rtol=_PRECISION, restart=_RESTART, maxiter=_RESTARTS
+    )
     if failed:
         raise SpecError("the average cost of a policy does not converge; give a lower arrival rate")
     gain = float(found[0]) / float(chain.sojourn.mean())
@@ -158,7 +159,7 @@ def arrival_matrix(mean: float, limit: int) -> Floats:
         mean: mean number of arrivals.
         limit: longest queue; arrivals beyond it are lost.
     """
-    masses = poisson.pmf(np.arange(limit + 1), mean)
+    masses = scipy.stats.poisson.pmf(np.arange(limit + 1), mean)
     matrix = np.zeros((limit + 1, limit + 1))
     for before in range(limit + 1):
         matrix[before, before:] = masses[: limit + 1 - before]
