@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,32 @@ def test_a_quiet_progress_shows_nothing(capsys: pytest.CaptureFixture[str]) -> N
     with quiet(schedule) as progress:
         progress.show(10.0, RunLog())
     assert capsys.readouterr() == ("", "")
+
+
+def test_requests_that_end_while_a_report_is_being_sent_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Schedule(np.array([0.0, 0.2]), 0.3)
+    ours, theirs = Pipe()
+
+    class SlowPipe:
+        """Takes longer to send the first report than the run lasts."""
+
+        def __init__(self) -> None:
+            self.sent: list[Any] = []
+
+        def send(self, message: Any) -> None:
+            self.sent.append(message)
+            if len(self.sent) == 2:
+                time.sleep(0.5)
+
+        def recv(self) -> float:
+            return time.monotonic()
+
+        def fileno(self) -> int:
+            return theirs.fileno()
+
+    pipe = SlowPipe()
+    monkeypatch.setattr(processes, "_REPORT_INTERVAL", 0.05)
+    with serving_in_a_thread(Stub()) as url:
+        asyncio.run(processes._work(pipe, LoadTarget(url, pixels=True), schedule.instants))  # type: ignore[arg-type]
+    ours.close()
+    assert sum(len(records) for _, records in pipe.sent[1:]) == 2
