@@ -28,6 +28,8 @@ serve: $(STAMP)  ## serve GoogLeNet on http://127.0.0.1:8000 with the automatic 
 
 # Many tests wait for servers, so that more processes than processors are faster. A test that fails then runs once more,
 # alone: only a failure without such neighbours fails the target. The first report stays on the screen, to be repaired.
+# Compiled modules are kept: hundreds of processes would compile them again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## run the tests that need no GPU, in several processes; those that fail once more, alone
 	$(BIN)/python -m pytest -m "not gpu" -q -n $(TEST_PROCESSES) --dist worksteal || { test $$? -eq 1 && \
 	$(BIN)/python -m pytest -m "not gpu" -q --last-failed --last-failed-no-failures none; }
