@@ -130,9 +130,9 @@ def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> 
 
 
 def step_figures(history: RunHistory, edges: Sequence[float]) -> list[StepFigures]:
-    """Figures of each step of the arrival rate, counted by arrival; `edges` in s."""
-    scheduled = np.histogram(history.offered, edges)[0] if edges else ()
-    answered = np.histogram(history.arrivals, edges)[0] if edges else ()
+    """Figures of each step of the arrival rate, by arrival; `edges` of at least one step, in s."""
+    scheduled = np.histogram(history.offered, edges)[0]
+    answered = np.histogram(history.arrivals, edges)[0]
     shares = [
         [float(1e3 * value) if isfinite(value) else None for value in row]
         for row in percentiles(history, np.array(edges), (0.5, 0.95, 0.99))

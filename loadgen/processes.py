@@ -182,7 +182,7 @@ async def _work(pipe: Connection, target: LoadTarget, instants: Sequence[float])
         while not sending.done():
             await asyncio.wait([sending], timeout=_REPORT_INTERVAL)
             reported = await _report(pipe, log, reported)
-        await _report(pipe, log, reported)  # it may have ended during the report before
+        await _report(pipe, log, reported)  # of requests that ended during the report before
         if not sending.cancelled():
             sending.result()
 

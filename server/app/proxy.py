@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ _SCHEME, _ID = b"x-forwarded-proto", b"x-request-id"  # of the client's request
 _SPAN = b"traceparent"
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))
 _REPLACED = _OF_CONNECTION | {b"upgrade", b"expect", _SCHEME, _ID}
+_WITHOUT_BODY = (204, 304)  # statuses
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -45,7 +46,7 @@ class Proxy:
     async def serve(self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Serve one request by the serving process.
 
-        The response is passed on as fast as the client reads it, so that no more than a chunk of it is in memory here.
+        The response is passed on as fast as the client reads it, so that only some chunks of it are in memory here.
 
         Args:
             context: the request.
@@ -56,18 +57,20 @@ class Proxy:
             UnavailableError: there is no serving process.
             TooLargeError: the body is over 64 MiB.
         """
-        with socket.socket(socket.AF_UNIX) as connection, suppress(ClientDisconnectedError):
+        with suppress(ClientDisconnectedError), ExitStack() as stack:
             with self._budget.reservation() as memory:
                 body = await context.read_body(ANY_BODY, memory.grow_to)
                 request = self._head(context, target, headers, len(body)) + body
                 del body
+                connection = stack.enter_context(_unconnected())
                 exchange = asyncio.ensure_future(self._exchange(connection, request))
                 del request
                 status, given, first = await context.wait_for(exchange)
-            length = _length(given)
-            passed = [header for header in given if header[0] not in _OF_CONNECTION]
+            length = 0 if status in _WITHOUT_BODY else int(dict(given)[b"content-length"])
             missing = 0 if context.method == "HEAD" else length
-            await context.respond_in_pieces(status, length, _pieces(connection, first, missing), passed)
+            pieces = _pieces(context, connection, first, missing)
+            passed = [header for header in given if header[0] not in _OF_CONNECTION]
+            await context.respond_in_pieces(status, length, pieces, passed)
 
     def _head(
         self, context: RequestContext, target: bytes, headers: Sequence[tuple[bytes, bytes]], length: int
@@ -94,7 +97,6 @@ class Proxy:
         loop = asyncio.get_running_loop()
         received = bytearray()
         with suppress(OSError):
-            connection.setblocking(False)
             await loop.sock_connect(connection, self._path)
             with suppress(OSError):  # an error can be answered before the body was read
                 await loop.sock_sendall(connection, request)
@@ -108,8 +110,23 @@ class Proxy:
         return int(first.split()[1]), headers, body
 
 
-async def _pieces(connection: socket.socket, first: bytes, missing: int) -> AsyncIterator[bytes]:
-    """The body of a response of `missing` bytes, which begins with `first`; shorter if the connection ends before."""
+def _unconnected() -> socket.socket:
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+    except OSError as error:
+        raise UnavailableError("the gateway has too many open files; send the request again", 1) from error
+    connection.setblocking(False)
+    return connection
+
+
+async def _pieces(
+    context: RequestContext, connection: socket.socket, first: bytes, missing: int
+) -> AsyncIterator[bytes]:
+    """The body of a response of `missing` bytes, which begins with `first`; shorter if the connection ends before.
+
+    Raises:
+        ClientDisconnectedError: the client closed its connection.
+    """
     loop = asyncio.get_running_loop()
     piece = first[:missing]
     with suppress(OSError):
@@ -117,12 +134,11 @@ async def _pieces(connection: socket.socket, first: bytes, missing: int) -> Asyn
             if piece:
                 yield piece
             missing -= len(piece)
-            if missing and not (piece := await loop.sock_recv(connection, min(CHUNK, missing))):
-                return
-
-
-def _length(headers: Headers) -> int:
-    return int(dict(headers).get(b"content-length", b"0"))
+            if missing:
+                following = asyncio.ensure_future(loop.sock_recv(connection, min(CHUNK, missing)))
+                piece = await context.wait_for(following)
+                if not piece:
+                    return
 
 
 class ProxiedApplication:

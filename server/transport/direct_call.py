@@ -191,7 +191,7 @@ class DirectCall(CancellableContext):
         self._complete()
 
     async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
-        """Write the response, as fast as the client reads; `_end` aborts the connection if pieces are missing."""
+        """Write the response, as fast as the client reads."""
         if self._connection.flow.write_paused:
             await self._connection.flow.drain()
         if self._disconnected:

@@ -1,6 +1,8 @@
 """Requests that a gateway passes on, with a serving process that answers each with the same response."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -135,3 +137,40 @@ def test_the_serving_process_sends_a_large_answer_in_pieces() -> None:
     bodies = [message["body"] for message in sent[1:]]
     assert sum(map(len, bodies)) == 10 * CHUNK
     assert max(map(len, bodies)) <= CHUNK
+
+
+@both_paths
+def test_a_client_that_leaves_during_an_answer_ends_the_exchange(tmp_path: Path, direct: bool) -> None:
+    ended = asyncio.Event()
+
+    async def execute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000\r\n\r\n" + bytes(2000))
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    async def scenario() -> None:
+        async with passing_on(tmp_path, execute, direct) as server:
+            client = socket.create_connection(server.address)
+            client.sendall(post("/predict/m"))
+            await asyncio.sleep(0.1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # with RST
+            await ended.wait()
+
+    run(scenario())
+
+
+def test_an_answer_without_a_length_is_an_error_not_an_empty_answer(tmp_path: Path) -> None:
+    async def execute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nabc")
+        writer.close()
+
+    async def scenario() -> None:
+        async with passing_on(tmp_path, execute, True) as server:
+            responses, _ = await exchange(await server.pair(), [post("/predict/m")], server.busy)
+        assert [one.status for one in responses] == [500]
+
+    run(scenario())
