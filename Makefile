@@ -54,7 +54,7 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
 
-bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 80 minutes; needs the trace)
+bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and models on the CPU (about 90 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.closed_loop
 	$(BIN)/python -m benchmarks.objective
@@ -62,6 +62,7 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.lazy_live
 	$(BIN)/python -m benchmarks.lazy_texts
 	$(BIN)/python -m benchmarks.text_live
+	$(BIN)/python -m benchmarks.bins_live
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 
@@ -100,13 +101,14 @@ paper: $(STAMP)  ## print the SMDP papers' tables beside ours and draw their fig
 percentiles: $(STAMP)  ## compare policies that keep a percentile, by simulation (about 20 minutes, can be resumed)
 	$(BIN)/python -m benchmarks.percentile_policies
 
-paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 25 minutes; needs the trace)
+paper-batching: $(STAMP)  ## simulate the papers on LazyBatching, multi-bin batching and BatchMonitor (about 45 minutes; needs the trace)
 	$(BIN)/python -m benchmarks.batchmonitor
 	$(BIN)/python -m benchmarks.lazy
 	$(BIN)/python -m benchmarks.lazy_sensitivity
 	$(BIN)/python -m benchmarks.multi_bin
 	$(BIN)/python -m benchmarks.bin_ages
 	$(BIN)/python -m benchmarks.smdp_bins
+	$(BIN)/python -m benchmarks.co_located
 	$(BIN)/python -m benchmarks.joining_energy
 	$(BIN)/python -m benchmarks.predicted_bins
 	$(BIN)/python -m benchmarks.traces

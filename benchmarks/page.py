@@ -10,6 +10,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.bin_ages import table as bin_ages_table
+from benchmarks.bins_live import table as bins_live_table
+from benchmarks.co_located import table as co_located_table
 from benchmarks.joining_energy import table as joining_energy_table
 from benchmarks.smdp_bins import table as smdp_bins_table
 from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
@@ -81,6 +83,14 @@ def _bin_ages() -> str:
 
 def _smdp_bins() -> str:
     return smdp_bins_table(load_record("smdp_bins"))
+
+
+def _bins_live() -> str:
+    return bins_live_table(load_record("bins_live"))
+
+
+def _co_located() -> str:
+    return co_located_table(load_record("co_located"))
 
 
 def _joining_energy() -> str:
@@ -319,6 +329,24 @@ SECTIONS = (
         "power, W. In brackets the difference to the best policy that decides bin by bin (greedy and solved ones, one "
         "to three bins), with its 95 per cent interval.",
         _smdp_bins,
+    ),
+    Section(
+        "Bins decided together, live",
+        "bins_live",
+        "A server whose batches take 2 ms for each number of their longest sample, up to 8 samples of 1 to 64 numbers. "
+        "Loads are fractions of what two bins can serve.",
+        _bins_live,
+    ),
+    Section(
+        "Models that share a device",
+        "co_located",
+        "Simulated: models of equal or unequal load on one Tesla P4; some are slower by the factor 3 or 4. The cost is "
+        "the mean response time of all requests, ms, plus w2 times the mean power. `greedy` and `own tables` launch "
+        "the batch that was formed first, as the server does. The other columns are in per cent of the better of both, "
+        "with 95 per cent intervals. `longest` launches the model with the longest queue relative to its largest "
+        "batch, and so does `slowed`, with tables of devices that are slowed by the other models. `valued` launches by "
+        "their value functions. All but the first two are given the arrival rates. The server has only the first two.",
+        _co_located,
     ),
     Section(
         "Continuous batching with a weight of power",

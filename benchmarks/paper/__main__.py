@@ -12,6 +12,7 @@ from benchmarks.paper import (
     overview_smdp,
     percentiles,
     runs,
+    together,
     tradeoffs,
     truncation,
     variants,
@@ -45,6 +46,7 @@ def sections() -> Iterator[Section]:
     yield batching.predicted_lengths()
     yield batching.lazy_sensitivity()
     yield percentiles.beyond_the_papers()
+    yield together.decided_together()
 
 
 if __name__ == "__main__":

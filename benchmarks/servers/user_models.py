@@ -53,3 +53,17 @@ class Faulty(Model):
         if 107 in codes:
             return {"y": x.astype(np.float64)}
         return {"y": np.where(x[:, :1] == 103, np.nan, 2 * x).astype(np.float32)}
+
+
+class Longest(Model):
+    """The sum of a sample's numbers; a batch takes 2 ms for each number of its longest sample."""
+
+    inputs = {"x": Tensor("FP32", [-1], pad=0.0)}
+    outputs = {"sum": Tensor("FP32")}
+    lengths = [*range(4, 65, 4)]
+    SECONDS = 0.002
+
+    def run(self, x: Any) -> dict[str, Any]:
+        """Sleep, and compute the batch."""
+        time.sleep(self.SECONDS * x.shape[1])
+        return {"sum": x.sum(axis=1)}

@@ -1,6 +1,6 @@
 """Bins decided together: the record supports what its page says, and the tables are complete."""
 
-from benchmarks import joining_energy, smdp_bins
+from benchmarks import bins_live, joining_energy, smdp_bins
 from benchmarks.support.harness import load_record
 
 
@@ -19,6 +19,13 @@ def test_energy_is_saved_for_time_and_the_cost_rises_only_where_hardly_anything_
     for key, found in record.items():
         assert found["energy_change"][0] <= 0.0
         assert (found["cost_change"][0] > found["cost_change"][1] + 1e-4) <= (key.split()[1] == "0.05"), key
+
+
+def test_live_runs_are_complete_and_were_sent_in_time() -> None:
+    record = load_record("bins_live")
+    assert len(record) == len(bins_live.LOADS) * len(bins_live.ROUNDS) * len(bins_live.POLICIES)
+    assert all(found["send_lag_p99_ms"] < 10.0 for found in record.values())
+    assert len(bins_live.table(record).splitlines()) == len(bins_live.LOADS) * len(bins_live.ROUNDS) + 2
 
 
 def test_the_tables_have_a_row_for_each_setting() -> None:

@@ -1,0 +1,309 @@
+"""Models that share a device: rules of which model is launched next, simulated with intervals.
+
+Each policy has a table for each model, and a rule for the model whose batch is launched.
+
+- `greedy` and `own`: as the server does it. Each model's own policy, greedy or smdp, decides as if the device were its
+  own, and the batch that was formed first is launched.
+- `greedy, longest` and `own, longest`: the same tables, but the model with the longest queue relative to its largest
+  batch is launched.
+- `slowed`: each model has the table of least cost of a device that is slower by what the other models leave of it,
+  l_i(b) rho / rho_i with the load rho of all models, so that the slowed device of each model has the load rho. The
+  longest queue is launched, as above.
+- `valued`: the launch for which the energy, the waiting until its end, and the values of all models' queues at its end
+  on their slowed devices, less the average cost in that time, are least in sum. It is like a step of policy iteration,
+  but the slowed devices serve all models at once, which the real one cannot.
+
+The cost is w1 x the mean response time of all requests in ms + w2 x the mean power in W, w1 = 1. In that cost a model
+with a part p of the requests has the weight p for its own mean response time, and so `own` has w2 / p for each model.
+The server's policies measure the arrival rates, the others are given them. All see the same arrivals in each
+run; the interval of a difference is that of the differences by run. The settings were fixed before the first run.
+
+The record is written after each cell, and cells in it are not measured again; delete it to start over.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product
+from math import inf
+from typing import Any
+
+import numpy as np
+import scipy
+
+from benchmarks.smdp_bins import RUNS, interval
+from benchmarks.support.harness import argument_parser, fill_record, markdown_table
+from policies.catalog import choose, combine
+from policies.profile import Profile, load_profile
+from policies.queue import simulator
+from policies.queue.batcher import Batcher
+from policies.queue.monitor import NoMonitor
+from policies.queue.simulator import Service
+from policies.smdp.distributions import Floats
+from policies.smdp.model import Problem
+from policies.smdp.solver import solve
+from policies.types import Action, Kind, Launch, Policy, Request, State, Wait
+
+NAME = "co_located"
+REQUESTS, SETTLING = 20_000, 1_000
+LOADS, WEIGHTS = (0.3, 0.6, 0.9), (0.0, 2.0, 16.0)  # w2, ms/W
+SYSTEMS: dict[
+    str, Sequence[tuple[str, float, float]]
+] = {  # profile, factor on its times and energies, share of the load
+    "two": (("googlenet", 1, 0.5), ("resnet", 1, 0.5)),
+    "two, one rare": (("googlenet", 1, 0.2), ("resnet", 1, 0.8)),
+    "fast and slow": (("googlenet", 1, 0.5), ("googlenet", 4, 0.5)),
+    "three": (("googlenet", 1, 1 / 3), ("resnet", 1, 1 / 3), ("googlenet", 4, 1 / 3)),
+    "four": (("googlenet", 1, 0.25), ("resnet", 1, 0.25), ("googlenet", 4, 0.25), ("resnet", 3, 0.25)),
+}
+SHIPPED = {"googlenet": "googlenet-tesla-p4", "resnet": "resnet50-p4-int8"}
+LARGEST_BATCH = 32
+AS_SERVED, PROPOSED = ("greedy", "own"), ("greedy, longest", "own, longest", "slowed", "valued")
+_LONGEST = 400  # queue in the value functions
+
+
+@dataclass(frozen=True)
+class System:
+    """Models that share a device.
+
+    Attributes:
+        profiles: of each model.
+        rates: of arrivals, 1/s.
+        w2: weight of the mean power, ms/W.
+    """
+
+    profiles: tuple[Profile, ...]
+    rates: tuple[float, ...]
+    w2: float
+
+    @property
+    def alone(self) -> list[Problem]:
+        """The problem of each model as if the device were its own, with its part of the cost."""
+        return [
+            Problem(profile, rate, rate / sum(self.rates), self.w2)
+            for profile, rate in zip(self.profiles, self.rates, strict=True)
+        ]
+
+    @property
+    def slowed(self) -> list[Problem]:
+        """The problem of each model on a device that is slowed by the others, with its part of the cost."""
+        loads = [rate / profile.capacity for rate, profile in zip(self.rates, self.profiles, strict=True)]
+        problems = []
+        for problem, load in zip(self.alone, loads, strict=True):
+            times = tuple(t * sum(loads) / load for t in problem.profile.service_times)
+            problems.append(replace(problem, profile=replace(problem.profile, service_times=times)))
+        return problems
+
+    def waiting_by_model(self, state: State) -> list[list[Request]]:
+        """The waiting requests of each model, in order of arrival."""
+        return [[r for r in state.waiting if r.kind.model == profile.name] for profile in self.profiles]
+
+
+@dataclass(frozen=True)
+class LongestFirst:
+    """Tables of batch sizes by queue length, one for each model; the longest queue first."""
+
+    system: System
+    tables: Sequence[Sequence[int]]
+
+    def decide(self, state: State, /) -> Action:
+        """Return the launch of the longest queue relative to its largest batch, of those whose table launches."""
+        best, launched = 0.0, list[Request]()
+        for table, requests in zip(self.tables, self.system.waiting_by_model(state), strict=True):
+            size = min(table[min(len(requests), len(table) - 1)], len(requests))
+            relative = len(requests) / max(table)
+            if size and relative > best:
+                best, launched = relative, requests[:size]
+        return Launch(launched, reason="policy") if launched else Wait(inf)
+
+
+def slowed(system: System) -> LongestFirst:
+    """The tables of least cost of the slowed devices."""
+    return LongestFirst(system, [solve(problem).batch_size for problem in system.slowed])
+
+
+@dataclass(frozen=True)
+class Valued:
+    """The launch of least cost by the value functions of the slowed devices."""
+
+    system: System
+
+    @cached_property
+    def values(self) -> list[tuple[Floats, float]]:
+        """Relative values by queue length, and average cost, of each model on its slowed device."""
+        return [_relative_values(problem, solve(problem).batch_size) for problem in self.system.slowed]
+
+    @cached_property
+    def gain(self) -> float:
+        """Average cost of all slowed devices."""
+        return sum(gain for _, gain in self.values)
+
+    @cached_property
+    def at_ends(self) -> list[Floats]:
+        """By launched model: expected values of each model at the end, (models, B, queue left at the launch)."""
+        return [
+            np.stack(
+                [
+                    _after(values, _poisson(rate * np.array(profile.service_times), _LONGEST + 1))
+                    for (values, _), rate in zip(self.values, self.system.rates, strict=True)
+                ]
+            )
+            for profile in self.system.profiles
+        ]
+
+    def decide(self, state: State, /) -> Action:
+        """Return the launch, or the wait, of least cost."""
+        requests = self.system.waiting_by_model(state)
+        queues = np.minimum([len(each) for each in requests], _LONGEST)
+        total = sum(self.system.rates)
+        best, action = self._wait(queues), Launch([], reason="policy")
+        for i, profile in enumerate(self.system.profiles):
+            largest = min(int(queues[i]), profile.max_batch_size)
+            times = np.array(profile.service_times[:largest])
+            cost = self.system.w2 * np.array((profile.energies or ())[:largest]) - self.gain * times
+            cost += 1e3 / total * (queues.sum() * times + total * times**2 / 2)
+            sizes = np.arange(1, largest + 1)
+            for j, queue in enumerate(queues):
+                cost += self.at_ends[i][j, sizes - 1, queue - sizes if i == j else queue]
+            if largest and cost.min() < best:
+                best, action = float(cost.min()), Launch(requests[i][: int(cost.argmin()) + 1], reason="policy")
+        return action if action.requests else Wait(inf)
+
+    def _wait(self, queues: Any) -> float:
+        """Cost of a wait for the next arrival; inf if a batch is full."""
+        if any(queue >= each.max_batch_size for queue, each in zip(queues, self.system.profiles, strict=True)):
+            return inf
+        rates = np.array(self.system.rates)
+        now = np.array([values[queue] for (values, _), queue in zip(self.values, queues, strict=True)])
+        then = np.array([values[queue + 1] for (values, _), queue in zip(self.values, queues, strict=True)])
+        following = now.sum() + rates @ (then - now) / rates.sum()
+        return float(following + (1e3 * queues.sum() / rates.sum() - self.gain) / rates.sum())
+
+
+def _poisson(means: Floats, counts: int) -> Floats:
+    return np.asarray(scipy.stats.poisson.pmf(np.arange(counts), means[:, None]))
+
+
+def _after(values: Floats, arrivals: Floats) -> Floats:
+    """Expected values after arrivals, by batch size and queue left; the last increase goes on beyond the last queue."""
+    beyond = values[-1] + (values[-1] - values[-2]) * np.arange(1, len(values) + 1)
+    extended = np.concatenate([values, beyond])
+    return np.stack([np.correlate(extended, row, "valid")[: len(values)] for row in arrivals])
+
+
+def _relative_values(problem: Problem, table: Sequence[int]) -> tuple[Floats, float]:
+    """Relative values of a table by queue length, 0 for an empty queue, and its average cost, equation (17)."""
+    rate, times = problem.arrival_rate, np.array(problem.profile.service_times)
+    arrivals, energies = _poisson(rate * times, _LONGEST + 1), problem.profile.energies or ()
+    matrix, cost = np.eye(_LONGEST + 1), np.zeros(_LONGEST + 1)
+    for queue in range(_LONGEST + 1):
+        size = table[min(queue, len(table) - 1)]
+        sojourn = times[size - 1] if size else 1.0 / rate
+        moved = (
+            arrivals[size - 1, : _LONGEST + 1 - queue + size]
+            if size
+            else np.eye(_LONGEST + 1)[1, : _LONGEST + 1 - queue]
+        )
+        matrix[queue, queue - size :] -= moved
+        matrix[queue, -1] -= 1.0 - moved.sum()
+        matrix[queue, 0] = sojourn
+        waiting = queue * sojourn + (rate * sojourn**2 / 2 if size else 0.0)
+        cost[queue] = 1e3 * problem.w1 / rate * waiting + (problem.w2 * energies[size - 1] if size else 0.0)
+    solved = np.linalg.solve(matrix, cost)
+    gain, solved[0] = float(solved[0]), 0.0
+    return np.asarray(solved), gain
+
+
+def system_of(name: str, load: float, w2: float) -> System:
+    """The models of a setting, with arrival rates that together make the load."""
+    profiles, rates = [], []
+    for number, (key, factor, share) in enumerate(SYSTEMS[name]):
+        shipped = load_profile(SHIPPED[key]).truncated(LARGEST_BATCH)
+        times, energies = (tuple(factor * x for x in row or ()) for row in (shipped.service_times, shipped.energies))
+        profiles.append(Profile(f"{key}-{number}", times, energies=energies))
+        rates.append(load * share * profiles[-1].capacity)
+    return System(tuple(profiles), tuple(rates), w2)
+
+
+def policy_of(kind: str, system: System) -> tuple[Policy, Any]:
+    """Policy and monitor of this kind."""
+    if kind == "greedy, longest":
+        return LongestFirst(system, [range(profile.max_batch_size + 1) for profile in system.profiles]), NoMonitor()
+    if kind == "own, longest":
+        return LongestFirst(system, [solve(problem).batch_size for problem in system.alone]), NoMonitor()
+    if kind == "slowed":
+        return slowed(system), NoMonitor()
+    if kind == "valued":
+        return Valued(system), NoMonitor()
+    chosen = {}
+    for profile, rate in zip(system.profiles, system.rates, strict=True):
+        spec = "greedy" if kind == "greedy" else f"smdp:w2={system.w2 * sum(system.rates) / rate}"
+        chosen[profile.name] = choose(spec, profile, max_wait=inf)
+    return combine(chosen)
+
+
+def simulate(system: System, policy: Policy, monitor: Any, seed: int) -> float:
+    """Cost of one run."""
+    rng, end = np.random.default_rng(seed), REQUESTS / sum(system.rates)
+    arrivals: list[tuple[float, str]] = []
+    for profile, rate in zip(system.profiles, system.rates, strict=True):
+        arrivals += [(float(at), profile.name) for at in rng.uniform(0.0, end, rng.poisson(rate * end))]
+    requests = [Request(i, at, Kind(name)) for i, (at, name) in enumerate(sorted(arrivals))]
+    by_name = {profile.name: profile for profile in system.profiles}
+
+    def profile_of(launch: Launch) -> Profile:
+        return by_name[launch.requests[0].kind.model]
+
+    def energy(service: Service) -> float:
+        return (profile_of(service.launch).energies or ())[len(service.launch.requests) - 1]
+
+    batcher = Batcher(policy, {name: each.max_batch_size for name, each in by_name.items()}, deepcopy(monitor))
+    run = simulator.run(batcher, requests, lambda launch: profile_of(launch).service_time(len(launch.requests)), energy)
+    assert run.energies is not None
+    begin = requests[SETTLING].arrival
+    power = run.energies[run.finishes >= begin].sum() / (run.finishes[-1] - begin)
+    return 1e3 * float(run.responses[run.arrivals >= begin].mean()) + system.w2 * float(power)
+
+
+def measure(name: str, load: float, w2: float) -> dict[str, Any]:
+    """All policies in one setting: cost, and difference to the better of those that are served, with intervals."""
+    system = system_of(name, load, w2)
+    costs = {}
+    for kind in (*AS_SERVED, *PROPOSED):
+        policy, monitor = policy_of(kind, system)
+        costs[kind] = np.array([simulate(system, policy, monitor, seed) for seed in range(RUNS)])
+    best = min(AS_SERVED, key=lambda kind: costs[kind].mean())
+    print(
+        f"  {name}, {load}, {w2}: { {kind: round(float(each.mean()), 2) for kind, each in costs.items()} }", flush=True
+    )
+    return {
+        "best": best,
+        "cost": {kind: interval(each) for kind, each in costs.items()},
+        "to_best": {kind: interval(100 * (costs[kind] - costs[best]) / costs[best].mean()) for kind in costs},
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table."""
+    rows = []
+    for key, found in record.items():
+        change = {kind: f"{found['to_best'][kind][0]:+.1f} ± {found['to_best'][kind][1]:.1f}" for kind in PROPOSED}
+        costs = [f"{found['cost'][kind][0]:.4g}" for kind in AS_SERVED]
+        rows.append([*key.split("; "), *costs, *(change[kind] for kind in PROPOSED)])
+    head = ("models", "load", "w2, ms/W", "greedy", "own tables", *(f"{kind}, % of the better" for kind in PROPOSED))
+    return markdown_table(head, rows)
+
+
+def main() -> None:
+    """Measure the cells that the record lacks and print them."""
+    argument_parser(__doc__).parse_args()
+    cells: dict[str, Callable[[], Any]] = {
+        f"{name}; {load:g}; {w2:g}": partial(measure, name, load, w2)
+        for name, load, w2 in product(SYSTEMS, LOADS, WEIGHTS)
+    }
+    print(table(fill_record(NAME, cells)))
+
+
+if __name__ == "__main__":
+    main()

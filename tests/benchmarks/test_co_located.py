@@ -1,0 +1,73 @@
+"""Models that share a device: the proposed rules on one model, and the record."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import co_located
+from benchmarks.co_located import System, Valued, slowed, system_of
+from benchmarks.support.harness import load_record
+from policies.smdp.model import Problem
+from policies.smdp.solver import solve
+from policies.types import Kind, Launch, Policy, Request, State
+
+
+def alone(w2: float, load: float) -> System:
+    both = system_of("two", load, w2)
+    return System(both.profiles[:1], (load * both.profiles[0].capacity,), w2)
+
+
+def launched(policy: Policy, system: System, *queues: int) -> list[tuple[str, int]]:
+    """Model and size of the launch with these queues; empty for a wait."""
+    names = [profile.name for profile in system.profiles]
+    waiting = [Request(i, 0.0, Kind(name)) for name, queue in zip(names, queues, strict=True) for i in range(queue)]
+    action = policy.decide(State(1.0, tuple(waiting), (), {}, {}))
+    return [(action.requests[0].kind.model, len(action.requests))] if isinstance(action, Launch) else []
+
+
+@pytest.mark.parametrize("w2", [0.0, 2.0, 16.0])
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_of_one_model_both_rules_are_the_policy_of_least_cost(w2: float, load: float) -> None:
+    system = alone(w2, load)
+    table = solve(Problem(system.profiles[0], system.rates[0], 1.0, w2)).batch_size
+    for queue in range(1, 40):
+        size = table[min(queue, len(table) - 1)]
+        expected = [(system.profiles[0].name, size)] if size else []
+        for policy in (slowed(system), Valued(system)):
+            assert launched(policy, system, queue) == expected, (type(policy), queue)
+
+
+def test_the_longest_queue_is_launched_first() -> None:
+    system = system_of("two", 0.6, 0.0)
+    first, second = (profile.name for profile in system.profiles)
+    assert launched(slowed(system), system, 5, 9)[0][0] == second
+    assert launched(slowed(system), system, 9, 5)[0][0] == first
+
+
+def test_models_of_one_load_have_slowed_devices_of_the_load_of_all() -> None:
+    system = system_of("four", 0.6, 2.0)
+    loads = [problem.arrival_rate / problem.profile.capacity for problem in system.slowed]
+    assert loads == pytest.approx([0.6] * 4)
+    assert sum(problem.w1 for problem in system.slowed) == pytest.approx(1.0)
+
+
+def test_relative_values_are_those_of_a_long_simulation_of_costs() -> None:
+    """The average cost of a table is that of the exact solver."""
+    system = alone(2.0, 0.5)
+    problem = replace(system.slowed[0])
+    solution = solve(problem)
+    values, gain = co_located._relative_values(problem, solution.batch_size)
+    assert gain == pytest.approx(solution.gain, rel=1e-6)
+    assert (np.diff(values[:200]) > 0).all()
+
+
+def test_the_longest_queue_costs_less_where_energy_has_no_weight_and_values_cost_more_at_high_load() -> None:
+    record = load_record("co_located")
+    assert len(record) == len(co_located.SYSTEMS) * len(co_located.LOADS) * len(co_located.WEIGHTS)
+    for key, found in record.items():
+        assert found["to_best"].keys() == {*co_located.AS_SERVED, *co_located.PROPOSED}
+        if key.endswith("; 0"):
+            assert sum(found["to_best"]["greedy, longest"]) < 0.0, key
+        if "; 0.9; " in key:
+            assert found["to_best"]["valued"][0] > 0.0, key
