@@ -1,6 +1,6 @@
 """Bins decided together against bins decided one by one, on a running server.
 
-A batch of up to 8 samples takes 2 ms for each number of its longest sample, which is asleep on the CPU; lengths are
+A batch of up to 8 samples takes 2 ms for each number of its longest sample; the model sleeps for that time. Lengths are
 uniform from 1 to 64. The policies run one after the other, each on a server of its own, with the same arrivals. Each
 learns the lengths from 400 requests first; solved tables are in use before the measured run begins. Loads are fractions
 of what two bins can serve in full batches.

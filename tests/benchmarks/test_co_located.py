@@ -1,7 +1,5 @@
 """Models that share a device: the proposed rules on one model, and the record."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -52,10 +50,8 @@ def test_models_of_one_load_have_slowed_devices_of_the_load_of_all() -> None:
     assert sum(problem.w1 for problem in system.slowed) == pytest.approx(1.0)
 
 
-def test_relative_values_are_those_of_a_long_simulation_of_costs() -> None:
-    """The average cost of a table is that of the exact solver."""
-    system = alone(2.0, 0.5)
-    problem = replace(system.slowed[0])
+def test_the_average_cost_of_a_table_is_that_of_the_exact_solver_and_longer_queues_cost_more() -> None:
+    (problem,) = alone(2.0, 0.5).slowed
     solution = solve(problem)
     values, gain = co_located._relative_values(problem, solution.batch_size)
     assert gain == pytest.approx(solution.gain, rel=1e-6)
@@ -71,3 +67,8 @@ def test_the_longest_queue_costs_less_where_energy_has_no_weight_and_values_cost
             assert sum(found["to_best"]["greedy, longest"]) < 0.0, key
         if "; 0.9; " in key:
             assert found["to_best"]["valued"][0] > 0.0, key
+        if not key.endswith("; 0") and "; 0.9; " not in key:
+            for greedy in ("greedy", "greedy, longest"):
+                assert found["to_best"][greedy][0] > max(found["to_best"][own][0] for own in ("own", "own, longest")), (
+                    key
+                )
