@@ -2,26 +2,25 @@
 
 Each policy has a table for each model, and a rule for the model whose batch is launched.
 
-- `greedy` and `own`: as the server does it. Each model's own policy, greedy or smdp, decides as if the device were its
-  own, and the batch that was formed first is launched.
-- `greedy, longest` and `own, longest`: the same tables, but the model with the longest queue relative to its largest
-  batch is launched.
-- `slowed`: each model has the table of least cost of a device that is slower by what the other models leave of it,
-  l_i(b) rho / rho_i with the load rho of all models, so that the slowed device of each model has the load rho. The
-  longest queue is launched, as above.
+- `greedy` and `smdp`: as the server does it. The model with the largest product of queue and service rate is launched
+  (MaxWeight, policies/rules/per_kind.py). The tables of `smdp` are those of a device that the other models slow down
+  (policies/rules/lookup.py).
+- `greedy, first formed` and `smdp, first formed`: the batch that was formed first is launched, and the tables of `smdp`
+  are those of a device that serves one model alone.
 - `valued`: the launch for which the energy, the waiting until its end, and the values of all models' queues at its end
-  on their slowed devices, less the average cost in that time, are least in sum. It is like a step of policy iteration,
-  but the slowed devices serve all models at once, which the real one cannot.
+  on their slowed devices, less the average cost in that time, are least in sum. The slowed device of a model takes
+  l_i(b) rho / rho_i with the load rho of all models. This is like a step of policy iteration, but the slowed devices
+  serve all models at once, which the real one cannot. The arrival rates are given to it; `smdp` measures them.
 
 The cost is w1 x the mean response time of all requests in ms + w2 x the mean power in W, w1 = 1. In that cost a model
-with a part p of the requests has the weight p for its own mean response time, and so `own` has w2 / p for each model.
-The server's policies measure the arrival rates, the others are given them. All see the same arrivals in each
-run; the interval of a difference is that of the differences by run. The settings were fixed before the first run.
+with a part p of the requests has the weight p for its own mean response time, and so `smdp` has w2 / p for each model.
+All see the same arrivals in each run; the interval of a difference is that of the differences by run. The settings were
+fixed before the first run.
 
 The record is written after each cell, and cells in it are not measured again; delete it to start over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -59,7 +58,8 @@ SYSTEMS: dict[
 }
 SHIPPED = {"googlenet": "googlenet-tesla-p4", "resnet": "resnet50-p4-int8"}
 LARGEST_BATCH = 32
-AS_SERVED, PROPOSED = ("greedy", "own"), ("greedy, longest", "own, longest", "slowed", "valued")
+FIRST_FORMED = {"greedy": "greedy, first formed", "smdp": "smdp, first formed"}
+POLICIES = (*FIRST_FORMED.values(), *FIRST_FORMED, "valued")
 _LONGEST = 400  # queue in the value functions
 
 
@@ -101,26 +101,18 @@ class System:
 
 
 @dataclass(frozen=True)
-class LongestFirst:
-    """Tables of batch sizes by queue length, one for each model; the longest queue first."""
+class FirstFormed:
+    """A policy for each model, as if the device were its own; the batch that was formed first is launched."""
 
-    system: System
-    tables: Sequence[Sequence[int]]
+    policies: Mapping[str, Policy]
 
     def decide(self, state: State, /) -> Action:
-        """Return the launch of the longest queue relative to its largest batch, of those whose table launches."""
-        best, launched = 0.0, list[Request]()
-        for table, requests in zip(self.tables, self.system.waiting_by_model(state), strict=True):
-            size = min(table[min(len(requests), len(table) - 1)], len(requests))
-            relative = len(requests) / max(table)
-            if size and relative > best:
-                best, launched = relative, requests[:size]
-        return Launch(launched, reason="policy") if launched else Wait(inf)
-
-
-def slowed(system: System) -> LongestFirst:
-    """The tables of least cost of the slowed devices."""
-    return LongestFirst(system, [solve(problem).batch_size for problem in system.slowed])
+        """Return the launch that was formed first, else the shortest wait."""
+        actions = [self.policies[kind.model].decide(part) for kind, part in state.by_kind().items()]
+        launches = [action for action in actions if isinstance(action, Launch)]
+        if launches:
+            return min(launches, key=lambda launch: launch.requests[0].arrival)
+        return Wait(min(action.until for action in actions if isinstance(action, Wait)))
 
 
 @dataclass(frozen=True)
@@ -226,21 +218,16 @@ def system_of(name: str, load: float, w2: float) -> System:
     return System(tuple(profiles), tuple(rates), w2)
 
 
-def policy_of(kind: str, system: System) -> tuple[Policy, Any]:
-    """Policy and monitor of this kind."""
-    if kind == "greedy, longest":
-        return LongestFirst(system, [range(profile.max_batch_size + 1) for profile in system.profiles]), NoMonitor()
-    if kind == "own, longest":
-        return LongestFirst(system, [solve(problem).batch_size for problem in system.alone]), NoMonitor()
-    if kind == "slowed":
-        return slowed(system), NoMonitor()
-    if kind == "valued":
+def policy_of(name: str, system: System) -> tuple[Policy, Any]:
+    """Policy and monitor of this name."""
+    if name == "valued":
         return Valued(system), NoMonitor()
     chosen = {}
     for profile, rate in zip(system.profiles, system.rates, strict=True):
-        spec = "greedy" if kind == "greedy" else f"smdp:w2={system.w2 * sum(system.rates) / rate}"
+        spec = "greedy" if name.startswith("greedy") else f"smdp:w2={system.w2 * sum(system.rates) / rate}"
         chosen[profile.name] = choose(spec, profile, max_wait=inf)
-    return combine(chosen)
+    policy, monitor = combine(chosen)
+    return policy if name in FIRST_FORMED else FirstFormed({m: each.policy for m, each in chosen.items()}), monitor
 
 
 def simulate(system: System, policy: Policy, monitor: Any, seed: int) -> float:
@@ -267,20 +254,25 @@ def simulate(system: System, policy: Policy, monitor: Any, seed: int) -> float:
 
 
 def measure(name: str, load: float, w2: float) -> dict[str, Any]:
-    """All policies in one setting: cost, and difference to the better of those that are served, with intervals."""
+    """Costs of all policies in one setting, and differences, with intervals: to first formed, and to the best of it."""
     system = system_of(name, load, w2)
     costs = {}
-    for kind in (*AS_SERVED, *PROPOSED):
+    for kind in POLICIES:
         policy, monitor = policy_of(kind, system)
         costs[kind] = np.array([simulate(system, policy, monitor, seed) for seed in range(RUNS)])
-    best = min(AS_SERVED, key=lambda kind: costs[kind].mean())
+
+    def change(kind: str, other: str) -> list[float]:
+        return interval(100 * (costs[kind] - costs[other]) / costs[other].mean())
+
+    best = min(FIRST_FORMED.values(), key=lambda kind: costs[kind].mean())
     print(
         f"  {name}, {load}, {w2}: { {kind: round(float(each.mean()), 2) for kind, each in costs.items()} }", flush=True
     )
     return {
         "best": best,
         "cost": {kind: interval(each) for kind, each in costs.items()},
-        "to_best": {kind: interval(100 * (costs[kind] - costs[best]) / costs[best].mean()) for kind in costs},
+        "to_first_formed": {kind: change(kind, other) for kind, other in FIRST_FORMED.items()},
+        "to_best": {kind: change(kind, best) for kind in (*FIRST_FORMED, "valued")},
     }
 
 
@@ -288,11 +280,12 @@ def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
     rows = []
     for key, found in record.items():
-        change = {kind: f"{found['to_best'][kind][0]:+.1f} ± {found['to_best'][kind][1]:.1f}" for kind in PROPOSED}
-        costs = [f"{found['cost'][kind][0]:.4g}" for kind in AS_SERVED]
-        rows.append([*key.split("; "), *costs, *(change[kind] for kind in PROPOSED)])
-    head = ("models", "load", "w2, ms/W", "greedy", "own tables", *(f"{kind}, % of the better" for kind in PROPOSED))
-    return markdown_table(head, rows)
+        costs = [f"{found['cost'][kind][0]:.4g}" for kind in FIRST_FORMED.values()]
+        changes = [*found["to_first_formed"].values(), *found["to_best"].values()]
+        rows.append([*key.split("; "), *costs, *(f"{mean:+.1f} ± {half:.1f}" for mean, half in changes)])
+    changes = [f"{kind}, % of the same" for kind in FIRST_FORMED]
+    changes += [f"{kind}, % of the better" for kind in (*FIRST_FORMED, "valued")]
+    return markdown_table(("models", "load", "w2, ms/W", *FIRST_FORMED.values(), *changes), rows)
 
 
 def main() -> None:

@@ -341,11 +341,12 @@ SECTIONS = (
         "Models that share a device",
         "co_located",
         "Simulated: models of equal or unequal load on one Tesla P4; some are slower by the factor 3 or 4. The cost is "
-        "the mean response time of all requests, ms, plus w2 times the mean power. `greedy` and `own tables` launch "
-        "the batch that was formed first, as the server does. The other columns are in per cent of the better of both, "
-        "with 95 per cent intervals. `longest` launches the model with the longest queue relative to its largest "
-        "batch, and so does `slowed`, with tables of devices that are slowed by the other models. `valued` launches by "
-        "their value functions. All but the first two are given the arrival rates. The server has only the first two.",
+        "the mean response time of all requests, ms, plus w2 times the mean power. `first formed` launches the batch "
+        "that was formed first, and the tables of `smdp` are then those of a device of the model's own. `greedy` and "
+        "`smdp` are the server's: the largest product of queue and service rate is first, and tables are those of a "
+        "device that the other models slow down ([several models](several-models.md)). `valued` launches by the value "
+        "functions of such devices, whose arrival rates it is given. Changes are in per cent of the cost of the same "
+        "policy with the batch that was formed first, and of the better of both, with 95 per cent intervals.",
         _co_located,
     ),
     Section(

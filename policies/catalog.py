@@ -98,6 +98,16 @@ class Chosen:
     margin: float = 0.0
 
     @property
+    def max_wait(self) -> float:
+        """The maximum wait, s; inf without one."""
+        return float(self.parameters.get("max_wait_ms", inf)) / 1e3
+
+    @property
+    def slows(self) -> bool:
+        """Whether the table is that of a device that other models slow down (policies/rules/lookup.py)."""
+        return self.table is not None and not self.table.bound and self.name != FILE.name
+
+    @property
     def has_max_ages(self) -> bool:
         """Whether the table has maximum ages at some rate."""
         return self.table is not None and any(row.max_ages for row in self.table.rows)
@@ -149,7 +159,7 @@ class Chosen:
         """
         if self.solve_for is None:
             return self
-        policy = _bounded(self.solve_for(sizes), self.profile, float(self.parameters["max_wait_ms"]) / 1e3)
+        policy = _bounded(self.solve_for(sizes), self.profile, self.max_wait)
         return replace(self, policy=policy, solved_sizes=tuple(sizes))
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
@@ -364,8 +374,7 @@ def _with_margin(chosen: Chosen, profile: Profile, margin: float) -> Chosen:
 
 
 def _with_table(chosen: Chosen, table: PolicyTable) -> Chosen:
-    max_wait = float(chosen.parameters["max_wait_ms"]) / 1e3
-    policy = _bounded(table_policy(table, chosen.profile), chosen.profile, max_wait)
+    policy = _bounded(table_policy(table, chosen.profile), chosen.profile, chosen.max_wait)
     return replace(chosen, policy=policy, table=table)
 
 
@@ -389,13 +398,17 @@ def combine(chosen: Mapping[str, Chosen], by_shape: Collection[str] = ()) -> tup
     policies = {
         model: shared if model in by_stage else _finishing(choice.policy, largest) for model, choice in chosen.items()
     }
+    max_waits = {model: choice.max_wait for model, choice in chosen.items()}
     if len(chosen) == 1:
         ((model, only),) = chosen.items()
         if only.bins is not None or model in by_shape:
-            return PerKind(policies), only.monitor
+            return PerKind(policies, max_waits=max_waits), only.monitor
         return only.policy if by_stage else policies[model], only.monitor
     monitor = PerModelMonitor({model: choice.monitor for model, choice in chosen.items()})
-    return shared if len(by_stage) == len(chosen) else PerKind(policies, frozenset(by_stage)), monitor
+    if len(by_stage) == len(chosen):
+        return shared, monitor
+    profiles = {model: choice.profile for model, choice in chosen.items()}
+    return PerKind(policies, profiles, max_waits, frozenset(by_stage)), monitor
 
 
 def _finishing(policy: Policy, largest: Drain) -> Policy:

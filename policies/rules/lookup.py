@@ -8,6 +8,12 @@ requests in the system therefore costs w1 n / (the run's mean rate). A row solve
 overweights the response times at low rates and underweights those in bursts. A row solved for w2 x (mean rate / the
 row's rate) minimises the cost of the run. Tables are therefore solved for a few factors of w2 (`Weighting`); at a
 steady rate the factor is 1.
+
+**Several models on a device.** For a model with 1/c of the load, the others make the device slower by about c, the
+`slowdown` of the state. Its service times are then c l(b) and its batch energies stay. In units of time that are c
+times as long, these are its own l(b), at the rate c lambda and with w2 / c^2. So the row of c lambda is used, of the
+table for w2 / c^2. `benchmarks/co_located.py` measures the gain. Tables that were solved for a bound, and those of
+files, are used at the model's own rate.
 """
 
 from bisect import bisect_right
@@ -71,6 +77,7 @@ class Lookup:
         seed: seed of the draws, if a row is a mix of two tables.
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
         ratios: ascending; weighting i + 1 is used from a ratio of mean rate to the row's rate of ratios[i] on.
+        slows: the rows are those of a device that other models slow down.
     """
 
     depends_on_rate: ClassVar[bool] = True
@@ -81,6 +88,7 @@ class Lookup:
     seed: int = 0
     weightings: Sequence[Weighting] = ()
     ratios: Sequence[float] = ()
+    slows: bool = False
 
     def row(self, arrival_rate: float) -> ActionRow | None:
         """The row for this rate, 1/s; None below half the lowest."""
@@ -112,11 +120,13 @@ class Lookup:
 
     def _row(self, state: State) -> ActionRow | None:
         """The row of the measured rate, or the one for the weight that the mean rate gives it."""
-        rate = state.arrival_rate
+        slowdown = state.slowdown if self.slows else 1.0
+        rate = slowdown * state.arrival_rate
         row = self.row(rate)
         if row is None or not self.weightings or not state.mean_rates:
             return row
-        return self.weightings[bisect_right(self.ratios, state.mean_rate / row.arrival_rate)].row(rate)
+        ratio = state.mean_rate / slowdown / row.arrival_rate
+        return self.weightings[bisect_right(self.ratios, ratio)].row(rate)
 
     def _max_age(self, table: MaxAges, state: State) -> float:
         oldest, ages = state.waiting[0].id, table.max_age

@@ -1,6 +1,6 @@
 """Maximum wait: launch a partial batch once the oldest request has waited this long, whatever the policy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from policies.types import Action, Launch, Policy, State, Wait, launch_oldest
 
@@ -28,5 +28,5 @@ class MaximumWait:
         if state.now < due:
             return action if isinstance(action, Launch) else Wait(min(action.until, due))
         if isinstance(action, Launch):
-            return replace(action, formed=None)  # so that PerKind orders it by its oldest arrival, not the newest
+            return action
         return launch_oldest(state, self.max_batch_size, self.max_batch_size, "max_wait")

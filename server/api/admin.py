@@ -135,6 +135,7 @@ def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
         "queue_length": dispatcher.queue_length(model),
         "oldest_age_ms": round(1e3 * dispatcher.oldest_age(model), 3),
         "arrival_rate_hz": dispatcher.arrival_rate(model),
+        "slowdown": round(dispatcher.slowdown(model), 3),
         "capacity_hz": chosen.profile.capacity,
     }
 

@@ -86,6 +86,7 @@ class DeviceModel(_Body):
     queue_length: Count
     oldest_age_ms: float
     arrival_rate_hz: float
+    slowdown: float
     capacity_hz: float
 
 

@@ -18,6 +18,7 @@ from policies.profile import Profile
 from policies.queue.batcher import Batcher
 from policies.queue.monitor import inherit_rates
 from policies.rules.finish_first import FinishRetired
+from policies.rules.per_kind import slowdowns
 from policies.types import Action, Kind, Launch, Request, Wait
 from server.backends.executor import (
     RESTART_TIMEOUT,
@@ -301,6 +302,14 @@ class Dispatcher:
         """Return the measured arrival rate of `model`, 1/s."""
         rates = self._batcher.monitor.rates(self._clock())
         return sum(rate for kind, rate in rates.items() if kind.model == model)
+
+    def slowdown(self, model: str) -> float:
+        """Return how much slower other models make the device by the table of `model`; 1 where it has none."""
+        chosen = self.chosen[model]
+        if not chosen.slows:
+            return 1.0
+        profiles = {name: each.profile for name, each in self.chosen.items()}
+        return slowdowns(self._batcher.monitor.rates(self._clock()), profiles).get(model, 1.0)
 
     @property
     def open_calls(self) -> int:

@@ -120,6 +120,7 @@ class DashboardData:
             return None
         rates = chosen.monitor.mean_rates(dispatcher.now())
         mean = sum(rate for kind, rate in rates.items() if kind.model == model)
+        mean /= dispatcher.slowdown(model)
         return float(_RATE_STEP ** round(log(mean) / log(_RATE_STEP))) if mean > 0.0 else None
 
     def _chart_name(self, key: _ModelOnDevice) -> str:

@@ -1,10 +1,12 @@
 """Tables of (policy, state, action): one literal state and one action each."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
 
+from policies.profile import Profile
 from policies.rules.continuous_batching import ContinuousBatching
 from policies.rules.control_limit import greedy, serial, static, timeout
 from policies.rules.drain import Drain
@@ -18,6 +20,10 @@ from tests.support.states import state, waiting
 
 L = (0.010, 0.014, 0.018, 0.022)  # s; service rates 100, 142.9, 166.7, 181.8 a second
 TABLE = lookup([ActionRow(10.0, (0, 0, 2)), ActionRow(20.0, (0, 0, 2)), ActionRow(40.0, (0, 0, 0, 3))], 4)
+
+BINS = (Kind("m", 0), Kind("m", 1))
+MODELS = (Kind("a"), Kind("b"))
+PROFILES = {name: Profile(name, L) for name in ("a", "b")}
 
 WEIGHTED = weighted(  # limit 1 where power counts half, 2 as it is, 3 from 30 a second on where it counts twice
     lookup([ActionRow(10.0, (0, 0, 2)), ActionRow(40.0, (0, 0, 2))], 4),
@@ -89,55 +95,116 @@ def test_policy_decides(policy: Policy, at: State, expected: tuple[int, str] | W
     assert launched(policy, at) == expected
 
 
-def test_per_kind_launches_the_batch_that_was_formed_first() -> None:
-    a, b = Kind("a"), Kind("b")
-    queue = [Request(0, 0.0, a), Request(1, 0.1, b), Request(2, 0.2, b), Request(3, 0.3, a)]
-    action = PerKind({"a": static(2), "b": static(2)}).decide(State(1.0, queue))
-    assert isinstance(action, Launch)
-    assert [r.id for r in action.requests] == [1, 2]
-
-
-def test_a_kind_at_its_maximum_wait_is_launched_before_a_batch_that_was_formed_earlier() -> None:
-    a, b = Kind("a"), Kind("b")
-    queue = [Request(0, 0.0, b), Request(1, 0.5, a), Request(2, 0.9, b)]
-    policy = PerKind({"a": greedy(4), "b": MaximumWait(static(4), 4, 1.0)})
-    action = policy.decide(State(1.0, queue))
-    assert isinstance(action, Launch)
-    assert [r.id for r in action.requests] == [0, 2]
-
-
-def of_two(first: Sequence[float], second: Sequence[float]) -> State:
-    """Requests of models a and b that arrived at these instants, at 3.0 s."""
-    here = sorted([(at, Kind("a")) for at in first] + [(at, Kind("b")) for at in second])
+def of_two(first: Sequence[float], second: Sequence[float], kinds: Sequence[Kind] = BINS) -> State:
+    """Requests of two kinds that arrived at these instants, at 3.0 s."""
+    here = sorted([(at, kinds[0]) for at in first] + [(at, kinds[1]) for at in second])
     return State(3.0, [Request(n, at, kind) for n, (at, kind) in enumerate(here)])
 
 
+def first_launched(policy: Policy, at: State) -> Kind:
+    action = policy.decide(at)
+    assert isinstance(action, Launch)
+    return action.requests[0].kind
+
+
 @pytest.mark.parametrize(
-    ("a", "b", "arrivals", "first"),
+    ("policy", "max_wait", "arrivals", "first"),
     [
-        (greedy(4), greedy(4), ((0.1, 0.2, 0.3, 0.4), (0.05, 2.9)), "b"),
-        (greedy(2), greedy(2), ((0.1, 0.2), (0.05, 2.9)), "b"),
-        (ContinuousBatching(2), ContinuousBatching(4), ((0.1, 0.2), (0.05, 2.9)), "b"),
-        (timeout(2, 9.0), timeout(2, 0.5), ((0.1, 0.2), (0.05, 2.9)), "b"),
-        (static(2), static(2), ((0.1, 0.2), (0.05, 2.9)), "a"),
-        (MaximumWait(static(2), 2, 9.0), MaximumWait(static(2), 2, 9.0), ((0.1, 0.2), (0.05, 2.9)), "a"),
-        (MaximumWait(static(2), 2, 1.0), MaximumWait(static(2), 2, 1.0), ((0.1, 0.2), (0.05, 2.9)), "b"),
-        (MaximumWait(static(2), 2, 1.0), MaximumWait(static(2), 2, 1.0), ((0.1, 0.2), (0.15,)), "a"),
-        (MaximumWait(static(2), 2, 1.0), MaximumWait(static(4), 4, 1.0), ((1.0, 1.2, 1.3), (0.9, 2.9)), "b"),
+        (greedy(4), inf, ((0.1, 0.2, 0.3, 0.4), (0.05, 2.9)), 1),
+        (greedy(2), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
+        (ContinuousBatching(4), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
+        (timeout(2, 0.5), inf, ((0.1, 0.2), (0.05, 2.9)), 1),
+        (static(2), inf, ((0.1, 0.2), (0.05, 2.9)), 0),
+        (MaximumWait(static(2), 2, 9.0), 9.0, ((0.1, 0.2), (0.05, 2.9)), 0),
+        (MaximumWait(static(2), 2, 1.0), 1.0, ((0.1, 0.2), (0.05, 2.9)), 1),
+        (MaximumWait(static(2), 2, 1.0), 1.0, ((0.1, 0.2), (0.15,)), 0),
+        (MaximumWait(static(4), 4, 2.05), 2.05, ((1.0, 1.2, 1.3, 1.4), (0.9, 2.9)), 1),  # overdue before formed
     ],
 )
-def test_the_kind_of_the_oldest_request_is_first_unless_a_batch_had_to_wait_for_its_size(
-    a: Policy, b: Policy, arrivals: tuple[Sequence[float], Sequence[float]], first: str
+def test_of_one_models_bins_that_of_the_oldest_request_is_first_unless_a_batch_had_to_wait_for_its_size(
+    policy: Policy, max_wait: float, arrivals: tuple[Sequence[float], Sequence[float]], first: int
 ) -> None:
-    action = PerKind({"a": a, "b": b}).decide(of_two(*arrivals))
-    assert isinstance(action, Launch)
-    assert action.requests[0].kind.model == first
+    bins = PerKind({"m": policy}, max_waits={"m": max_wait})
+    assert first_launched(bins, of_two(*arrivals)) == BINS[first]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "max_wait_of_b", "first"),
+    [
+        ((2.1, 2.2), (2.8, 2.9, 2.9), 1.0, "b"),  # 2 x 2 / 14 ms < 3 x 3 / 18 ms
+        ((2.1, 2.2, 2.2), (2.8, 2.9, 2.9), 1.0, "a"),  # the oldest of equal products
+        ((2.1,) * 5, (2.8,) * 8, 1.0, "b"),  # batches of 4: the longer queue
+        ((1.9,), (2.8, 2.9, 2.9), 1.0, "a"),  # overdue
+        ((1.9,), (1.8, 2.9, 2.9), 1.0, "b"),  # the oldest of two that are overdue
+        ((1.9,), (1.5, 2.9, 2.9), 1.6, "a"),  # each by its own maximum wait
+    ],
+)
+def test_of_models_on_a_device_the_largest_product_of_queue_and_service_rate_is_first(
+    a: Sequence[float], b: Sequence[float], max_wait_of_b: float, first: str
+) -> None:
+    policy = PerKind({"a": greedy(4), "b": greedy(4)}, PROFILES, {"a": 1.0, "b": max_wait_of_b})
+    assert first_launched(policy, of_two(a, b, MODELS)).model == first
+
+
+def test_of_models_of_unequal_service_times_the_faster_one_is_first() -> None:
+    slow = replace(PROFILES["a"], service_times=tuple(4 * t for t in L))
+    policy = PerKind({"a": greedy(4), "b": greedy(4)}, {**PROFILES, "a": slow})
+    assert first_launched(policy, of_two((2.0, 2.1, 2.2), (2.8, 2.9), MODELS)).model == "b"
+    assert first_launched(policy, of_two((2.0,) * 9, (2.8, 2.9), MODELS)).model == "a"
+
+
+def test_of_the_model_that_is_first_the_bin_that_was_formed_first_is_launched() -> None:
+    kinds = Kind("a", 0), Kind("a", 1), Kind("b")
+    at = ((kinds[1], 1.0), (kinds[2], 1.1), (kinds[0], 2.0), (kinds[0], 2.1), (kinds[0], 2.2))
+    state = State(3.0, [Request(n, instant, kind) for n, (kind, instant) in enumerate(at)])
+    policy = PerKind({"a": greedy(4), "b": greedy(4)}, PROFILES)
+    assert first_launched(policy, state) == kinds[1], "bin 0 makes model a the first"
+
+
+def test_while_requests_are_between_stages_the_batch_that_was_formed_first_is_first() -> None:
+    started = [Request(9, 1.5, Kind("a"), stages=4, stage=2)]
+    waiting_b = [Request(n, 2.5, Kind("b")) for n in range(4)]
+    policy = PerKind({"a": ContinuousBatching(4), "b": greedy(4)}, PROFILES)
+    assert first_launched(policy, State(3.0, waiting_b, started)).model == "a"
+    assert first_launched(policy, State(3.0, [*waiting_b, Request(9, 2.9, Kind("a"))])).model == "b"
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.0, 1), (10.0, 1), (30.0, 2), (80.0, 3)])
+def test_a_table_is_looked_up_at_the_load_of_all_models_unless_it_was_solved_for_a_bound(
+    others: float, limit: int
+) -> None:
+    rows = [ActionRow(10.0, (0, 1)), ActionRow(40.0, (0, 0, 2)), ActionRow(90.0, (0, 0, 0, 3))]
+    plain = lookup(rows, 4)
+    for table, expected in ((plain, 1), (replace(plain, slows=True), limit)):
+        policy = PerKind({"a": table, "b": static(4)}, PROFILES)
+        for n in (1, 2, 3):
+            at = State(1.0, waiting_of(Kind("a"), n), rates={Kind("a"): 10.0, Kind("b"): others})
+            assert isinstance(policy.decide(at), Launch) == (n >= expected), (n, others)
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.0, 2), (1.0, 2), (5.0, 1)])
+def test_a_model_that_others_slow_down_by_c_has_its_power_weighted_by_1_over_c_squared(
+    others: float, limit: int
+) -> None:
+    rows = [ActionRow(10.0, (0, 0, 2)), ActionRow(15.0, (0, 0, 2))]
+    table = replace(weighted(lookup(rows, 4), {0.5: [ActionRow(10.0, (0, 1))]}), slows=True)  # limit 1 if power halves
+    policy = PerKind({"a": table, "b": static(4)}, PROFILES)
+    rates = {Kind("a"): 10.0, Kind("b"): others}  # b slows a down by 1 + others / 10; the factors meet at 1 / sqrt(2)
+    for n in (1, 2):
+        action = policy.decide(State(1.0, waiting_of(Kind("a"), n), rates=rates, mean_rates={Kind("a"): 10.0}))
+        assert isinstance(action, Launch) == (n >= limit)
+
+
+def waiting_of(kind: Kind, number: int) -> list[Request]:
+    return [Request(n, 0.9, kind) for n in range(number)]
 
 
 def test_per_kind_uses_each_kinds_own_rate_and_waits_until_the_earliest_instant() -> None:
     a, b = Kind("a"), Kind("b")
     queue = [Request(0, 0.0, a), Request(1, 0.1, b)]
-    action = PerKind({"a": RateMatching(L), "b": timeout(4, 5.0)}).decide(State(1.0, queue, rates={a: 150.0, b: 1.0}))
+    action = PerKind({"a": RateMatching(L), "b": timeout(4, 5.0)}, PROFILES).decide(
+        State(1.0, queue, rates={a: 150.0, b: 1.0})
+    )
     assert action == Wait(1.0 + 3 / 150)
 
 
@@ -176,7 +243,7 @@ def test_a_kind_keeps_its_own_rate_and_its_own_mean() -> None:
     own, other = both.by_kind()[a], both.among([Kind("c")])
     assert (own.arrival_rate, own.mean_rate, own.reevaluate_at) == (10.0, 7.0, 1.0 + 3 / 10)
     assert (other.rates, other.mean_rates) == ({}, {})
-    action = PerKind({"a": WEIGHTED, "b": WEIGHTED}).decide(both)
+    action = PerKind({"a": WEIGHTED, "b": WEIGHTED}, PROFILES).decide(both)
     assert isinstance(action, Launch)
     assert action.requests[0].kind == a, "limit 1 by its own mean; by both means it would be 2"
 

@@ -41,7 +41,7 @@ async function refresh() {
   page.points = page.points.concat(more).slice(-KEPT);
   page.device = state.device; // of several devices one that has the model
   state.here = state.devices[state.device].models[model]; // state of the selected device
-  page.trail = [...page.trail, { n: state.here.queue_length, rate: state.here.arrival_rate_hz, age: state.here.oldest_age_ms }].slice(-TRAIL);
+  page.trail = [...page.trail, { n: state.here.queue_length, rate: tableRate(state.here), age: state.here.oldest_age_ms }].slice(-TRAIL);
   await refreshPolicy(state);
   if (page.form?.model !== model || page.form.revision !== state.revision) await refreshForm(model);
   show(state, more.length > 0);
@@ -155,11 +155,16 @@ function showPolicy(state) {
   text(find("objective-warning"), view.warnings.map((line) => `${line[0].toUpperCase()}${line.slice(1)}.`).join(" "));
   text(find("key-high"), String(view.profile.max_batch_size));
   text(find("present"), describeAction(view, state.here));
-  const row = rowOfAges(view, state.here.arrival_rate_hz);
+  const row = rowOfAges(view, tableRate(state.here));
   text(find("condition"), row ? `· circles: the last batches · for ${+row.rate_hz.toPrecision(3)} arrivals per second`
     : view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
   if (row) drawAges(find("chart-policy"), view, row, trail, state.batches);
   else drawPolicy(find("chart-policy"), view, trail);
+}
+
+// the arrival rate of the policy's row: other models make the device slower for this one
+function tableRate(here) {
+  return here.slowdown * here.arrival_rate_hz;
 }
 
 // the row of maximum ages at this arrival rate; null for a table of batch sizes
@@ -169,8 +174,10 @@ function rowOfAges(view, rate) {
 }
 
 // the current action as text
-function describeAction(view, { queue_length: n, arrival_rate_hz: rate, oldest_age_ms: age }) {
-  const now = `${n} queued, ${rate < 0.01 ? 0 : rate.toPrecision(3)} arrivals per second: `;
+function describeAction(view, here) {
+  const { queue_length: n, arrival_rate_hz: measured, oldest_age_ms: age, slowdown } = here, rate = tableRate(here);
+  const others = slowdown >= 1.05 ? `, ${slowdown.toPrecision(2)} times the load with the other models` : "";
+  const now = `${n} queued, ${measured < 0.01 ? 0 : measured.toPrecision(3)} arrivals per second${others}: `;
   if (!n) return `${now}no request to launch`;
   const ages = rowOfAges(view, rate)?.max_age_ms;
   if (ages && rate < view.max_ages[0].rate_hz / 2) return `${now}launches as soon as the device is free`;
