@@ -21,8 +21,7 @@ from policies.smdp.several_bins import BinnedProblem, BinnedSolution, capacity, 
 from policies.spec import Spec
 from policies.types import Action, Launch, SpecError, State, Wait, launch_oldest
 
-_LARGEST_BATCH = 32  # the states and actions of larger ones take minutes and gigabytes
-_MOST_BINS = 2  # three take minutes to solve for all loads
+_LARGEST_BATCHES = {1: 32, 2: 32, 3: 16}  # by bins; the states and actions of larger ones take minutes and gigabytes
 _LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 _SETTLED = 1e-3  # of the average cost; the policy settles before it
 
@@ -99,13 +98,12 @@ def _batch_time(profile: Profile, batch_size: int, sizes: Floats) -> Floats:
 
 def _build(spec: Spec, profile: Profile) -> BinnedPolicy:
     largest = profile.max_batch_size
-    bins = spec.whole("ARG", 1, _MOST_BINS)
+    bins = spec.whole("ARG", 1, max(_LARGEST_BATCHES))
+    most = _LARGEST_BATCHES[bins]
     if "batch_size" in spec.parameters:
-        size = spec.whole("batch_size", 1, min(largest, _LARGEST_BATCH))
-    elif (size := largest) > _LARGEST_BATCH:
-        raise SpecError(
-            f"policy {spec.text!r}: batches go up to {largest} here; write batch_size={_LARGEST_BATCH} or less"
-        )
+        size = spec.whole("batch_size", 1, min(largest, most))
+    elif (size := largest) > most:
+        raise SpecError(f"policy {spec.text!r}: batches go up to {largest} here; write batch_size={most} or less")
     edges = partial(optimised_edges, bins=bins, batch_size=size)
     solve = partial(solve_smdp_bins, profile=profile.truncated(size), bins=bins, w2=spec.number("w2", 0.0))
     return BinnedPolicy(bins, edges, size, "greedy", solve)

@@ -14,7 +14,8 @@ sees all bins, and a batch may mix them: it takes as long as its longest request
 Howard's policy iteration, whose linear equations are solved by GMRES. The number of requests in a bin is limited to N,
 above which arrivals are lost; N grows until the average cost has settled. The distribution of a
 service time is put on a grid of instants, so that the arrivals of all batches are computed together: the products of
-the relative values with one Poisson matrix for each bin and instant.
+the relative values with one Poisson matrix for each bin and instant. The coarser grid of three bins changes the average
+cost by less than 0.2 per cent (tests/policies/smdp/test_several_bins.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ BatchTime = Callable[[int, Floats], Floats]  # of a batch size and the size of i
 
 _SETTLED = 1e-4  # relative change of the average cost from one N to the next
 _ATOMS = 48  # of the sizes in a bin
-_INSTANTS = 40  # of the grid of service times
+_INSTANTS = {1: 40, 2: 40, 3: 16}  # of the grid of service times, by the number of bins
 _MAX_STATES = 150_000
 _GROWTH = 1.4  # of N
 
@@ -167,7 +168,7 @@ def solve_bins(problem: BinnedProblem, *, settled: float = _SETTLED, limit: int 
         limit: N, fixed; None: it grows until the average cost has settled, or the states do not fit any more.
 
     Raises:
-        SpecError: the load is not below 1, or the bins have more states than fit.
+        SpecError: there are more than three bins, the load is not below 1, or the bins have more states than fit.
     """
     _check(problem)
     if limit is not None:
@@ -203,6 +204,8 @@ def capacity(problem: BinnedProblem) -> float:
 
 
 def _check(problem: BinnedProblem) -> None:
+    if problem.bins not in _INSTANTS:
+        raise SpecError(f"{problem.bins} bins cannot be decided together; give at most {max(_INSTANTS)}")
     rate, most = sum(problem.arrival_rates), capacity(problem)
     if not 0.0 < rate < most:
         raise SpecError(
@@ -233,7 +236,7 @@ def _model(problem: BinnedProblem, limit: int) -> _Model:
     }
     low = min(law[2].min() for law in laws.values())
     high = max(law[2].max() for law in laws.values())
-    grid = np.linspace(low, high, _INSTANTS) if high > low else np.array([low])
+    grid = np.linspace(low, high, _INSTANTS[problem.bins]) if high > low else np.array([low])
     batches = {}
     for (size, j, drawn), (mean, second, times, weights) in laws.items():
         energy = problem.powers[size - 1] * mean if problem.powers else 0.0

@@ -123,4 +123,8 @@ def test_larger_batches_than_can_be_solved_need_a_bound() -> None:
     large = longest_request_profile(SIZES, 64)
     with pytest.raises(SpecError, match="batches go up to 64 here; write batch_size=32 or less"):
         choose("smdp-bins:2", large)
+    with pytest.raises(SpecError, match="batches go up to 64 here; write batch_size=16 or less"):
+        choose("smdp-bins:3", large)
     assert choose("smdp-bins:2,batch_size=16", large).bins is not None
+    with pytest.raises(SpecError, match=r"4 is not a whole number within 1\.\.3"):
+        choose("smdp-bins:4", large)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from itertools import product
-from math import exp, factorial
+from math import exp, factorial, prod
 
 import numpy as np
 import pytest
 
 from policies.profile import Profile
+from policies.smdp import several_bins
 from policies.smdp.model import Problem
 from policies.smdp.several_bins import BinnedProblem, BinnedSolution, capacity, solve_bins
 from policies.smdp.solver import solve
@@ -22,30 +23,34 @@ HALVES = (UNIFORM[:1000], UNIFORM[1000:])
 def least_cost(problem: BinnedProblem, limit: int) -> float:
     """The least average cost by relative value iteration, after the transformation to equal times; for fixed times."""
     rates, rate, largest = problem.arrival_rates, sum(problem.arrival_rates), problem.max_batch_size
-    states = [(n, m) for n in range(limit + 1) for m in range(limit + 1)]
+    states = list(product(range(limit + 1), repeat=len(rates)))
 
-    def arrivals(time: float) -> list[list[float]]:
-        return [[exp(-r * time) * (r * time) ** k / factorial(k) for k in range(40)] for r in rates]
-
-    def next_states(left: tuple[int, int], time: float) -> dict[tuple[int, int], float]:
-        masses, found = arrivals(time), dict[tuple[int, int], float]()
-        for (i, p), (j, q) in product(enumerate(masses[0]), enumerate(masses[1])):
-            state = min(limit, left[0] + i), min(limit, left[1] + j)
-            found[state] = found.get(state, 0.0) + p * q
+    def lengths(left: int, mean: float) -> dict[int, float]:
+        """Probabilities of the length of one queue when a batch ends."""
+        found = dict[int, float]()
+        for k in range(40):
+            length = min(limit, left + k)
+            found[length] = found.get(length, 0.0) + exp(-mean) * mean**k / factorial(k)
         return found
 
-    moves = dict[tuple[int, int], list[tuple[float, float, float, dict[tuple[int, int], float]]]]()
-    for n, m in states:
-        for a, b in product(range(min(n, largest) + 1), range(min(m, largest) + 1)):
-            if not 0 < a + b <= largest or (a and b and not problem.mixing):
+    def next_states(left: tuple[int, ...], time: float) -> dict[tuple[int, ...], float]:
+        laws = [lengths(n, r * time) for n, r in zip(left, rates, strict=True)]
+        return {state: prod(law[n] for law, n in zip(laws, state, strict=True)) for state in product(*laws)}
+
+    moves = dict[tuple[int, ...], list[tuple[float, float, float, dict[tuple[int, ...], float]]]]()
+    for state in states:
+        for taken in product(*(range(min(n, largest) + 1) for n in state)):
+            used = [j for j, n in enumerate(taken) if n]
+            if not 0 < sum(taken) <= largest or (len(used) > 1 and not problem.mixing):
                 continue
-            time = float(problem.sizes[1 if b else 0][0])
-            energy = problem.powers[a + b - 1] * time if problem.powers else 0.0
-            held = (n + m) * time + rate * time**2 / 2.0
-            moves.setdefault((n, m), []).append((time, held, energy, next_states((n - a, m - b), time)))
-        if max(n, m) < largest:
-            following = {(n + 1, m): rates[0] / rate, (n, m + 1): rates[1] / rate}
-            moves.setdefault((n, m), []).append((1.0 / rate, (n + m) / rate, 0.0, following))
+            time = float(problem.sizes[used[-1]][0])
+            energy = problem.powers[sum(taken) - 1] * time if problem.powers else 0.0
+            held = sum(state) * time + rate * time**2 / 2.0
+            left = tuple(n - a for n, a in zip(state, taken, strict=True))
+            moves.setdefault(state, []).append((time, held, energy, next_states(left, time)))
+        if max(state) < largest:
+            following = {(*state[:j], state[j] + 1, *state[j + 1 :]): r / rate for j, r in enumerate(rates)}
+            moves.setdefault(state, []).append((1.0 / rate, sum(state) / rate, 0.0, following))
     step = 0.9 * min(time for options in moves.values() for time, *_ in options)
     values = dict.fromkeys(states, 0.0)
     for _ in range(4000):
@@ -59,7 +64,7 @@ def least_cost(problem: BinnedProblem, limit: int) -> float:
             for state, options in moves.items()
         }
         change = [better[s] - values[s] for s in states]
-        values = {s: better[s] - better[0, 0] for s in states}
+        values = {s: better[s] - better[states[0]] for s in states}
         if max(change) - min(change) < 1e-7 * abs(max(change)):
             return max(change)
     raise AssertionError("value iteration did not converge")
@@ -70,6 +75,27 @@ def least_cost(problem: BinnedProblem, limit: int) -> float:
 def test_the_average_cost_is_that_of_value_iteration(mixing: bool, powers: tuple[float, ...], w2: float) -> None:
     problem = replace(TINY, mixing=mixing, powers=powers, w2=w2)
     assert solve_bins(problem, limit=5).gain == pytest.approx(least_cost(problem, 5), rel=1e-5)
+
+
+def test_of_three_bins_the_average_cost_is_that_of_value_iteration() -> None:
+    problem = BinnedProblem((SHORT, np.array([2.0]), LONG), (0.2, 0.1, 0.1), 2, powers=(2.0, 2.5), w2=200.0)
+    assert solve_bins(problem, limit=3).gain == pytest.approx(least_cost(problem, 3), rel=1e-4)
+
+
+def test_three_bins_take_less_time_than_two() -> None:
+    thirds, problem = (UNIFORM[:667], UNIFORM[667:1334], UNIFORM[1334:]), BinnedProblem(HALVES, (0.08, 0.08), 4)
+    two = solve_bins(problem, limit=12).mean_response_time
+    three = solve_bins(replace(problem, sizes=thirds, arrival_rates=(0.16 / 3,) * 3), limit=12).mean_response_time
+    assert three < 0.99 * two
+
+
+def test_the_coarser_grid_of_three_bins_changes_the_average_cost_by_less_than_a_fifth_of_a_per_cent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = BinnedProblem((UNIFORM[:700], UNIFORM[700:1400], UNIFORM[1400:]), (0.05, 0.05, 0.05), 4)
+    coarse = solve_bins(problem, limit=12).gain
+    monkeypatch.setitem(several_bins._INSTANTS, 3, 60)
+    assert solve_bins(problem, limit=12).gain == pytest.approx(coarse, rel=2e-3)
 
 
 def test_equal_bins_are_one_bin() -> None:
@@ -148,7 +174,9 @@ def test_too_high_a_rate_is_refused_with_the_rate_that_can_be_served() -> None:
 
 def test_more_states_than_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="give fewer bins or a smaller largest batch"):
-        solve_bins(BinnedProblem((SHORT, LONG, LONG + 1.0, LONG + 2.0), (0.1,) * 4, 16))
+        solve_bins(BinnedProblem((SHORT, LONG, LONG + 1.0), (0.1,) * 3, 32))
+    with pytest.raises(SpecError, match="4 bins cannot be decided together; give at most 3"):
+        solve_bins(BinnedProblem((SHORT, LONG, LONG + 1.0, LONG + 2.0), (0.1,) * 4, 2))
 
 
 def test_a_burst_of_long_requests_is_served_although_its_queue_is_longer_than_the_table() -> None:
