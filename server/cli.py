@@ -14,7 +14,15 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from policies.command import VersionFlag, complete_policies, complete_profiles, examples, run
+from policies.command import (
+    INTERRUPTED,
+    VersionFlag,
+    complete_policies,
+    complete_profiles,
+    examples,
+    report_interrupted,
+    run,
+)
 from policies.types import SpecError
 from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
@@ -98,10 +106,18 @@ def serve_model(
     exit_on_sigterm()
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
     with configured_logging(*result.log_options), printed_to_log():
-        gateways = None if role_of_this_process() else _gateways(result)
-        code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
+        try:
+            gateways = None if role_of_this_process() else _gateways(result)
+            code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
+        except SystemExit as end:  # SIGTERM before the server handles it
+            code = end.code if isinstance(end.code, int) else 1
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+    if code == INTERRUPTED:
+        report_interrupted("serve-model")
     logging.shutdown()
-    os._exit(code)  # a thread in a hung device call or sensor would block a normal exit
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit would wait for a thread in a hung device call, and abort in one that computes
 
 
 def _serve(result: SettingsResult, started: float) -> int:

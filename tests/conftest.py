@@ -3,8 +3,16 @@
 import os
 import signal
 
+import pytest
+
 # Tests run side by side. The threads of a linear algebra library wait busily for each other, on processors that others
 # use: small problems then take ten times as long.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that SIGINT is ignored
+
+
+@pytest.fixture
+def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve tables for five loads instead of 49: each load of a bound on a percentile takes a fifth of a second."""
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.1, 0.3, 0.5, 0.7, 0.9])

@@ -114,7 +114,8 @@ def meter_for(device: str) -> EnergyMeter:
     try:
         meter = _meter(device)
     except OSError as error:
-        _log.warning("the energy of %s is not measured: %s", device, error)
+        level = logging.INFO if device == "cpu" else logging.WARNING  # most virtual machines have no counters
+        _log.log(level, "the energy of %s is not measured: %s", device, error)
         return NoMeter(str(error))
     _log.info(
         "the energy of %s: %s; scope %s, updated every %.3g s", device, meter.about, meter.scope, meter.resolution

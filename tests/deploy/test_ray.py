@@ -57,6 +57,7 @@ def specs(replica: Replica) -> dict[str, str]:
     return {model: chosen.spec for model, chosen in replica._server.fleet.first.chosen.items()}
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_user_config_swaps_the_policies_and_overrides_args() -> None:
     async def scenario(replica: Replica) -> None:
         await replica.reconfigure({"policy": ["smdp"], "slo_p95_ms": 300})
@@ -212,6 +213,7 @@ def test_the_metrics_of_all_replicas_are_merged() -> None:
     play(scenario)
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_the_configuration_file_is_valid_for_a_replica() -> None:
     args, config = APPLICATION["args"], DEPLOYED["user_config"]
     load_settings({**args, **config}, None)

@@ -113,6 +113,7 @@ def test_only_a_spec_that_names_an_slo_has_one() -> None:
     assert choose("max-under-deadline:slo_ms=100", P4).slo == pytest.approx(0.1)
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_the_objective_is_that_of_the_spec_else_the_promised_one_and_survives_solving_again() -> None:
     started = choose("smdp", P4, {"slo_p95_ms": "20"})
     assert (started.slo, started.promised, started.objective) == (0.02, 0.02, 0.02)

@@ -92,6 +92,21 @@ def test_without_weights_and_network_no_server_starts(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_a_profile_is_measured_ends_the_server(number: int, code: int, tmp_path: Path) -> None:
+    line = (*command_line("serve-model"), "googlenet", "--device", "cpu", "--weights", "random", "--port", "0")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        assert any("measuring a quick profile" in each for each in process.stderr)
+        time.sleep(0.2)
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert process.returncode == code
+    assert "terminate" not in rest
+    assert ("serve-model: interrupted" in rest) == (number == signal.SIGINT)
+
+
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
     """An emulated device whose batches take 30 s."""

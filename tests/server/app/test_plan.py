@@ -127,6 +127,7 @@ OBJECTIVES = [
 ]
 
 
+@pytest.mark.usefixtures("few_loads")
 @pytest.mark.parametrize(("flags", "parts"), OBJECTIVES)
 def test_an_objective_that_a_policy_ignores_is_an_error(flags: dict[str, object], parts: list[str]) -> None:
     message = error_of(slo_p95_ms=30.0, **flags)

@@ -179,6 +179,7 @@ def does_not_fit(outputs: list[Any]) -> list[Any]:
     return outputs
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http() -> None:
     few = P4.truncated(8)
     bound, overhead, rate = 60.0, 0.005, 0.5 * few.capacity
@@ -192,6 +193,7 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
     assert 0.02 < late < 0.07, "5 per cent may be late"
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_without_overhead_maximum_ages_stay_nearly_as_solved() -> None:
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
