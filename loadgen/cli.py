@@ -415,7 +415,9 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
         print(json.dumps(compared if job.compare else rows[0], allow_nan=False))
     else:
         console = Console()
-        console.print(comparison_table(reports, job.objective) if job.compare else report_table(results[0].report))
+        console.print(
+            comparison_table(reports, job.objective) if job.compare else report_table(results[0].report, job.objective)
+        )
         if steps:
             console.print("\nby step of the arrival rate, ms", step_table(steps), sep="\n")
     title = _title(job)

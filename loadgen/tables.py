@@ -41,8 +41,8 @@ _COLUMNS: Mapping[str, str] = {
 _MIN_NAME_WIDTH = 16  # terminal columns for a policy's spec, or its length if shorter
 
 
-def report_table(content: Report) -> Table:
-    """Table of one run's report; unknown values are left out."""
+def report_table(content: Report, objective: RunObjective) -> Table:
+    """Table of one run's report; unknown values are left out, and so is the cost without a weight of power."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
@@ -53,15 +53,16 @@ def report_table(content: Report) -> Table:
         grid.add_row(f"not answered: {status}", str(count), "")
     values: Mapping[str, Any] = {**content}
     for key, (label, unit) in ROWS.items():
-        if values[key] is not None:
+        if values[key] is not None and (key != "cost" or objective.w2):
             grid.add_row(label, figure(values[key]), unit)
     return grid
 
 
 def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Table:
-    """Table with one row per policy spec; columns without a known value are left out."""
+    """Table with one row per policy spec; columns as the rows of `report_table`."""
     contents: dict[str, Mapping[str, Any]] = {spec: {**content} for spec, content in rows.items()}
-    shown = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
+    known = [key for key in _COLUMNS if any(content[key] is not None for content in contents.values())]
+    shown = [key for key in known if key != "cost" or objective.w2]
     grid = Table(box=None, pad_edge=False, caption=_explain(objective), caption_justify="left")  # fits 80 columns
     grid.add_column("policy", overflow="fold", min_width=min(_MIN_NAME_WIDTH, max(map(len, contents), default=0)))
     for key in shown:
@@ -90,8 +91,8 @@ def explain_cost(objective: RunObjective) -> str:
 
 def _explain(objective: RunObjective) -> str:
     late = f"\nlate: not answered within {1e3 * objective.slo:g} ms" if isfinite(objective.slo) else ""
-    cost = f"cost: {objective.w1:g} x mean ms + {objective.w2:g} x W"
-    return f"mJ: energy per request; {cost}{late}"
+    cost = f"; cost: {objective.w1:g} x mean ms + {objective.w2:g} x W" if objective.w2 else ""
+    return f"mJ: energy per request{cost}{late}"
 
 
 def figure(value: float | None) -> str:

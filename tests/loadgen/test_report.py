@@ -118,10 +118,17 @@ def test_a_duration_of_zero_has_no_rate() -> None:
 
 
 def test_the_table_leaves_out_unknown_values() -> None:
-    text = rendered(report_table(report_of(SERVED, replace(SERVED, status=503, energy=None))))
+    text = rendered(report_table(report_of(SERVED, replace(SERVED, status=503, energy=None)), RunObjective(inf)))
     assert "not answered: 503" in text
     assert "500" in text
     assert "SLO" not in text
+
+
+@pytest.mark.parametrize(("w2", "shown"), [(0.0, False), (2.0, True)])
+def test_the_cost_is_shown_with_a_weight_of_power(w2: float, shown: bool) -> None:
+    objective = RunObjective(inf, w2=w2)
+    assert ("cost" in rendered(report_table(report_of(SERVED), objective))) == shown
+    assert ("cost" in rendered(comparison_table({"greedy": report_of(SERVED)}, objective))) == shown
 
 
 def test_the_comparison_has_one_row_per_policy() -> None:
