@@ -63,6 +63,7 @@ bench-live: $(STAMP)  ## measure adaptation, objectives, plans, fleets, and mode
 	$(BIN)/python -m benchmarks.lazy_texts
 	$(BIN)/python -m benchmarks.text_live
 	$(BIN)/python -m benchmarks.bins_live
+	$(BIN)/python -m benchmarks.joining_live
 	$(BIN)/python -m benchmarks.ocr
 	$(BIN)/python -m benchmarks.page
 

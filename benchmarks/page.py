@@ -13,6 +13,7 @@ from benchmarks.bin_ages import table as bin_ages_table
 from benchmarks.bins_live import table as bins_live_table
 from benchmarks.co_located import table as co_located_table
 from benchmarks.joining_energy import table as joining_energy_table
+from benchmarks.joining_live import table as joining_live_table
 from benchmarks.smdp_bins import table as smdp_bins_table
 from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
 
@@ -95,6 +96,10 @@ def _co_located() -> str:
 
 def _joining_energy() -> str:
     return joining_energy_table(load_record("joining_energy"))
+
+
+def _joining_live() -> str:
+    return joining_live_table(load_record("joining_live"))
 
 
 def _soak() -> str:
@@ -343,10 +348,10 @@ SECTIONS = (
         "Simulated: models of equal or unequal load on one Tesla P4; some are slower by the factor 3 or 4. The cost is "
         "the mean response time of all requests, ms, plus w2 times the mean power. `first formed` launches the batch "
         "that was formed first, and the tables of `smdp` are then those of a device of the model's own. `greedy` and "
-        "`smdp` are the server's: the largest product of queue and service rate is first, and tables are those of a "
-        "device that the other models slow down ([several models](several-models.md)). `valued` launches by the value "
-        "functions of such devices, whose arrival rates it is given. Changes are in per cent of the cost of the same "
-        "policy with the batch that was formed first, and of the better of both, with 95 per cent intervals.",
+        "`smdp` are the server's: the largest product of queue, service rate and waiting time is first, and tables are "
+        "those of a device that the other models slow down ([several models](several-models.md)). `valued` launches by "
+        "the value functions of such devices, whose arrival rates it is given. Changes have 95 per cent intervals. No "
+        "batch becomes overdue, since there is no maximum wait.",
         _co_located,
     ),
     Section(
@@ -357,6 +362,14 @@ SECTIONS = (
         "what changes with `w2`, with 95 per cent intervals. The cost is the mean response time plus w2 times the mean "
         "power.",
         _joining_energy,
+    ),
+    Section(
+        "Continuous batching with a weight of power, live",
+        "joining_live",
+        "A GPT-2 of four layers of width 64 with random weights generates 1 to 32 tokens on a CPU, in batches of at "
+        "most 8: `joining:8`, and what changes with w2 = 3 ms/W. Times are measured, the power is that of the assumed "
+        "device above. In brackets the same in a simulation.",
+        _joining_live,
     ),
     Section(
         "Overload",

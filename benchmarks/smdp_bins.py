@@ -26,6 +26,7 @@ from policies.profile import Profile
 from policies.queue import simulator
 from policies.queue.arrivals import trace_column
 from policies.queue.batcher import Batcher
+from policies.rules.smdp_bins import LARGEST_BATCHES
 from policies.sizing.bins import batch_time, optimised_edges
 from policies.types import Launch, Request
 
@@ -37,7 +38,7 @@ EXISTING = (
     *("greedy", "multi-bin:2,inner=greedy", "multi-bin:3,inner=greedy", "smdp"),
     *("multi-bin:2,inner=smdp", "multi-bin:3,inner=smdp"),
 )
-TOGETHER = ("smdp-bins:2", "smdp-bins:3")  # three bins take batches of at most 16
+TOGETHER = ("smdp-bins:2", "smdp-bins:3")
 WEIGHTED_LOADS, WEIGHTS = (0.2, 0.4, 0.6), (20.0, 100.0)  # w2, s of response time for 1 W; of uniform sizes, B = 8
 TOKEN = 0.02  # s a token of the trace
 _Floats = NDArray[np.float64]
@@ -81,7 +82,8 @@ def measure(sizes: str, largest: int, load: float, w2: float) -> dict[str, Any]:
     profile = profile_of(sample, largest)
     rate = load * largest / batch_time(sample, optimised_edges(sample, 2, largest), largest)
     runs: dict[str, list[tuple[float, float]]] = {}
-    for spec in (*EXISTING, *TOGETHER[: None if largest <= 16 else 1]):
+    together = [spec for spec in TOGETHER if largest <= LARGEST_BATCHES[int(spec[-1])]]
+    for spec in (*EXISTING, *together):
         one_bin = not spec.startswith(("multi-bin", "smdp-bins"))
         if one_bin and rate >= profile.capacity:
             continue

@@ -103,9 +103,10 @@ class Chosen:
         return float(self.parameters.get("max_wait_ms", inf)) / 1e3
 
     @property
-    def slows(self) -> bool:
-        """Whether the table is that of a device that other models slow down (policies/rules/lookup.py)."""
-        return self.table is not None and not self.table.bound and self.name != FILE.name
+    def uses_slowdown(self) -> bool:
+        """Whether other models on the device change the rows of the table (policies/rules/lookup.py)."""
+        policy = self.policy.inner if isinstance(self.policy, MaximumWait) else self.policy
+        return isinstance(policy, Lookup) and policy.uses_slowdown
 
     @property
     def has_max_ages(self) -> bool:
@@ -408,7 +409,8 @@ def combine(chosen: Mapping[str, Chosen], by_shape: Collection[str] = ()) -> tup
     if len(by_stage) == len(chosen):
         return shared, monitor
     profiles = {model: choice.profile for model, choice in chosen.items()}
-    return PerKind(policies, profiles, max_waits, frozenset(by_stage)), monitor
+    in_order = any(choice.objective < inf for choice in chosen.values())
+    return PerKind(policies, profiles, max_waits, frozenset(by_stage), in_order), monitor
 
 
 def _finishing(policy: Policy, largest: Drain) -> Policy:

@@ -74,13 +74,8 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
             raise
         sys.exit(_report(name, f"{error.format_message()} See {name} --help."))
     if code == INTERRUPTED:
-        report_interrupted(name)
+        typer.echo(f"{name}: interrupted", err=True)
     sys.exit(code or 0)
-
-
-def report_interrupted(name: str) -> None:
-    """Say on stderr that the command was interrupted."""
-    typer.echo(f"{name}: interrupted", err=True)
 
 
 def check_files(output: Path | None, plot: Path | None) -> None:

@@ -65,7 +65,7 @@ def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     A table solved for a bound has no single w2 and is used as it is. The tables for the other factors have up to 14
     loads each; three times as many changed the cost under bursts by less than 0.1 per cent.
     """
-    plain = replace(table_policy(table, profile), slows=not table.bound)
+    plain = replace(table_policy(table, profile), uses_slowdown=not table.bound)
     if not table.w2:
         return plain
     problem = Problem(profile, 1.0, table.w1)

@@ -72,7 +72,7 @@ class State:
         suspended: requests between stages, latest run last.
         rates: measured arrival rate of each kind, 1/s; a kind not measured yet is absent.
         mean_rates: long-run mean arrival rate of each kind, 1/s; empty where it is not measured.
-        slowdown: measured load of the device by all its models / that of the model that is decided for, at least 1.
+        slowdown: factor by which other models make the device slower for the model that is decided for, at least 1.
     """
 
     now: float

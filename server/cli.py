@@ -14,15 +14,7 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from policies.command import (
-    INTERRUPTED,
-    VersionFlag,
-    complete_policies,
-    complete_profiles,
-    examples,
-    report_interrupted,
-    run,
-)
+from policies.command import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
 from policies.types import SpecError
 from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
@@ -110,11 +102,10 @@ def serve_model(
             gateways = None if role_of_this_process() else _gateways(result)
             code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
         except SystemExit as end:  # SIGTERM before the server handles it
-            code = end.code if isinstance(end.code, int) else 1
+            code = int(end.code or 0)
         except KeyboardInterrupt:
             code = INTERRUPTED
-    if code == INTERRUPTED:
-        report_interrupted("serve-model")
+            logging.getLogger("batchwright").info("interrupted before the server was ready")
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)  # a normal exit would wait for a thread in a hung device call, and abort in one that computes

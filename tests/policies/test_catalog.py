@@ -270,6 +270,27 @@ def test_models_by_stages_share_one_policy_and_the_others_keep_their_own() -> No
     assert action.requests == [tight]
 
 
+@pytest.mark.usefixtures("few_loads")
+@pytest.mark.parametrize(
+    ("spec", "first"), [("smdp", "b"), ("smdp:slo_p95_ms=300", "a"), ("max-under-deadline:slo_ms=1", "a")]
+)
+def test_if_a_model_has_an_objective_the_batch_formed_first_is_first(spec: str, first: str) -> None:
+    policy, _ = combine({"a": choose(spec, P4), "b": choose("greedy", P4)})
+    queue = [Request(0, 0.4, Kind("a"), deadline=0.41), *(Request(n, 0.5, Kind("b")) for n in (1, 2, 3))]
+    action = policy.decide(State(1.0, queue, rates={Kind("a"): 0.0, Kind("b"): 0.0}))
+    assert isinstance(action, Launch)
+    assert action.requests[0].kind.model == first
+
+
+@pytest.mark.usefixtures("few_loads")
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [("smdp", True), ("smdp:w2=2,max_wait_ms=inf", True), ("smdp:slo_mean_ms=50", False), ("greedy", False)],
+)
+def test_tables_for_a_weight_use_the_slowdown_by_other_models(spec: str, uses: bool) -> None:
+    assert choose(spec, P4).uses_slowdown == uses
+
+
 def test_after_a_swap_to_a_policy_without_stages_suspended_requests_are_finished_first() -> None:
     policy, _ = combine({"a": choose("static:4", P4)})
     started = [Request(n, 0.0, Kind("a"), stages=4, stage=2) for n in range(2)]

@@ -27,6 +27,7 @@ from server.scheduling.fleet import Fleet
 from server.telemetry.statistics import Duration
 
 _RATE_STEP = 1.1  # a chart is rendered again when the mean rate has changed by about this factor
+_SLOWDOWN_STEP = 1.5  # or the slowdown by this one, which follows the short-term rates
 _TICK_OFFSET = 0.02  # s after the full second; a timer that fires early would otherwise record an empty second
 _HEADERS = {"cache-control": "no-store"}
 
@@ -120,7 +121,7 @@ class DashboardData:
             return None
         rates = chosen.monitor.mean_rates(dispatcher.now())
         mean = sum(rate for kind, rate in rates.items() if kind.model == model)
-        mean /= dispatcher.slowdown(model)
+        mean /= _SLOWDOWN_STEP ** round(log(dispatcher.slowdown(model)) / log(_SLOWDOWN_STEP))
         return float(_RATE_STEP ** round(log(mean) / log(_RATE_STEP))) if mean > 0.0 else None
 
     def _chart_name(self, key: _ModelOnDevice) -> str:

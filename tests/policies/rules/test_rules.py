@@ -13,7 +13,7 @@ from policies.rules.drain import Drain
 from policies.rules.lookup import ActionRow, lookup, weighted
 from policies.rules.max_under_deadline import MaxUnderDeadline
 from policies.rules.maximum_wait import MaximumWait
-from policies.rules.per_kind import PerKind
+from policies.rules.per_kind import PerKind, slowdowns
 from policies.rules.rate_matching import RateMatching, RateMatchingLiteral
 from policies.types import Kind, Launch, Mix, Policy, Request, State, Wait
 from tests.support.states import state, waiting
@@ -131,15 +131,16 @@ def test_of_one_models_bins_that_of_the_oldest_request_is_first_unless_a_batch_h
 @pytest.mark.parametrize(
     ("a", "b", "max_wait_of_b", "first"),
     [
-        ((2.1, 2.2), (2.8, 2.9, 2.9), 1.0, "b"),  # 2 x 2 / 14 ms < 3 x 3 / 18 ms
-        ((2.1, 2.2, 2.2), (2.8, 2.9, 2.9), 1.0, "a"),  # the oldest of equal products
-        ((2.1,) * 5, (2.8,) * 8, 1.0, "b"),  # batches of 4: the longer queue
+        ((2.1, 2.2), (2.1, 2.9, 2.9), 1.0, "b"),  # 2 x 2 / 14 ms < 3 x 3 / 18 ms
+        ((2.1,) * 5, (2.1,) * 8, 1.0, "b"),  # batches of 4: the longer queue
+        ((2.1,), (2.8, 2.8), 1.0, "a"),  # 0.9 / 10 ms > 2 x 2 x 0.2 / 14 ms
+        ((2.1,), (2.8, 2.8, 2.8), 1.0, "b"),  # 0.9 / 10 ms < 3 x 3 x 0.2 / 18 ms
         ((1.9,), (2.8, 2.9, 2.9), 1.0, "a"),  # overdue
         ((1.9,), (1.8, 2.9, 2.9), 1.0, "b"),  # the oldest of two that are overdue
         ((1.9,), (1.5, 2.9, 2.9), 1.6, "a"),  # each by its own maximum wait
     ],
 )
-def test_of_models_on_a_device_the_largest_product_of_queue_and_service_rate_is_first(
+def test_of_models_on_a_device_the_largest_product_of_queue_service_rate_and_waiting_time_is_first(
     a: Sequence[float], b: Sequence[float], max_wait_of_b: float, first: str
 ) -> None:
     policy = PerKind({"a": greedy(4), "b": greedy(4)}, PROFILES, {"a": 1.0, "b": max_wait_of_b})
@@ -149,8 +150,8 @@ def test_of_models_on_a_device_the_largest_product_of_queue_and_service_rate_is_
 def test_of_models_of_unequal_service_times_the_faster_one_is_first() -> None:
     slow = replace(PROFILES["a"], service_times=tuple(4 * t for t in L))
     policy = PerKind({"a": greedy(4), "b": greedy(4)}, {**PROFILES, "a": slow})
-    assert first_launched(policy, of_two((2.0, 2.1, 2.2), (2.8, 2.9), MODELS)).model == "b"
-    assert first_launched(policy, of_two((2.0,) * 9, (2.8, 2.9), MODELS)).model == "a"
+    assert first_launched(policy, of_two((2.1, 2.1, 2.2), (2.1, 2.2), MODELS)).model == "b"
+    assert first_launched(policy, of_two((2.1,) * 9, (2.1, 2.2), MODELS)).model == "a"
 
 
 def test_of_the_model_that_is_first_the_bin_that_was_formed_first_is_launched() -> None:
@@ -169,30 +170,68 @@ def test_while_requests_are_between_stages_the_batch_that_was_formed_first_is_fi
     assert first_launched(policy, State(3.0, [*waiting_b, Request(9, 2.9, Kind("a"))])).model == "b"
 
 
-@pytest.mark.parametrize(("others", "limit"), [(0.0, 1), (10.0, 1), (30.0, 2), (80.0, 3)])
-def test_a_table_is_looked_up_at_the_load_of_all_models_unless_it_was_solved_for_a_bound(
+CAPACITY = PROFILES["a"].capacity
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.0, 1), (0.5, 1), (0.7, 2), (0.88, 3)])
+def test_a_table_is_looked_up_at_the_rate_times_the_slowdown_unless_it_was_solved_for_a_bound(
     others: float, limit: int
 ) -> None:
     rows = [ActionRow(10.0, (0, 1)), ActionRow(40.0, (0, 0, 2)), ActionRow(90.0, (0, 0, 0, 3))]
     plain = lookup(rows, 4)
-    for table, expected in ((plain, 1), (replace(plain, slows=True), limit)):
+    for table, expected in ((plain, 1), (replace(plain, uses_slowdown=True), limit)):
         policy = PerKind({"a": table, "b": static(4)}, PROFILES)
         for n in (1, 2, 3):
-            at = State(1.0, waiting_of(Kind("a"), n), rates={Kind("a"): 10.0, Kind("b"): others})
+            at = State(1.0, waiting_of(Kind("a"), n), rates={Kind("a"): 10.0, Kind("b"): others * CAPACITY})
             assert isinstance(policy.decide(at), Launch) == (n >= expected), (n, others)
 
 
-@pytest.mark.parametrize(("others", "limit"), [(0.0, 2), (1.0, 2), (5.0, 1)])
+def test_a_model_with_hardly_any_arrivals_is_launched_at_once_beside_a_busy_one() -> None:
+    table = replace(lookup([ActionRow(10.0, (0, 0, 2)), ActionRow(40.0, (0, 0, 2))], 4), uses_slowdown=True)
+    policy = PerKind({"a": table, "b": static(4)}, PROFILES)
+    for rate, launches in ((4.9, True), (5.1, False)):  # half the lowest rate
+        at = State(1.0, waiting_of(Kind("a"), 1), rates={Kind("a"): rate, Kind("b"): 0.9 * CAPACITY})
+        assert isinstance(policy.decide(at), Launch) == launches
+
+
+@pytest.mark.parametrize(("others", "size"), [(0.0, 2), (0.1, 3)])
+def test_beside_other_models_a_table_launches_all_that_wait(others: float, size: int) -> None:
+    table = replace(lookup([ActionRow(10.0, (0, 1, 2, 2))], 4), uses_slowdown=True)
+    policy = PerKind({"a": table, "b": static(4)}, PROFILES)
+    at = State(1.0, waiting_of(Kind("a"), 3), rates={Kind("a"): 10.0, Kind("b"): others * CAPACITY})
+    action = policy.decide(at)
+    assert isinstance(action, Launch)
+    assert len(action.requests) == size
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.0, 2), (0.1, 2), (0.4, 1)])
 def test_a_model_that_others_slow_down_by_c_has_its_power_weighted_by_1_over_c_squared(
     others: float, limit: int
 ) -> None:
-    rows = [ActionRow(10.0, (0, 0, 2)), ActionRow(15.0, (0, 0, 2))]
-    table = replace(weighted(lookup(rows, 4), {0.5: [ActionRow(10.0, (0, 1))]}), slows=True)  # limit 1 if power halves
-    policy = PerKind({"a": table, "b": static(4)}, PROFILES)
-    rates = {Kind("a"): 10.0, Kind("b"): others}  # b slows a down by 1 + others / 10; the factors meet at 1 / sqrt(2)
+    rows = [ActionRow(10.0, (0, 0, 2)), ActionRow(17.0, (0, 0, 2))]
+    table = weighted(lookup(rows, 4), {0.5: [ActionRow(10.0, (0, 1))]})  # limit 1 if power counts half
+    policy = PerKind({"a": replace(table, uses_slowdown=True), "b": static(4)}, PROFILES)
+    rates = {Kind("a"): 10.0, Kind("b"): others * CAPACITY}  # c = 1 / (1 - others); the factors meet at 1 / sqrt(2)
     for n in (1, 2):
         action = policy.decide(State(1.0, waiting_of(Kind("a"), n), rates=rates, mean_rates={Kind("a"): 10.0}))
         assert isinstance(action, Launch) == (n >= limit)
+
+
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        ((0.3, 0.0), (1.0, None)),
+        ((0.3, 0.6), (2.5, 1 / 0.7)),
+        ((0.01, 0.89), (1 / 0.11, 1 / 0.99)),
+        ((0.6, 1.2), (3.0, 1.5)),  # above capacity by the parts of the load
+        ((1e-9, 1.5), (100.0, 1.0)),
+    ],
+)
+def test_other_models_leave_the_rest_of_the_time(
+    loads: tuple[float, float], expected: tuple[float, float | None]
+) -> None:
+    found = slowdowns({Kind(m): load * CAPACITY for m, load in zip("ab", loads, strict=True)}, PROFILES)
+    assert (found.get("a"), found.get("b")) == pytest.approx(expected)
 
 
 def waiting_of(kind: Kind, number: int) -> list[Request]:

@@ -242,6 +242,21 @@ def test_models_of_one_device_have_separate_policies() -> None:
     run_scenario(scenario, {"a": chosen(greedy(8))["m"], "b": chosen(static(2))["m"]})
 
 
+def test_the_slowdown_by_other_models_is_that_of_their_measured_rates() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        assert dispatcher.slowdown("a") == dispatcher.slowdown("b") == 1.0
+        for _ in range(200):
+            for model in ("a", "b"):
+                dispatcher.submit(model, [1.0])
+            await asyncio.sleep(0.01)
+        load = dispatcher.arrival_rate("b") / STEPS.capacity
+        assert load > 0.05, "of one request each 10 ms"
+        assert dispatcher.slowdown("a") == pytest.approx(1.0 / (1.0 - load), rel=1e-6)
+        assert dispatcher.slowdown("b") == 1.0, "greedy has no table"
+
+    run_scenario(scenario, {"a": choose("smdp", STEPS), "b": choose("greedy", STEPS)})
+
+
 def test_a_deadline_is_missed_not_enforced() -> None:
     async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
         await dispatcher.submit("m", [1.0, 2.0])

@@ -157,7 +157,7 @@ function showPolicy(state) {
   text(find("present"), describeAction(view, state.here));
   const row = rowOfAges(view, tableRate(state.here));
   text(find("condition"), row ? `· circles: the last batches · for ${+row.rate_hz.toPrecision(3)} arrivals per second`
-    : view.mean_rate_hz === null ? "" : `· for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
+    : view.mean_rate_hz === null ? "" : `· power weighted as for a long-run mean of ${+view.mean_rate_hz.toPrecision(3)} arrivals per second`);
   if (row) drawAges(find("chart-policy"), view, row, trail, state.batches);
   else drawPolicy(find("chart-policy"), view, trail);
 }
@@ -176,7 +176,7 @@ function rowOfAges(view, rate) {
 // the current action as text
 function describeAction(view, here) {
   const { queue_length: n, arrival_rate_hz: measured, oldest_age_ms: age, slowdown } = here, rate = tableRate(here);
-  const others = slowdown >= 1.05 ? `, ${slowdown.toPrecision(2)} times the load with the other models` : "";
+  const others = slowdown >= 1.05 ? `, device ${slowdown.toPrecision(2)} times slower by other models` : "";
   const now = `${n} queued, ${measured < 0.01 ? 0 : measured.toPrecision(3)} arrivals per second${others}: `;
   if (!n) return `${now}no request to launch`;
   const ages = rowOfAges(view, rate)?.max_age_ms;
