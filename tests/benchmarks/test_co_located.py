@@ -6,7 +6,9 @@ import pytest
 from benchmarks import co_located
 from benchmarks.co_located import System, Valued, policy_of, system_of
 from benchmarks.support.harness import load_record
+from policies.profile import Profile, load_profile
 from policies.smdp.model import Problem
+from policies.smdp.several_bins import BinnedProblem, solve_bins
 from policies.smdp.solver import solve
 from policies.types import Kind, Launch, Policy, Request, State
 
@@ -57,6 +59,34 @@ def test_the_average_cost_of_a_table_is_that_of_the_exact_solver_and_longer_queu
     values, gain = co_located._relative_values(problem, solution.batch_size)
     assert gain == pytest.approx(solution.gain, rel=1e-6)
     assert (np.diff(values[:200]) > 0).all()
+
+
+@pytest.mark.parametrize(("w2", "most", "first_formed"), [(0.0, 1.08, 1.1), (2.0, 1.02, 0.99)])
+def test_two_models_cost_nearly_as_little_as_the_best_decision_for_both_queues(
+    w2: float, most: float, first_formed: float
+) -> None:
+    """Bins that are never mixed are models: one SMDP over both queues has the least average cost."""
+    fast = load_profile("googlenet-tesla-p4").truncated(4)
+    times, energies = np.array(fast.service_times), np.array(fast.energies)
+    slow = Profile("slow", tuple(4 * times), energies=tuple(4 * energies))
+    rates = (0.3 * fast.capacity, 0.3 * slow.capacity)
+    joint = BinnedProblem(
+        (np.array([1.0]), np.array([4.0])),
+        rates,
+        4,
+        lambda size, factor: times[size - 1] * factor,
+        tuple(energies / times),
+        w2=w2,
+        mixing=False,
+    )
+    best = solve_bins(joint, settled=1e-3).gain
+    system = System((fast, slow), rates, w2)
+    served, before = (
+        np.mean([co_located.simulate(system, *policy_of(name, system), seed) for seed in range(2)]) / best
+        for name in ("smdp", "smdp, first formed")
+    )
+    assert 0.99 < served < most
+    assert before > first_formed
 
 
 def test_the_servers_rules_gain_where_energy_has_no_weight_and_lose_nowhere_clearly_half_a_per_cent() -> None:
