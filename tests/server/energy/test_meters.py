@@ -81,8 +81,9 @@ def test_a_failing_sensor_is_logged_and_a_reading_may_outlive_its_loop(caplog: p
 
     broken, hanging = LastReading(Broken()), LastReading(meter := HangingMeter())
     asyncio.run(broken.refresh())
+    before = threading.enumerate()  # the thread of the failed reading, or of another test, may still be ending
     asyncio.run(hanging.refresh(0.0))
-    [reading] = (thread for thread in threading.enumerate() if thread.name == "energy")
+    [reading] = (thread for thread in threading.enumerate() if thread.name == "energy" and thread not in before)
     assert reading.daemon, "the process may exit before it completes"
     meter.answers.set()
     reading.join()
