@@ -17,7 +17,8 @@ The cost is w1 x the mean response time of all requests in ms + w2 x the mean po
 with a part p of the requests has the weight p for its own mean response time, and so `smdp` has w2 / p for each model.
 All see the same arrivals in each run; the interval of a difference is that of the differences by run. No batch becomes
 overdue, since there is no maximum wait. The settings were fixed before the first run but for the system with a very
-rare model, which was added to see how the least frequent model fares.
+rare model, which was added to see how the least frequent model fares. The weight n b W / l(b) was chosen among several
+by runs in these settings, with fewer repetitions; it has no parameter that was fitted to them.
 
 The record is written after each cell, and cells in it are not measured again; delete it to start over.
 """

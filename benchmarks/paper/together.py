@@ -43,7 +43,7 @@ Left and middle: w2 = 0. Right: each setting of the record."""
 def decided_together() -> Section:
     """The section, and its figure."""
     bins, models, steps = (load_record(each.NAME) for each in (smdp_bins, co_located, joining_energy))
-    live = bins_live.changes(load_record(bins_live.NAME)).values()
+    live = load_record(bins_live.NAME)
     formed = {"to_first_formed": "`greedy`, first formed", "to_best": "the better of `greedy` and `smdp`, first formed"}
     rules = (("greedy", "to_first_formed"), ("smdp", "to_best"), ("valued", "to_best"))
     rows = [
@@ -53,7 +53,10 @@ def decided_together() -> Section:
             for measure, compared in (("time", "best policy bin by bin, w2 = 0"), ("cost", "the same, w2 > 0"))
             if (values := _bins(bins, spec, measure))
         ),
-        ("two bins, live", "greedy, two greedy bins", "time", *_ends(live)),
+        *(
+            (f"{number} bins, live", "greedy, two greedy bins", "time", *_ends(bins_live.changes(live, spec).values()))
+            for spec, number in (("smdp-bins:2", "two"), ("smdp-bins:3", "three"))
+        ),
         *(
             (
                 _RULES[kind] if measure == "time" else "",
