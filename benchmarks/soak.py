@@ -118,7 +118,7 @@ class Soak:
             async with asyncio.TaskGroup() as calls:  # calls outlive the tasks that start them
 
                 def call() -> asyncio.Task[None]:
-                    return calls.create_task(clients.call(self._now()))
+                    return calls.create_task(clients.call())
 
                 others: list[Coroutine[Any, Any, None]] = [
                     self._swap(session, 20.0 * step),
@@ -254,9 +254,11 @@ def audit(counts: ClientCounts, counted: dict[str, int]) -> list[str]:
 
 def _unexplained(soak: Soak) -> list[str]:
     """500s for good samples that no ordered error explains, and lost answers that no kill explains."""
-    ordered = [at for at, fault in soak.faults if fault.startswith("error")]
-    late = [at for at in soak.counts.failed_at if not any(-2 <= at - o <= _AFTER_ERROR_S for o in ordered)]
-    found = [f"500 for a good sample at {at:.1f} s, no error was ordered" for at in late]
+    ordered = [soak.began + at for at, fault in soak.faults if fault.startswith("error")]
+    found = []
+    for sent, ended in soak.counts.failed:
+        if not any(sent - _AFTER_ERROR_S <= at <= ended for at in ordered):
+            found.append(f"500 for a good sample, sent at {sent - soak.began:.1f} s, and no error was ordered")
     for sent, ended, error in soak.counts.lost:
         if not any(sent - _STALE_S <= soak.began + at <= ended for at, _ in soak.kills):
             found.append(f"{error}, sent at {sent - soak.began:.1f} s, and nothing was killed")

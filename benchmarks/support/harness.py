@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "records"
 FIGURES = ROOT / "docs" / "figures"
 TRACE = ROOT.parent / "shared" / "data" / "azure-llm-2023-conv.csv"  # Azure/AzurePublicDataset
+_PORTS = (10_000, 32_768)  # below those of outgoing connections, by Linux's default
 MODULES = {
     "serve-model": "server.cli",
     "generate-load": "loadgen.cli",
@@ -138,10 +140,11 @@ def serving_bare_fastapi(profile: str) -> AbstractContextManager[Server]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that is free now; none that the system may give to a connection meanwhile."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(*_PORTS)))
+            return int(probe.getsockname()[1])
 
 
 def _await_ready(

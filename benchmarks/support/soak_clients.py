@@ -40,14 +40,14 @@ class ClientCounts:
         ends: number of calls by kind and status.
         samples: number of samples by kind and status.
         wrong: descriptions of wrong answers.
-        failed_at: instants of 500s for good samples, s after the start.
+        failed: 500s for good samples: when the calls were sent and ended, s of time.monotonic.
         lost: calls without an answer: when they were sent and ended, s of time.monotonic, and the error.
     """
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     samples: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    failed_at: list[float] = field(default_factory=list)
+    failed: list[tuple[float, float]] = field(default_factory=list)
     lost: list[tuple[float, float, str]] = field(default_factory=list)
 
     def end(self, kind: str, status: object, samples: int = 1) -> None:
@@ -142,8 +142,8 @@ class SoakClients:
             self.counts.end("alone", status)
         assert len(set(self.alone)) == len(self.alone), "different images must have different answers"
 
-    async def call(self, instant: float) -> None:
-        """Make one call of a drawn kind at `instant`, s after the start."""
+    async def call(self) -> None:
+        """Make one call of a drawn kind."""
         kind = str(self._rng.choice([*_KINDS], p=[*_KINDS.values()]))
         n = int(self._rng.choice(_SEVERAL)) if kind == "several" else 1
         chosen = self._rng.integers(len(self.images), size=n).tolist()
@@ -165,7 +165,7 @@ class SoakClients:
         if status == 200 and good and answer != b"".join(self.alone[index] for index in chosen):
             self.counts.wrong.append(f"{kind}: the answer is not that of its own images")
         elif status == 500 and good:
-            self.counts.failed_at.append(instant)
+            self.counts.failed.append((began, time.monotonic()))
         elif status not in allowed:
             self.counts.wrong.append(f"{kind}: {status} {answer[:200]!r}")
 

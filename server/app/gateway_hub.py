@@ -6,7 +6,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.api.inference import Inference
 from server.config import Settings
-from server.errors import UnavailableError
+from server.errors import UnavailableError, render_error
 from server.gateways.fleet_server import FleetServer, Gateway
 from server.gateways.metrics_recorder import replay
 from server.gateways.setup import FLEET_SOCKET, GREETING, GatewaySetup
@@ -33,6 +33,12 @@ _LEAST_SLOT, _LARGEST_SLOT = 2**16, 2**24  # bytes
 _SLOTS_MEMORY = 2**27  # bytes of all slots of one gateway, at most
 _MOST_SLOTS = 512
 _STOP_TIMEOUT = 15.0  # s for gateways to send open responses
+_REJECTION_TIMEOUT = 1.0  # s for a client to read that the server is stopping
+_REJECTION_BODY = render_error("the server is stopping; send the request to another one")
+_REJECTION = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_REJECTION_BODY), _REJECTION_BODY)
+)
 
 
 class GatewayHub:
@@ -111,13 +117,13 @@ class GatewayHub:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         await self._fleet.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _accept(self) -> None:
         with suppress(BlockingIOError):
             connection, _ = self._socket.accept()
-            task = asyncio.get_running_loop().create_task(self._connect(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(self._connect(connection))
 
     async def _connect(self, connection: socket.socket) -> None:
         size = self._slot_size()
@@ -216,11 +222,36 @@ class GatewayHub:
                 pass
 
     def _end_listening(self, gateway: Gateway) -> None:
-        """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing."""
+        """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing.
+
+        The system resets connections that nobody has accepted yet; so these are accepted here, and rejected.
+        """
         self._listening.discard(gateway)
-        if not self._listening:
-            with suppress(OSError):
-                self._bound.shutdown(socket.SHUT_RD)
+        if self._listening:
+            return
+        self._bound.setblocking(False)
+        with suppress(OSError):
+            while True:
+                self._start(self._reject(self._bound.accept()[0]))
+        with suppress(OSError):
+            self._bound.shutdown(socket.SHUT_RD)
+
+    async def _reject(self, connection: socket.socket) -> None:
+        """Answer 503 on a connection, whatever it sends; one that expects TLS is only closed."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_REJECTION_TIMEOUT):
+                if self._settings.tls_cert is None:
+                    writer.write(_REJECTION)
+                    writer.write_eof()
+                    while await reader.read(2**16):  # to close a connection with unread data resets it
+                        pass
+        writer.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _on_lost(self, gateway: Gateway) -> None:
         self._listening.discard(gateway)

@@ -242,3 +242,28 @@ def test_a_gateway_that_cannot_map_its_slots_leaves_no_file_open(
         await hub.close(client)
 
     run(scenario)
+
+
+def test_connections_that_no_gateway_has_accepted_are_rejected_before_others_are_refused(tmp_path: Path) -> None:
+    async def scenario(bound: socket.socket) -> None:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        address = bound.getsockname()
+        hub = Hub(tmp_path, bound)
+        client, told = await hub.connected(await hub.accepted())
+        await until(lambda: told)
+        client.send_control(("listening", "http://x"))
+        reader, writer = await asyncio.open_connection(*address)  # waits in the queue of the socket
+        client.send_control(("closed",))
+        writer.write(b"POST /predict HTTP/1.1\r\ncontent-length: 100000\r\n\r\n" + bytes(100_000))
+        response = await reader.read()
+        head, _, body = response.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"content-length: %d" % len(body) in head
+        assert b"the server is stopping" in body
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+        writer.close()
+        await hub.close(client)
+
+    run(scenario)
