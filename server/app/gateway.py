@@ -236,8 +236,9 @@ class GatewayProcess:
         """Stop as asked, without waiting for responses that nothing can answer any more."""
         await self._stopping.wait()
         await server.end_keep_alive()
-        server.end_accepting()
+        await server.end_accepting(self._bound, refuse=False)
         fleet.send_control(("closed",))
+        await server.end_keep_alive()
         server.stop.set()
         while fleet.connected:  # noqa: ASYNC110  (at most some seconds)
             await asyncio.sleep(0.1)

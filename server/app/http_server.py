@@ -6,9 +6,10 @@ import resource
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -85,10 +86,28 @@ class HttpServer(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
-    def end_accepting(self) -> None:
-        """Accept no connections from now on."""
+    async def end_accepting(self, bound: socket.socket, refuse: bool) -> None:
+        """Serve the connections that wait in the queue of a socket, which the system would reset, and accept no others.
+
+        Args:
+            bound: the socket that the server listens on.
+            refuse: whether the system refuses others; False where other processes accept from the same queue.
+        """
+        waiting: list[socket.socket] = []
+        bound.setblocking(False)
+        with suppress(OSError):
+            while True:
+                waiting.append(bound.accept()[0])
+        if refuse:
+            with suppress(OSError):
+                bound.shutdown(socket.SHUT_RD)
         for server in self.servers:
             server.close()
+        protocol: Any = self.config.http_protocol_class  # created as uvicorn does it
+        create = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        for connection in waiting:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(create, connection)
 
     async def end_keep_alive(self) -> None:
         """Give clients of open connections a short time to read Connection: close."""

@@ -80,7 +80,7 @@ async def _serve(
         if hub is not None:
             hub.publish()
         delay = drain_delay if name == "SIGTERM" else 0.0  # a server that is stopped by Ctrl-C has no load balancer
-        drains.append(asyncio.create_task(_drain(server, fleet, name, delay, hub)))
+        drains.append(asyncio.create_task(_drain(server, fleet, bound, name, delay, hub)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
@@ -102,7 +102,9 @@ async def _stop_when_broken(server: HttpServer, fleet: Fleet) -> None:
     server.force_exit = True
 
 
-async def _drain(server: HttpServer, fleet: Fleet, name: str, delay: float, hub: "GatewayHub | None") -> None:
+async def _drain(
+    server: HttpServer, fleet: Fleet, bound: socket.socket, name: str, delay: float, hub: "GatewayHub | None"
+) -> None:
     if delay:
         _log.info("%s: readiness is 503, calls are admitted for another %g s", name, delay)
         await asyncio.sleep(delay)
@@ -110,5 +112,7 @@ async def _drain(server: HttpServer, fleet: Fleet, name: str, delay: float, hub:
     await fleet.drain()
     if hub is not None:
         await hub.stop()
+    await server.end_keep_alive()
+    await server.end_accepting(bound, refuse=True)
     await server.end_keep_alive()
     server.stop.set()  # uvicorn then finishes open responses, closes connections and returns

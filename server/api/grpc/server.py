@@ -30,6 +30,7 @@ from server.transport.connection_limits import max_connections
 from server.transport.middleware import GRPC_PREFIX, RequestMiddleware
 
 _log = logging.getLogger("batchwright.grpc")
+_GRPC_LOGGER = "grpc._cython.cygrpc"
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -58,6 +59,11 @@ Address = tuple[str, int]
 _Read = Callable[[GrpcContext, Any], Awaitable[HttpRequest]]
 # makes the response from body and headers of the HTTP response
 _Write = Callable[[bytes, Mapping[bytes, bytes]], bytes]
+
+
+def _is_no_lost_response(record: logging.LogRecord) -> bool:
+    """Whether a log record of gRPC is not about a response to a client that has left, for it an error."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 class GrpcServer:
@@ -117,6 +123,7 @@ class GrpcServer:
             ("grpc.server.max_pending_requests_hard_limit", _MAX_CALLS),
             ("grpc.so_reuseport", int(self._shares_port)),
         ]
+        logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_response)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         methods = {name: self._method(name, partial(self._read, route), route.write) for name, route in ROUTES.items()}
         methods["ModelInfer"] = self._method("ModelInfer", self._read_infer, write_infer)

@@ -1,6 +1,7 @@
 """The gRPC server over applications that fail, and over a full queue and memory budget."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -98,3 +99,14 @@ def test_a_message_needs_room_in_the_memory_budget_before_it_is_translated() -> 
     assert (code, "the memory budget has no room" in text) == (Code.UNAVAILABLE, True), text
     assert small.metrics.rejections == ["bytes"]
     assert small.budget.reserved == 3500
+
+
+def test_a_response_that_finds_its_client_gone_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serving(unreachable, inference()):
+            log = logging.getLogger("grpc._cython.cygrpc")
+            log.error("ExecuteBatchError raised in core by servicer method [%s]", "/x")
+            log.error("another error")
+
+    asyncio.run(scenario())
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("grpc")] == ["another error"]
