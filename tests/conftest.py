@@ -12,6 +12,14 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that SIGINT is ignored
 
 
+def pytest_configure() -> None:
+    """Start servers by a fork."""
+    from benchmarks.support import harness  # not at the top: numpy reads the environment when it is imported
+    from tests.support.fork_server import start_process
+
+    harness.start_process = start_process  # type: ignore[assignment]  # a ForkedProcess has what servers need of Popen
+
+
 @pytest.fixture
 def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for five loads instead of 49: each load of a bound on a percentile takes a fifth of a second."""

@@ -91,6 +91,22 @@ def _labels(sample: Sample) -> str:
     return f"{{{labels}}}" if labels else ""
 
 
+def start_process(command: Sequence[str], stderr: int, files: int | None = None) -> "subprocess.Popen[bytes]":
+    """Start a process; the tests put their own function in the place of this one.
+
+    Args:
+        command: the command line.
+        stderr: descriptor of the process's standard error.
+        files: its limit of open files; None: that of this process.
+    """
+
+    def limit_files() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    return subprocess.Popen(command, stderr=stderr, preexec_fn=limit_files)  # noqa: PLW1509
+
+
 @contextmanager
 def running(
     *command: str,
@@ -114,12 +130,8 @@ def running(
     port = port or free_port()
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
 
-    def limit_files() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--port", str(port)], stderr=log, preexec_fn=limit_files)  # noqa: PLW1509
+        process = start_process([*command, "--port", str(port)], log.fileno(), files)
         try:
             _await_ready(process, f"{url}/v2/health/ready", ready_within, log, tls)
             yield Server(url, process)

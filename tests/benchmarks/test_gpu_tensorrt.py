@@ -45,6 +45,7 @@ def test_it_is_measured_after_the_others_without_a_graph(
 ) -> None:
     installed(monkeypatch, get_available_providers=lambda: [PROVIDER])
     monkeypatch.setattr(gpu_kernels, "make_tensorrt", lambda net, place, stream, runtime: net)
+    monkeypatch.setattr(gpu_kernels, "makers", lambda net: {"eager": lambda: net})
     measure_kernels("squeezenet1_1", Rehearsal(), (2, 1), compile_too=False, until=1e12)
     cells = [cell for cell in results(capsys)["cells"] if cell["variant"] == "tensorrt"]
     assert [cell["batch_size"] for cell in cells] == [2, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.paper import batching, overview_batching, overview_smdp
 from benchmarks.paper.overview import RESULTS, Paper, Row, judged, overview
-from benchmarks.paper.setting import PAGE, Claim, Section
+from benchmarks.paper.setting import PAGE, Claim, Section, agreement
 
 
 def result_of(paper: Paper) -> dict[str, str]:
@@ -43,7 +43,6 @@ def test_the_page_counts_the_rows_of_the_journal_paper() -> None:
         overview_smdp._table_i,
         overview_smdp._figure_7,
         overview_smdp._figure_8,
-        overview_smdp._figure_9,
         partial(overview_smdp._figure_10, "Figure 10"),
         partial(overview_smdp._table_ii, "Table II"),
         overview_smdp._figure_11,
@@ -53,6 +52,14 @@ def test_the_page_has_the_rows_of_the_journal_paper(compute: Callable[[], Row]) 
     row = compute()
     line = f"| {row.item} | {row.result} | {row.printed} | {row.ours} | {row.note} |"
     assert line in PAGE.read_text().partition("(journal)\n\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_the_statements_on_figure_10() -> None:
+    claims = overview_smdp._figure_10_claims()
+    assert [claim.holds for claim in claims] == [True, True, False, False]
+    page = " ".join(PAGE.read_text().split())
+    assert agreement([*claims]) in page
+    assert all(page.count(claim.instead) == 3 for claim in claims[2:])  # in two rows and in the section
 
 
 def test_the_rows_of_the_conference_paper() -> None:

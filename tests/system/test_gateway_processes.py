@@ -20,9 +20,10 @@ import pytest
 
 from benchmarks.servers.fault_injection import order_fault
 from benchmarks.support.harness import Server, serving
+from tests.support.fork_server import run_serve_model
 from tests.support.gateway_processes import LoggedServer, gateways, logged_server, processes, serving_process, until
 from tests.support.http_client import fetch, photograph
-from tests.system.test_lifecycle import READY, run_serve_model, stop_under_load
+from tests.system.test_lifecycle import READY, stop_under_load
 from tests.system.test_serve import EMULATED, infer, pixels
 
 TWO = ("--policy", "greedy", "--gateways", "2")

@@ -17,22 +17,11 @@ import pytest
 import torch
 
 from benchmarks.support.harness import Server, command_line, serving
+from tests.support.fork_server import run_serve_model
 from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 
 READY = "/v2/health/ready"
-
-
-def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run serve-model until it exits with an error."""
-    return subprocess.run(
-        [*command_line("serve-model"), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=os.environ | environment,
-    )
 
 
 def test_all_errors_are_reported_in_one_line_before_anything_starts(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""Processes forked from one that has imported what servers import, which takes a new process most of a second."""
+
+import atexit
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from struct import Struct
+from tempfile import TemporaryFile
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.support.harness import start_process as start_by_command
+
+_MODULE = "server.cli"
+_CODE = Struct("i")
+_IMPORTED = ("server.app.serving", "server.telemetry.printed", "profiler.first_profile")  # all but the module itself
+_ON_A_DEVICE = ("torch", "server.backends.loading")  # what a server with a real device imports as well
+_MOST = 2**17  # bytes of a message, which contains the environment
+
+
+class ForkedProcess:
+    """A forked process, with the part of subprocess.Popen that servers need.
+
+    Attributes:
+        pid: its process id.
+        returncode: as in subprocess.Popen.
+    """
+
+    def __init__(self, pid: int, status: socket.socket) -> None:
+        """The process with this id, whose exit code `status` will receive."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal; None while the process runs."""
+        return self._receive(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code, at most `timeout`, s, after which subprocess.TimeoutExpired is raised."""
+        code = self._receive(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal if the process runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _receive(self, timeout: float | None) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                self._status.settimeout(timeout)
+                try:
+                    received = self._status.recv(_CODE.size)
+                except (BlockingIOError, TimeoutError):
+                    return None
+                self.returncode = _CODE.unpack(received)[0] if received else -signal.SIGKILL
+                self._status.close()
+            return self.returncode
+
+
+class _ForkServer:
+    """The process that forks; it ends when this one closes its socket, or has died."""
+
+    def __init__(self, *imported: str) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imported]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        atexit.register(self._close)
+
+    def start(self, arguments: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
+        request = {"arguments": arguments, "folder": str(Path.cwd()), "environment": environment}
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with self._lock, theirs:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
+            received = self._control.recv(_CODE.size)
+        return ForkedProcess(_CODE.unpack(received)[0], status)
+
+    def _close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+@cache
+def _fork_server(*imported: str) -> _ForkServer:
+    return _ForkServer(*imported)
+
+
+def _start(
+    arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), out: int = 1, err: int = 2
+) -> ForkedProcess:
+    imported = (*_IMPORTED, *(_ON_A_DEVICE if "cpu" in arguments else ()))
+    return _fork_server(*imported).start(arguments, {**os.environ, **environment}, out, err)
+
+
+def start_process(
+    command: Sequence[str], stderr: int, files: int | None = None
+) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Run serve-model in a forked process, any other command as usual.
+
+    Args:
+        command: the command line.
+        stderr: descriptor of the process's standard error.
+        files: its limit of open files, for which no process is forked; None: that of this process.
+    """
+    if files is None and [*command[:3]] == [sys.executable, "-m", _MODULE]:
+        return _start(command[3:], err=stderr)
+    return start_by_command(command, stderr, files)
+
+
+def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run serve-model in a forked process until it exits, at most two minutes; return its exit code and output."""
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = _start(arguments, environment, out.fileno(), err.fileno())
+        try:
+            code = process.wait(120.0)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess([_MODULE, *arguments], code, out.read(), err.read())
+
+
+# In the process that forks
+
+
+def _serve_forks(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork for each request; return the request and its descriptors in the new processes, None in this one."""
+    running: dict[int, tuple[int, int]] = {}  # process id and descriptor of its status, by descriptor of the process
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not control:
+                    selector.unregister(key.fd)
+                    pid, status = running.pop(key.fd)
+                    os.write(status, _CODE.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                    os.close(status)
+                    os.close(key.fd)
+                    continue
+                message, files, _, _ = socket.recv_fds(control, _MOST, 3)
+                if not message:
+                    return None
+                status = files.pop()
+                pid = os.fork()
+                if not pid:
+                    for other in (status, *running, *(status for _, status in running.values())):
+                        os.close(other)
+                    return json.loads(message), files
+                for file in files:
+                    os.close(file)
+                watched = os.pidfd_open(pid)
+                running[watched] = pid, status
+                selector.register(watched, selectors.EVENT_READ)
+                control.send(_CODE.pack(pid))
+
+
+def _run(request: dict[str, Any], files: list[int]) -> None:
+    """Run serve-model as a new Python process would, with these descriptors as standard output and error."""
+    for number, file in enumerate(files, 1):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[1:] = request["arguments"]
+    sys.path[0] = request["folder"]
+    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Import modules, fork for the process that has given the descriptor of a socket, run serve-model in each fork."""
+    _, descriptor, *imported = sys.argv
+    for name in imported:
+        import_module(name)
+    with socket.socket(fileno=int(descriptor)) as control:
+        job = _serve_forks(control)
+    if job is not None:
+        _run(*job)
+
+
+if __name__ == "__main__":
+    main()
