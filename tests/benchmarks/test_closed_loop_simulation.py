@@ -39,7 +39,7 @@ def arrivals(load: float, duration: float) -> Instants:
 def test_a_step_is_detected_within_three_seconds_and_then_costs_at_most_three_per_cent_more_than_the_oracle(
     load: float, time: float, energy: float, w2: float
 ) -> None:
-    result = run_drift_trial(P4, Phase(20.0, scaled(time, energy)), w2, arrivals(load, 120.0))
+    result = run_drift_trial(P4, Phase(20.0, scaled(time, energy)), w2, arrivals(load, 80.0))
     assert result.detection_time < 3.0
     assert result.settling_time < 3.0
     assert result.learning < 1.03 * result.oracle
@@ -55,7 +55,7 @@ def test_where_the_old_policy_loses_the_closed_loop_gains_all_but_one_per_cent(l
 
 
 def test_a_swap_lowers_the_cost() -> None:
-    result = run_drift_trial(P4, Phase(20.0, scaled(0.5, 0.5)), 1.0, arrivals(0.3, 120.0))
+    result = run_drift_trial(P4, Phase(20.0, scaled(0.5, 0.5)), 1.0, arrivals(0.3, 60.0))
     assert result.learning < 0.97 * result.unchanged
 
 

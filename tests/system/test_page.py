@@ -257,7 +257,8 @@ def rows_of_chart(page: "Page", n: int) -> None:
 
 
 def test_an_objective_that_cannot_be_kept_or_is_not_pursued_is_a_warning_on_the_page(browser: "Browser") -> None:
-    with serving(*EMULATED, "--slo-p95-ms", "1") as server, visiting(browser, server.url) as visit:
+    few = serving(*EMULATED, "--max-batch-size", "4", "--slo-p95-ms", "1")
+    with few as server, visiting(browser, server.url) as visit:
         page, warning = visit.page, visit.page.locator("#objective-warning")
         shown = warning.inner_text()
         assert shown.startswith("The objective, 95% within 1 ms, cannot be kept at any arrival rate")

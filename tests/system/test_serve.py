@@ -189,7 +189,7 @@ def test_the_policy_can_be_read_swapped_and_solved_again(server: Server) -> None
 
 
 def test_an_objective_stays_promised_when_a_policy_that_ignores_it_is_set_and_cannot_be_forgotten() -> None:
-    with serving(*EMULATED, "--slo-p95-ms", "1") as server:
+    with serving(*EMULATED, "--max-batch-size", "4", "--slo-p95-ms", "1") as server:
         path = "/admin/models/googlenet/policy"
         answer = fetch(server.url, path, b'{"policy": "greedy"}', "PUT").json
         assert answer["objective_ms"] == 1.0

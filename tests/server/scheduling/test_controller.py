@@ -161,6 +161,7 @@ def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
     assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_a_missed_objective_reduces_the_weight_of_power() -> None:
     # the bound is met by the profile; the device takes 1.5 times as long, so that it needs a faster policy
     bound, rate = 90.0, 0.3 * P4.capacity
@@ -170,7 +171,7 @@ def test_a_missed_objective_reduces_the_weight_of_power() -> None:
     before, after = choose(f"smdp:slo_p95_ms={bound:g},policy_form=batch-size", P4).table, seen.chosen.table
     assert before is not None
     assert after is not None
-    assert after.rows[14].w2 < before.rows[14].w2
+    assert after.rows[1].w2 < before.rows[1].w2, "at load 0.3"
 
 
 def does_not_fit(outputs: list[Any]) -> list[Any]:
