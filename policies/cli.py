@@ -450,7 +450,8 @@ def _print_plan(fields: dict[str, Any]) -> None:
         table.add_row(*which, *times, _watts(row), f"{row['cost']:.5g}")
     Console().print(table)
     beyond = fields["beyond"]
-    print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
+    if unit != "devices":
+        print(f"With {beyond['devices']} or more the cost is at least {beyond['least_cost']:.6g} {unit}.")
     if fields["spare"]:
         print(f"Without {fields['spare']} of the {fields['devices']} devices the bound is kept, too.")
     print(

@@ -312,6 +312,7 @@ def test_a_printed_plan_marks_the_best_candidate() -> None:
     (marked,) = [line for line in done.stdout.splitlines() if line.strip().startswith(">")]
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
     assert "With 4 or more the cost is at least 1 an hour." in done.stdout
+    assert "or more" not in call("googlenet-tesla-p4", *PLAN).stdout, "that more devices are more is no news"
     assert "least expected" in done.stdout
 
 
