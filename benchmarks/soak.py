@@ -354,7 +354,7 @@ def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, 
     calm, begin = _calm(run.samples), 60.0 * min(_EARLY, minutes / 8)
     early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
     late = _medians(calm[-_COMPARED:])
-    tolerance = 0.05 if minutes >= 5 else 1.0  # a short run ends while memory still rises to the level of its bursts
+    tolerance = 0.05 if minutes >= 5 else 2.0  # a short run ends while memory still rises to the level of its bursts
     wrong += [*run.counts.wrong, *([] if kill else audit(run.counts, counted)), *_unexplained(run)]
     wrong += _grown(early, late, (before, after), tolerance, gateways)
     wrong += [f"held when no call was open: {each}" for each in held if not each.is_nothing]

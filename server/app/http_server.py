@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("batchwright")
 _SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
+_POLL = 0.05  # s between two looks at the open connections
 _KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
 
 
@@ -112,8 +113,9 @@ class HttpServer(uvicorn.Server):
     async def end_keep_alive(self) -> None:
         """Give clients of open connections a short time to read Connection: close."""
         end = monotonic() + _KEEP_ALIVE_GRACE
+        await asyncio.sleep(_POLL)  # the loop may have accepted connections that it has not reported yet
         while self.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_POLL)
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:

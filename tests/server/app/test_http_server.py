@@ -1,9 +1,13 @@
 """The HTTP server when it stops."""
 
 import asyncio
+import errno
 import socket
+import time
 
 import orjson
+import pytest
+import uvloop
 from starlette.types import Receive, Scope, Send
 
 from server.app.http_server import HttpServer, bind
@@ -18,27 +22,42 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await context.respond(200, orjson.dumps({"path": scope["path"]}), [JSON_CONTENT])
 
 
-def test_a_connection_that_waits_when_the_server_stops_is_served_and_the_next_one_refused() -> None:
+async def started(server: HttpServer, bound: socket.socket) -> "asyncio.Task[None]":
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    while not server.started:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return serving
+
+
+def call(client: socket.socket) -> bytes:
+    """Send a request a little later than the connection was made, and return the response."""
+    time.sleep(0.02)
+    client.sendall(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    return client.recv(1000)
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turns: int) -> None:
+    """After some turns of the loop it has accepted the connection, and then told the server of it."""
+
     async def scenario() -> tuple[bytes, int]:
         bound = bind("127.0.0.1", 0)
+        address = bound.getsockname()
         requests = RequestMiddleware(app)
         server = HttpServer(requests, Listener(direct=requests))
-        serving = asyncio.create_task(server.serve(sockets=[bound]))
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        address = bound.getsockname()
+        serving = await started(server, bound)
         with socket.create_connection(address) as client, socket.socket() as late:
-            await server.end_accepting(bound, refuse=True)  # the loop has not run since, so nothing was accepted
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            called = asyncio.create_task(asyncio.to_thread(call, client))
+            await server.end_accepting(bound, refuse=True)
             refused = late.connect_ex(address)
-            client.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
-            response = await loop.sock_recv(client, 1000)
-        server.stop.set()
-        await serving
-        return response, refused
+            await server.end_keep_alive()
+            server.stop.set()
+            await serving
+            return await called, refused
 
-    response, refused = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    response, refused = uvloop.run(asyncio.wait_for(scenario(), 30.0))
     assert response.startswith(b"HTTP/1.1 200")
     assert response.endswith(b'{"path":"/x"}')
-    assert refused == 111, "connection refused"
+    assert refused == errno.ECONNREFUSED
