@@ -50,7 +50,7 @@ async def offer_calls(
     """
     log, start = RunLog(), time.monotonic()
     async with open_session(give_up_after) as session:
-        await offer(_Poster(session, call), instants, log, start=start)
+        await offer(_Poster(session, call), instants, log, start=start, precise=True)
     return log, start
 
 

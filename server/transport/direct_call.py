@@ -178,7 +178,11 @@ class DirectCall(CancellableContext):
         return view.toreadonly()
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
-        """Write the response with its head in one piece; a large body in several, as fast as the client reads."""
+        """Write the response with its head in one piece; a large body in several, as fast as the client reads.
+
+        It returns in a later turn of the event loop, so that all calls of a batch are answered before the first of them
+        is counted and logged.
+        """
         flow = self._connection.flow
         if flow.write_paused:
             await flow.drain()  # the client does not read its previous responses
@@ -189,6 +193,7 @@ class DirectCall(CancellableContext):
             if not await self._write(body[start : start + CHUNK]):
                 return
         self._complete()
+        await asyncio.sleep(0)
 
     async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
         """Write the response, as fast as the client reads."""

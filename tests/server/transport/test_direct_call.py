@@ -121,6 +121,33 @@ def test_the_buffer_of_an_answered_call_is_reused() -> None:
     run(scenario())
 
 
+def test_all_calls_of_a_batch_are_answered_before_one_is_accounted_for(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            write = DirectCall._write_head
+
+            def logged_write(call: DirectCall, *arguments: Any) -> None:
+                server.app.outcomes.append("written")
+                write(call, *arguments)
+
+            monkeypatch.setattr(DirectCall, "_write_head", logged_write)
+            clients = [await connect(server) for _ in range(3)]
+            for _, writer in clients:
+                writer.write(post("/predict/waits", bytes(SIZE)))
+            await until(lambda: len(server.app.futures) == len(clients))
+            for future in server.app.futures:
+                future.set_result(b"{}")
+            for reader, writer in clients:
+                assert (await response(reader)).status == 200
+                writer.close()
+            await until(lambda: len(server.app.outcomes) == 2 * len(clients))
+            assert server.app.outcomes == ["written"] * 3 + ["200"] * 3
+
+    run(scenario(), loop)
+
+
 def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
