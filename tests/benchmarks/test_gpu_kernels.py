@@ -36,6 +36,7 @@ class Stubborn(Rehearsal):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_each_size_of_each_variant_has_times_and_a_small_error(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Rehearsal(), (2, 1), compile_too=False, until=1e12)
     cells = results(capsys)["cells"]
@@ -50,6 +51,7 @@ def test_each_size_of_each_variant_has_times_and_a_small_error(capsys: pytest.Ca
         assert min(cell["eager_ms"], cell["graph_ms"], cell["first_call_ms"]) > 0
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_an_implementation_that_fails_leaves_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +65,7 @@ def test_an_implementation_that_fails_leaves_the_others(
     assert eager["graph_ms"] > 0
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_a_network_that_cannot_be_captured_has_its_eager_times(capsys: pytest.CaptureFixture[str]) -> None:
     measure_kernels("squeezenet1_1", Stubborn(), (1,), compile_too=False, until=1e12)
     cell = results(capsys)["cells"][0]
@@ -171,6 +174,7 @@ class Profiled(Rehearsal):
         return 5
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_kernels_are_counted_after_all_times_were_reported(capsys: pytest.CaptureFixture[str]) -> None:
     device = Profiled(capsys)
     measure_kernels("squeezenet1_1", device, (1,), compile_too=False, until=1e12)

@@ -27,6 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(__version__="1.30", **attributes))
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_without_the_package_or_the_provider_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,6 +41,7 @@ def test_without_the_package_or_the_provider_one_line_says_so(
     assert {cell["variant"] for cell in found["cells"]} == {"eager", "fused"}
 
 
+@pytest.mark.usefixtures("few_repeats")
 def test_it_is_measured_after_the_others_without_a_graph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

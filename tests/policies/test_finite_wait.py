@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -27,13 +28,10 @@ OBJECTIVES = {
 }
 
 
+@cache
 def chosen_for(spec: str) -> Chosen:
     chosen = choose(spec, P4)
     return chosen if chosen.bins is None else replace(chosen, bins=chosen.bins.with_edges_of([0.0, 1.0, 2.0, 3.0]))
-
-
-CHOSEN = {name: chosen_for(spec) for name, spec in SPECS.items()}
-SOLVED = {name: choose(spec, P4) for name, spec in OBJECTIVES.items()}
 
 
 def requests(instants: Sequence[float], chosen: Chosen) -> list[Request]:
@@ -58,8 +56,10 @@ def test_every_wait_ends_before_the_oldest_request_has_waited_longer_than_a_seco
     name: str, ages: list[float], rate: float | None
 ) -> None:
     now = 1000.0
-    state = State(now, requests([now - age for age in ages], CHOSEN[name]), rates={} if rate is None else {M: rate})
-    match combine({"m": CHOSEN[name]})[0].decide(state):
+    state = State(
+        now, requests([now - age for age in ages], chosen_for(SPECS[name])), rates={} if rate is None else {M: rate}
+    )
+    match combine({"m": chosen_for(SPECS[name])})[0].decide(state):
         case Wait(until):
             assert now < until <= now - ages[0] + 1.0
         case Launch(launched):
@@ -75,24 +75,24 @@ def test_every_wait_ends_before_the_oldest_request_has_waited_longer_than_a_seco
 def test_an_idle_device_launches_within_the_maximum_wait(name: str, gaps: list[float], seed: int) -> None:
     jitter = np.random.default_rng(seed).exponential(1.0, len(gaps))
     free = 0.0
-    for service in serve(deepcopy(CHOSEN[name]), np.cumsum(np.array(gaps) * jitter).tolist()):
+    for service in serve(deepcopy(chosen_for(SPECS[name])), np.cumsum(np.array(gaps) * jitter).tolist()):
         oldest = service.launch.requests[0].arrival
         # 1e-9: instants of some thousand seconds are exact to 1e-12, sums of a few of them to less
         assert service.start <= max(free, oldest + 1.0) + 1e-9
         free = service.finish
 
 
-@pytest.mark.parametrize("name", SOLVED)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @settings(max_examples=10, deadline=None)
 @given(load=st.floats(0.05, 1.2), seed=st.integers(0, 2**32 - 1))
 def test_a_single_request_after_an_idle_hour_is_launched_at_once(name: str, load: float, seed: int) -> None:
     gaps = np.random.default_rng(seed).exponential(1 / (load * P4.capacity), 300)
     busy = np.cumsum(gaps)
-    services = serve(deepcopy(SOLVED[name]), [*busy.tolist(), busy[-1] + 3600.0])
+    services = serve(deepcopy(chosen_for(OBJECTIVES[name])), [*busy.tolist(), busy[-1] + 3600.0])
     assert len(services[-1].launch.requests) == 1
     assert services[-1].start == pytest.approx(busy[-1] + 3600.0, abs=1e-9)
 
 
 def test_an_infinite_maximum_wait_does_not_change_the_policy() -> None:
-    batch = requests([0.0], CHOSEN["static"])
+    batch = requests([0.0], chosen_for(SPECS["static"]))
     assert choose("static:5,max_wait_ms=inf", P4).policy.decide(State(1000.0, batch)) == Wait(inf)

@@ -1,7 +1,6 @@
 """Servers with gateways: their processes and their log."""
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.support import harness
 from benchmarks.support.harness import Server
 
 
@@ -37,7 +37,7 @@ def logged_server(folder: Path, *arguments: str, module: str = "server.cli") -> 
     """Run serve-model, or another module with its arguments, on a free port until it is ready; end it by SIGTERM."""
     file = folder / "log"
     with file.open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", "0"], stderr=log)
+        process = harness.start_process([sys.executable, "-m", module, *arguments, "--port", "0"], log.fileno())
     try:
         started = LoggedServer("", process, file)
         until(lambda: process.poll() is not None or started.logged("ready on"))

@@ -119,8 +119,8 @@ def test_the_next_request_is_the_oldest_after_a_cancellation() -> None:
     assert batcher.decide(1.003) == Wait(1.012)
 
 
-@pytest.fixture(scope="module")
-def chosen() -> Chosen:
+@pytest.fixture
+def chosen(few_loads: None) -> Chosen:
     return choose("smdp:slo_p95_ms=12", SMALL)
 
 
@@ -132,7 +132,7 @@ def test_a_bound_on_a_percentile_is_solved_for_maximum_ages(chosen: Chosen) -> N
     older = choose("smdp:slo_p95_ms=12,policy_form=batch-size", SMALL)
     assert older.table is not None
     assert all(row.max_ages is None for row in older.table.rows)
-    pairs = list(zip(chosen.table.rows, older.table.rows, strict=True))[:40]  # loads at which the bound is kept
+    pairs = list(zip(chosen.table.rows, older.table.rows, strict=True))[:4]  # loads at which the bound is kept
     assert all((row.mean_power or inf) <= (other.mean_power or 0.0) * 1.001 for row, other in pairs)
 
 

@@ -161,8 +161,8 @@ def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
     assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
 
 
-@pytest.mark.usefixtures("few_loads")
-def test_a_missed_objective_reduces_the_weight_of_power() -> None:
+def test_a_missed_objective_reduces_the_weight_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.1, 0.3])
     # the bound is met by the profile; the device takes 1.5 times as long, so that it needs a faster policy
     bound, rate = 90.0, 0.3 * P4.capacity
     seen = serve(ChangingExecutor(SLOWER, SLOWER, 0.0), f"smdp:slo_p95_ms={bound:g},policy_form=batch-size", rate)
@@ -180,8 +180,10 @@ def does_not_fit(outputs: list[Any]) -> list[Any]:
     return outputs
 
 
-@pytest.mark.usefixtures("few_loads")
-def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http() -> None:
+def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     bound, overhead, rate = 60.0, 0.005, 0.5 * few.capacity
     executor = ChangingExecutor(few, few, inf)
@@ -194,8 +196,8 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
     assert 0.02 < late < 0.07, "5 per cent may be late"
 
 
-@pytest.mark.usefixtures("few_loads")
-def test_without_overhead_maximum_ages_stay_nearly_as_solved() -> None:
+def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
@@ -474,7 +476,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
 @pytest.fixture
 def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3, 0.6))  # each is solved
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.75,))  # each is solved
 
 
 @pytest.mark.usefixtures("few_loads")

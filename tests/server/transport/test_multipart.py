@@ -85,16 +85,17 @@ def test_any_bytes_give_a_field_or_bad_input(body: bytes, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("start", "repeated"),
     [
-        b"--x1\r\n\r\n\r\n" * (2**26 // 10),
-        b"--x1\r\nA: b\r\n\r\n" + b"\r\n--x" * (2**26 // 5),
-        b"--x1\r\nA: b\r\n\r\n" + b"\r" * 2**26,
-        b"-" * 2**26,
+        (b"", b"--x1\r\n\r\n\r\n"),
+        (b"--x1\r\nA: b\r\n\r\n", b"\r\n--x"),
+        (b"--x1\r\nA: b\r\n\r\n", b"\r"),
+        (b"", b"-"),
     ],
     ids=["tiny parts", "nearly boundaries", "line ends", "dashes"],
 )
-def test_a_hostile_body_of_64_mb_takes_less_than_a_second(body: bytes) -> None:
+def test_a_hostile_body_of_64_mb_takes_less_than_a_second(start: bytes, repeated: bytes) -> None:
+    body = start + repeated * (2**26 // len(repeated))
     began = thread_time()
     with pytest.raises(ServerError):
         field_of(body, TYPE, "image")
