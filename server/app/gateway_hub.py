@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.api.inference import Inference
+from server.app.http_server import last_connections
 from server.config import Settings
 from server.errors import UnavailableError, render_error
 from server.gateways.fleet_server import FleetServer, Gateway
@@ -217,24 +218,15 @@ class GatewayHub:
                         _log.info("gRPC on %s:%d", address.rpartition(":")[0].rpartition("/")[2], self._grpc_port)
                     _log.info("ready on %s, by %d gateways", address, self._expected)
             case ("closed",):
-                self._end_listening(gateway)
+                self._listening.discard(gateway)
+                if not self._listening:
+                    self._start(self._end_listening())
             case _:
                 pass
 
-    def _end_listening(self, gateway: Gateway) -> None:
-        """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing.
-
-        The system resets connections that nobody has accepted yet; so these are accepted here, and rejected.
-        """
-        self._listening.discard(gateway)
-        if self._listening:
-            return
-        self._bound.setblocking(False)
-        with suppress(OSError):
-            while True:
-                self._start(self._reject(self._bound.accept()[0]))
-        with suppress(OSError):
-            self._bound.shutdown(socket.SHUT_RD)
+    async def _end_listening(self) -> None:
+        """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing."""
+        await asyncio.gather(*(self._reject(connection) for connection in await last_connections(self._bound)))
 
     async def _reject(self, connection: socket.socket) -> None:
         """Answer 503 on a connection, whatever it sends; one that expects TLS is only closed."""

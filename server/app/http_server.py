@@ -4,6 +4,8 @@ import asyncio
 import logging
 import resource
 import socket
+import struct
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +28,15 @@ _log = logging.getLogger("batchwright")
 _SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connections left are closed
 _POLL = 0.05  # s between two looks at the open connections
 _KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
+_HANDSHAKE = 0.05  # s for handshakes that have begun
+_SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
+_NO_SYN = (  # classic BPF on a TCP header: code, jump if true, jump if false, constant
+    (0x30, 0, 0, 13),  # load the byte of flags
+    (0x54, 0, 0, 0x12),  # keep SYN and ACK
+    (0x15, 0, 1, 0x02),  # SYN alone?
+    (0x06, 0, 0, 0),  # drop
+    (0x06, 0, 0, 0xFFFFFFFF),  # accept
+)
 
 
 class HttpServer(uvicorn.Server):
@@ -94,14 +105,7 @@ class HttpServer(uvicorn.Server):
             bound: the socket that the server listens on.
             refuse: whether the system refuses others; False where other processes accept from the same queue.
         """
-        waiting: list[socket.socket] = []
-        bound.setblocking(False)
-        with suppress(OSError):
-            while True:
-                waiting.append(bound.accept()[0])
-        if refuse:
-            with suppress(OSError):
-                bound.shutdown(socket.SHUT_RD)
+        waiting = await last_connections(bound) if refuse else _accept_waiting(bound)
         for server in self.servers:
             server.close()
         protocol: Any = self.config.http_protocol_class  # created as uvicorn does it
@@ -116,6 +120,32 @@ class HttpServer(uvicorn.Server):
         await asyncio.sleep(_POLL)  # the loop may have accepted connections that it has not reported yet
         while self.server_state.connections and monotonic() < end:  # noqa: ASYNC110  (uvicorn has no event for it)
             await asyncio.sleep(_POLL)
+
+
+async def last_connections(bound: socket.socket) -> list[socket.socket]:
+    """Stop listening, and return the connections that nobody has accepted yet, which the system would reset.
+
+    New handshakes are ignored first: a connection made between the last accept and the end would be reset. Whoever sent
+    one sends it again after a second, and is refused.
+    """
+    with suppress(OSError):  # a system without such filters
+        code = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
+        program = struct.pack("HP", len(_NO_SYN), code.buffer_info()[0])
+        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        await asyncio.sleep(_HANDSHAKE)
+    waiting = _accept_waiting(bound)
+    with suppress(OSError):
+        bound.shutdown(socket.SHUT_RD)
+    return waiting
+
+
+def _accept_waiting(bound: socket.socket) -> list[socket.socket]:
+    waiting = []
+    bound.setblocking(False)
+    with suppress(OSError):
+        while True:
+            waiting.append(bound.accept()[0])
+    return waiting
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:

@@ -10,7 +10,8 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from server.app.http_server import HttpServer, bind
+from server.app import http_server
+from server.app.http_server import HttpServer, bind, last_connections
 from server.transport.connection import Listener
 from server.transport.middleware import RequestMiddleware
 from server.transport.request import JSON_CONTENT, AsgiContext
@@ -61,3 +62,25 @@ def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turn
     assert response.startswith(b"HTTP/1.1 200")
     assert response.endswith(b'{"path":"/x"}')
     assert refused == errno.ECONNREFUSED
+
+
+def test_nobody_connects_between_the_last_accepted_connection_and_the_refusal_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system would reset the connection at once."""
+    accept_waiting = http_server._accept_waiting
+
+    def with_another_client(bound: socket.socket) -> list[socket.socket]:
+        waiting = accept_waiting(bound)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(bound.getsockname(), 0.2)
+        return waiting
+
+    monkeypatch.setattr(http_server, "_accept_waiting", with_another_client)
+    with bind("127.0.0.1", 0) as bound:
+        bound.listen()
+        with socket.create_connection(bound.getsockname()) as client:
+            (accepted,) = asyncio.run(last_connections(bound))
+            client.sendall(b"still works")
+            assert accepted.recv(100) == b"still works"
+            accepted.close()
