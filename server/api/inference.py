@@ -43,8 +43,8 @@ _HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
 _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
 _MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
-# For decoding. Two more than processors, so that one begins at once when another ends; the pool has more for short work
-_THREADS = min(28, 2 + available_cpus())
+_THREADS = min(28, 2 + available_cpus())  # for decoding
+_AHEAD = 8  # images and bodies that wait for these threads, so that none of them waits for the event loop
 _USER_THREADS = 16
 _LARGE_OUTPUTS = 2**20  # bytes of the outputs of a call, from which on memory is reserved for them
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
@@ -62,11 +62,11 @@ class Inference(Generic[FleetT]):
         models: by name, all that the configuration lists.
         fleet: the devices with their dispatchers, or in a gateway the client of those of the serving process.
         metrics: counts the outcome of each request.
-        pool: threads for work that would block the event loop.
+        pool: threads for short work that would block the event loop.
         capacity: maximum number of waiting samples, and so of the samples of one call.
         budget: the memory budget of all calls.
-        decoding: limits concurrent decoding of images and decompression of bodies to `_THREADS`, so that a waiting
-            image takes no memory, and threads are left for short work.
+        decoders: threads for decoding of images and decompression of bodies.
+        decoding: limits the images and bodies that these threads have or wait for, so that others take no memory.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
         user_pool: threads for `decode` and `render` of users' models.
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
@@ -80,7 +80,8 @@ class Inference(Generic[FleetT]):
     pool: Pool
     capacity: int
     budget: MemoryBudget
-    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
+    decoders: Pool = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "decoding"))
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS + _AHEAD))
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
@@ -256,7 +257,8 @@ class Inference(Generic[FleetT]):
             pieces = decompress_in_pieces(body, encoding, limit.max_bytes, limit.remedy)
             plain: list[bytes] = []
             size = 0
-            while (piece := await self.run_in_thread(next, pieces, None)) is not None:
+            loop = asyncio.get_running_loop()
+            while (piece := await loop.run_in_executor(self.decoders, next, pieces, None)) is not None:
                 plain.append(piece)
                 size += len(piece)
                 context.memory.grow_to(len(body) + 2 * size)  # the pieces, and then the whole
@@ -322,6 +324,10 @@ class Inference(Generic[FleetT]):
                 samples[index] = await self._decode_one(codec, data, cost)
 
         timeout = context.remaining_timeout()
+        if len(encoded) == 1:
+            return [
+                await context.wait_for(asyncio.ensure_future(self._decode_one(codec, encoded[0], costs[0])), timeout)
+            ]
         room = self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
         concurrency = max(1, min(len(encoded), _MAX_CONCURRENT, room))
         tasks = [asyncio.ensure_future(decode_remaining()) for _ in range(concurrency)]
@@ -347,7 +353,7 @@ class Inference(Generic[FleetT]):
                 await slot.acquire()
                 acquired.append(slot)
             memory.grow(cost.memory)
-            running = asyncio.get_running_loop().run_in_executor(self.pool, codec.decode, encoded, cost)
+            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, encoded, cost)
         except BaseException:
             release(None)
             raise

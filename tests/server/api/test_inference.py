@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -120,7 +121,7 @@ def with_inference(
         pool = HeldPool()
         models: dict[str, Any] = {"m": MODEL}
         parts_ = (models, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
-        await scenario(Inference(*parts_, asyncio.Semaphore(4)), pool)
+        await scenario(Inference(*parts_, decoders=pool, decoding=asyncio.Semaphore(4)), pool)
 
     run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))
 
@@ -175,6 +176,24 @@ def test_memory_is_reserved_for_images_that_are_decoded_and_not_for_waiting_ones
         assert len(await call) == 20
         assert inference.budget.reserved == 0
         assert inference.decoding._value == 4
+
+    with_inference(scenario)
+
+
+def test_more_images_are_admitted_than_are_decoded_at_once() -> None:
+    """A thread that has decoded one then takes the next without the event loop."""
+
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        inference = Inference(inference.models, inference.fleet, inference.metrics, pool, 1000, inference.budget)
+        pictures = [asyncio.ensure_future(decode(inference, [GOOD] * 8, Client())) for _ in range(8)]
+        threads: Any = inference.decoders
+        with patch.object(threads, "submit", pool.submit):
+            await settle()
+            await pool.run(8)  # the headers
+            assert threads._max_workers < len(pool.jobs) < 64
+            while pool.jobs:
+                await pool.run()
+        assert [len(await each) for each in pictures] == [8] * 8
 
     with_inference(scenario)
 
