@@ -226,7 +226,8 @@ class GatewayHub:
 
     async def _end_listening(self) -> None:
         """Refuse new connections after the last gateway has stopped to accept them; they would wait for nothing."""
-        await asyncio.gather(*(self._reject(connection) for connection in await last_connections(self._bound)))
+        for connection in await last_connections(self._bound):
+            self._start(self._reject(connection))
 
     async def _reject(self, connection: socket.socket) -> None:
         """Answer 503 on a connection, whatever it sends; one that expects TLS is only closed."""

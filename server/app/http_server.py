@@ -29,7 +29,7 @@ _SHUTDOWN_TIMEOUT = 10  # s for open responses to be sent after a drain; connect
 _POLL = 0.05  # s between two looks at the open connections
 _KEEP_ALIVE_GRACE = 1.0  # s in which idle keep-alive clients may still send a call and read Connection: close
 _HANDSHAKE = 0.05  # s for handshakes that have begun
-_SO_ATTACH_FILTER = 26  # of Linux; Python has no name for it
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # of Linux; Python has no names for them
 _NO_SYN = (  # classic BPF on a TCP header: code, jump if true, jump if false, constant
     (0x30, 0, 0, 13),  # load the byte of flags
     (0x54, 0, 0, 0x12),  # keep SYN and ACK
@@ -123,16 +123,32 @@ class HttpServer(uvicorn.Server):
 
 
 async def last_connections(bound: socket.socket) -> list[socket.socket]:
-    """Stop listening, and return the connections that nobody has accepted yet, which the system would reset.
+    """Stop listening, and return the connections that no process has accepted, which the system would reset.
 
-    New handshakes are ignored first: a connection made between the last accept and the end would be reset. Whoever sent
-    one sends it again after a second, and is refused.
+    New TCP handshakes are dropped first: a connection made between the last accept and the end would be reset. A client
+    whose handshake is dropped begins it again after a second, and is refused. One that is slower than _HANDSHAKE may
+    still be reset.
     """
-    with suppress(OSError):  # a system without such filters
-        code = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
-        program = struct.pack("HP", len(_NO_SYN), code.buffer_info()[0])
-        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    if bound.family == socket.AF_UNIX or not _drop_handshakes(bound):
+        return _stop_listening(bound)
+    try:
         await asyncio.sleep(_HANDSHAKE)
+        return _stop_listening(bound)
+    finally:
+        bound.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)  # another process may listen on the socket again
+
+
+def _drop_handshakes(bound: socket.socket) -> bool:
+    """Drop new handshakes; False on a system that cannot."""
+    code = array("B", b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), code.buffer_info()[0]))
+    except OSError:
+        return False
+    return True
+
+
+def _stop_listening(bound: socket.socket) -> list[socket.socket]:
     waiting = _accept_waiting(bound)
     with suppress(OSError):
         bound.shutdown(socket.SHUT_RD)

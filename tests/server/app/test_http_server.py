@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import sys
 import time
 
 import orjson
@@ -10,6 +11,7 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from benchmarks.support.harness import free_port
 from server.app import http_server
 from server.app.http_server import HttpServer, bind, last_connections
 from server.transport.connection import Listener
@@ -64,7 +66,8 @@ def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turn
     assert refused == errno.ECONNREFUSED
 
 
-def test_nobody_connects_between_the_last_accepted_connection_and_the_refusal_of_others(
+@pytest.mark.skipif(sys.platform != "linux", reason="filters of sockets are those of Linux")
+def test_no_client_connects_between_the_last_accepted_connection_and_the_refusal_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The system would reset the connection at once."""
@@ -84,3 +87,22 @@ def test_nobody_connects_between_the_last_accepted_connection_and_the_refusal_of
             client.sendall(b"still works")
             assert accepted.recv(100) == b"still works"
             accepted.close()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_socket_can_be_listened_on_again_after_its_last_connections(cancelled: bool) -> None:
+    """As by a gateway that is started again after a signal to it alone."""
+
+    async def scenario(bound: socket.socket) -> None:
+        ending = asyncio.create_task(last_connections(bound))
+        if cancelled:
+            await asyncio.sleep(0)
+            ending.cancel()
+        await asyncio.wait([ending])
+
+    port = free_port()  # the system would choose another one when it listens again
+    with bind("127.0.0.1", port) as bound:
+        bound.listen()
+        asyncio.run(scenario(bound))
+        bound.listen()
+        socket.create_connection(("127.0.0.1", port), 10.0).close()
