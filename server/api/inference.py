@@ -43,8 +43,9 @@ _HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
 _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
 _MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
-_THREADS = min(28, 2 + available_cpus())  # for decoding
-_AHEAD = 8  # images and bodies that wait for these threads, so that none of them waits for the event loop
+# For decoding. Two more than processors, for the time that they wait for the interpreter
+_THREADS = min(28, 2 + available_cpus())
+_AHEAD = 8  # small images that wait for these threads, so that no thread waits for the event loop
 _USER_THREADS = 16
 _LARGE_OUTPUTS = 2**20  # bytes of the outputs of a call, from which on memory is reserved for them
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
@@ -65,8 +66,10 @@ class Inference(Generic[FleetT]):
         pool: threads for short work that would block the event loop.
         capacity: maximum number of waiting samples, and so of the samples of one call.
         budget: the memory budget of all calls.
-        decoders: threads for decoding of images and decompression of bodies.
-        decoding: limits the images and bodies that these threads have or wait for, so that others take no memory.
+        decoders: threads for decoding of images.
+        ahead: limits the small images that these threads decode or that wait for them, so that others take no memory.
+        decoding: limits concurrent decoding of all others and decompression of bodies to `_THREADS`, so that none that
+            waits takes memory.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
         user_pool: threads for `decode` and `render` of users' models.
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
@@ -81,7 +84,8 @@ class Inference(Generic[FleetT]):
     capacity: int
     budget: MemoryBudget
     decoders: Pool = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "decoding"))
-    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS + _AHEAD))
+    ahead: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS + _AHEAD))
+    decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
@@ -257,8 +261,7 @@ class Inference(Generic[FleetT]):
             pieces = decompress_in_pieces(body, encoding, limit.max_bytes, limit.remedy)
             plain: list[bytes] = []
             size = 0
-            loop = asyncio.get_running_loop()
-            while (piece := await loop.run_in_executor(self.decoders, next, pieces, None)) is not None:
+            while (piece := await self.run_in_thread(next, pieces, None)) is not None:
                 plain.append(piece)
                 size += len(piece)
                 context.memory.grow_to(len(body) + 2 * size)  # the pieces, and then the whole
@@ -324,10 +327,6 @@ class Inference(Generic[FleetT]):
                 samples[index] = await self._decode_one(codec, data, cost)
 
         timeout = context.remaining_timeout()
-        if len(encoded) == 1:
-            return [
-                await context.wait_for(asyncio.ensure_future(self._decode_one(codec, encoded[0], costs[0])), timeout)
-            ]
         room = self.budget.limit // _CALL_SHARE // max(cost.memory for cost in costs)
         concurrency = max(1, min(len(encoded), _MAX_CONCURRENT, room))
         tasks = [asyncio.ensure_future(decode_remaining()) for _ in range(concurrency)]
@@ -339,7 +338,9 @@ class Inference(Generic[FleetT]):
         return samples
 
     async def _decode_one(self, codec: Codec, encoded: bytes, cost: DecodeCost) -> Any:
-        slots = (self.heavy, self.decoding) if cost.work > _HEAVY else (self.decoding,)
+        slots = [self.decoding if self.budget.is_large(cost.memory) else self.ahead]
+        if cost.work > _HEAVY:
+            slots = [self.heavy, self.decoding]
         acquired: list[asyncio.Semaphore] = []
         memory = self.budget.reservation()
 
@@ -353,12 +354,17 @@ class Inference(Generic[FleetT]):
                 await slot.acquire()
                 acquired.append(slot)
             memory.grow(cost.memory)
-            running = asyncio.get_running_loop().run_in_executor(self.decoders, codec.decode, encoded, cost)
+            job = self.decoders.submit(codec.decode, encoded, cost)
+            running = asyncio.wrap_future(job)
         except BaseException:
             release(None)
             raise
         running.add_done_callback(release)
-        return await asyncio.shield(running)  # the thread runs, and keeps its memory, after the call is cancelled
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            job.cancel()  # if it waits; a thread that has begun goes on, and keeps its memory
+            raise
 
     def count_failed(self, model: str | None, error: ServerError, context: RequestContext) -> None:
         """Count the samples of a call that failed; without a name for the only model, and for none of several."""
@@ -367,18 +373,18 @@ class Inference(Generic[FleetT]):
             return
         if isinstance(error, RejectedError):
             self.metrics.rejected(name, error.reason, context.samples)
-        self.metrics.statistics.call_failed(name, monotonic() - context.began)
+        self.metrics.statistics.call_failed(name, context.ended() - context.began)
 
     def _count(self, model: str | None, outcome: str, context: RequestContext) -> str | None:
         """Count the outcome of a call's samples, and return the name of its model; None for an unknown model."""
         name = next(iter(self.models)) if model is None and len(self.models) == 1 else model
         if name is None or name not in self.models:
             return None
-        self.metrics.outcome(name, outcome, context.samples, monotonic() - context.received)
+        self.metrics.outcome(name, outcome, context.samples, context.ended() - context.received)
         return name
 
     def _count_answered(self, model: str, context: RequestContext) -> None:
-        now = monotonic()
+        now = context.ended()
         response = now - context.began
         since_body = now - context.received
         self.metrics.outcome(model, "ok", context.samples, since_body)

@@ -40,6 +40,10 @@ class MemoryBudget:
         """Return an empty reservation for one call, a context manager that releases it."""
         return Reservation(self)
 
+    def is_large(self, size: int) -> bool:
+        """Whether a reservation of this size, bytes, is large."""
+        return size > self.limit // _LARGE_DIVISOR
+
     def change(self, old: int, new: int) -> None:
         """Change the reservation of one call from `old` bytes to `new`.
 
@@ -47,8 +51,7 @@ class MemoryBudget:
             TooLargeError: the reservation is over the limit for one call.
             MemoryBudgetError: the budget cannot reserve the additional bytes now.
         """
-        least = self.limit // _LARGE_DIVISOR
-        large = (new if new > least else 0) - (old if old > least else 0)
+        large = (new if self.is_large(new) else 0) - (old if self.is_large(old) else 0)
         reserved = self.reserved + new - old
         if reserved > self.limit or large > 0:
             self._check(old, new, large)

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import struct
+import threading
 import weakref
 import zlib
 from collections import deque
@@ -12,13 +13,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from PIL import Image
 from starlette.types import Message
 
+from policies.cpus import available_cpus
 from policies.rules.control_limit import greedy, static
 from policies.types import Kind, Policy
 from server.api.inference import Answer, Inference
@@ -60,11 +61,18 @@ class HeldPool(Executor):
         self.jobs.append((future, lambda: function(*arguments, **named)))
         return future
 
+    def begin(self) -> None:
+        """Let all jobs be running, so that they cannot be cancelled."""
+        for future, _ in self.jobs:
+            future.set_running_or_notify_cancel()
+
     async def run(self, most: int = 1) -> None:
         """Run at most this many jobs, and then the event loop."""
         for _ in range(min(most, len(self.jobs))):
             future, job = self.jobs.popleft()
-            self.started += future.set_running_or_notify_cancel()
+            if not (future.running() or future.set_running_or_notify_cancel()):
+                continue
+            self.started += 1
             try:
                 future.set_result(job())
             except Exception as error:  # noqa: BLE001  (as a pool does)
@@ -121,7 +129,7 @@ def with_inference(
         pool = HeldPool()
         models: dict[str, Any] = {"m": MODEL}
         parts_ = (models, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
-        await scenario(Inference(*parts_, decoders=pool, decoding=asyncio.Semaphore(4)), pool)
+        await scenario(Inference(*parts_, decoders=pool, ahead=asyncio.Semaphore(4)), pool)
 
     run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))
 
@@ -175,25 +183,63 @@ def test_memory_is_reserved_for_images_that_are_decoded_and_not_for_waiting_ones
             await pool.run()
         assert len(await call) == 20
         assert inference.budget.reserved == 0
-        assert inference.decoding._value == 4
+        assert inference.ahead._value == 4
 
     with_inference(scenario)
 
 
-def test_more_images_are_admitted_than_are_decoded_at_once() -> None:
-    """A thread that has decoded one then takes the next without the event loop."""
+def test_more_small_images_wait_for_the_threads_than_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has decoded one takes the next, although the event loop does nothing meanwhile."""
+    decoded, blocked, last = [], threading.Event(), threading.Event()
+
+    def count(*_: object) -> int:
+        blocked.wait(30)
+        decoded.append(threading.current_thread())
+        if len(decoded) == workers + 8:
+            last.set()
+        return 0
+
+    monkeypatch.setattr(ImageCodec, "decode", count)
+    workers = min(28, 2 + available_cpus())
 
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         inference = Inference(inference.models, inference.fleet, inference.metrics, pool, 1000, inference.budget)
-        pictures = [asyncio.ensure_future(decode(inference, [GOOD] * 8, Client())) for _ in range(8)]
-        threads: Any = inference.decoders
-        with patch.object(threads, "submit", pool.submit):
-            await settle()
-            await pool.run(8)  # the headers
-            assert threads._max_workers < len(pool.jobs) < 64
-            while pool.jobs:
-                await pool.run()
-        assert [len(await each) for each in pictures] == [8] * 8
+        calls = [asyncio.ensure_future(decode(inference, [GOOD], Client())) for _ in range(64)]
+        await settle()
+        blocked.set()
+        assert last.wait(30)
+        assert len(decoded) == workers + 8
+        assert [await call for call in calls] == [[0]] * 64
+
+    with_inference(scenario)
+
+
+def test_large_images_that_wait_for_a_thread_take_no_memory() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        inference.budget.limit = 100 * COST
+        large = replace(inference, decoding=asyncio.Semaphore(2))
+        calls = [asyncio.ensure_future(decode(large, [GOOD], Client())) for _ in range(6)]
+        await settle()
+        assert len(pool.jobs) == 2
+        assert inference.budget.reserved == 6 * SAMPLE + 2 * COST
+        while pool.jobs:
+            await pool.run()
+        assert all([await call for call in calls])
+
+    with_inference(scenario)
+
+
+def test_an_image_whose_client_leaves_before_its_decoding_is_not_decoded() -> None:
+    async def scenario(inference: Inference, pool: HeldPool) -> None:
+        calls = [asyncio.ensure_future(decode(inference, [GOOD], Client())) for _ in range(3)]
+        await settle()
+        calls[1].cancel()
+        await settle()
+        await pool.run(3)
+        assert pool.started == 2
+        assert (inference.ahead._value, inference.budget.reserved) == (4, 0)
+        with pytest.raises(asyncio.CancelledError):
+            await calls[1]
 
     with_inference(scenario)
 
@@ -224,12 +270,12 @@ def test_a_damaged_image_fails_its_call_and_images_still_decoded_keep_their_memo
         call = asyncio.ensure_future(decode(inference, [BAD, *[GOOD] * 19], Client()))
         await settle()
         await pool.run()  # the headers
+        pool.begin()
         await pool.run()  # the damaged one
         with pytest.raises(BadInputError, match="damaged"):
             await call
         await settle()
-        assert len(pool.jobs) == 4, "three that had started, and the next one"
-        assert inference.budget.reserved == 4 * COST
+        assert inference.budget.reserved == 3 * COST, "three that had begun, and not the next one"
         await pool.run(4)
         assert not pool.jobs
         assert inference.budget.reserved == 0
@@ -246,7 +292,8 @@ def test_decoding_ends_when_the_client_disconnects_or_its_time_out_passes(
     async def scenario(inference: Inference, pool: HeldPool) -> None:
         call = asyncio.ensure_future(decode(inference, [GOOD] * 20, client))
         await settle()
-        await pool.run()
+        await pool.run()  # the headers
+        pool.begin()
         with pytest.raises(reason):
             await call
         await pool.run(20)
@@ -290,7 +337,7 @@ def test_an_image_over_the_free_memory_is_rejected_and_one_over_the_budget_is_to
             with pytest.raises(reason):
                 await call
             assert inference.budget.reserved == held
-            assert inference.decoding._value == 4
+            assert inference.ahead._value == 4
 
     with_inference(scenario)
 
