@@ -197,13 +197,13 @@ class RequestSpan:
         """The id of the span's trace, 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def end(self, status: int) -> None:
-        """End the span with the status of the response; 0 if the client disconnected before it."""
+    def end(self, status: int, ago: float = 0.0) -> None:
+        """End the span, which ended some time ago, s, with the status of the response; 0 if the client disconnected."""
         context.detach(self._token)
         self._span.set_attribute("http.response.status_code", status or 499)
         if status >= 500:
             self._span.set_status(Status(StatusCode.ERROR))
-        self._span.end()
+        self._span.end(time.time_ns() - round(1e9 * ago))
 
 
 def tracing_to(endpoint: str, version: str) -> Tracing:

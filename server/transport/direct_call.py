@@ -180,8 +180,8 @@ class DirectCall(CancellableContext):
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Write the response with its head in one piece; a large body in several, as fast as the client reads.
 
-        It returns in a later turn of the event loop, so that all calls of a batch are answered before the first of them
-        is counted and logged.
+        It returns in a later turn of the event loop, so that the other calls of a batch are answered before this one is
+        counted and logged.
         """
         flow = self._connection.flow
         if flow.write_paused:
@@ -193,6 +193,7 @@ class DirectCall(CancellableContext):
             if not await self._write(body[start : start + CHUNK]):
                 return
         self._complete()
+        self.answered = monotonic()
         await asyncio.sleep(0)
 
     async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:

@@ -112,7 +112,7 @@ class RequestMiddleware:
                 await context.respond_error(ServerError(INTERNAL_ERROR))
         finally:
             if context.span is not None:
-                context.span.end(context.status)
+                context.span.end(context.status, monotonic() - context.ended())
             _log_request(context)
 
     def response_headers(self, context: RequestContext) -> Headers:
@@ -207,7 +207,7 @@ def _log_request(context: RequestContext) -> None:
         "method": context.method,
         "path": context.path,
         "status": context.status or 499,  # the client disconnected
-        "ms": round(1e3 * (monotonic() - context.began), 3),
+        "ms": round(1e3 * (context.ended() - context.began), 3),
         "request_id": name,
         "trace_id": context.span.trace_id if context.span is not None else sent and sent[0].decode(),
         "key": context.key,

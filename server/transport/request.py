@@ -53,14 +53,16 @@ class RequestContext(ABC):
         samples: number of samples of an inference call; 1 until it is known.
         received: instant at which the whole body was read, s of time.monotonic; inf before.
         queued: instant at which the samples were queued, s of time.monotonic; inf before.
+        answered: instant at which the whole response was written, s of time.monotonic; inf before, and where the
+            request ends at once after it.
         waiting: longest waiting time of the samples, s.
         service: longest service time of their batches, s.
         device: name of the device that served the samples.
     """
 
     __slots__ = (
-        *("began", "device", "headers", "key", "memory", "method", "path", "queued", "received", "request_id"),
-        *("samples", "service", "span", "status", "timeout", "waiting"),
+        *("answered", "began", "device", "headers", "key", "memory", "method", "path", "queued", "received"),
+        *("request_id", "samples", "service", "span", "status", "timeout", "waiting"),
     )
 
     memory: Reservation
@@ -77,7 +79,7 @@ class RequestContext(ABC):
         self.status = 0
         self.timeout = inf
         self.samples = 1
-        self.received = self.queued = inf
+        self.received = self.queued = self.answered = inf
         self.waiting = self.service = 0.0
         self.device = ""
 
@@ -127,6 +129,10 @@ class RequestContext(ABC):
         if error.retry_after is not None:
             headers.append((b"retry-after", str(error.retry_after).encode()))
         await self.respond(error.status, render_error(str(error)), headers)
+
+    def ended(self) -> float:
+        """Return the end of the request: the instant of its answer, now where there is none, s of time.monotonic."""
+        return min(monotonic(), self.answered)
 
     def remaining_timeout(self) -> float:
         """Return the rest of the timeout, s; inf without one.

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import re
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from server.models.images.codec import emulated_model
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
+from server.transport.direct_call import DirectCall
 from server.transport.request import Handler
 from tests.support.fakes import UNLIMITED, FakeExecutor, chosen
 from tests.support.inference_server import App, Server, exchange, post, run, serving, settle, until
@@ -156,3 +158,25 @@ def test_the_body_of_a_call_that_expires_is_freed_without_garbage_collection(loo
         run(scenario(), loop)
     finally:
         gc.enable()
+
+
+def test_the_time_of_a_call_ends_with_its_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop answers others before it counts the call."""
+    calls: list[DirectCall] = []
+    write = DirectCall._write_head
+
+    def with_others(call: DirectCall, *arguments: Any) -> None:
+        calls.append(call)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.01)
+        write(call, *arguments)
+
+    monkeypatch.setattr(DirectCall, "_write_head", with_others)
+
+    async def scenario() -> None:
+        async with inferring() as (server, inference, _):
+            await exchange(await server.pair(), [post(PREDICT, picture("JPEG"))], server.busy)
+            await until(lambda: outcomes(inference))
+            [counted] = re.findall(r"batchwright_response_seconds_sum\{.*\} (\S+)", inference.metrics.render().decode())
+            assert float(counted) == pytest.approx(calls[0].answered - calls[0].began, abs=1e-6)
+
+    run(scenario(), loop)
