@@ -4,6 +4,10 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
+settings.load_profile("tests")
 
 # Tests run side by side. The threads of a linear algebra library wait busily for each other, on processors that others
 # use: small problems then take ten times as long.

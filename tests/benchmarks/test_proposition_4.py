@@ -60,7 +60,7 @@ def test_the_solver_finds_the_limits_of_figure_3(service_time: float, w2: float,
     assert control_limit_of(solve(problem).batch_size, LARGEST) == limit
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(load=st.floats(0.02, 0.95), largest=st.integers(1, 12), w2=st.floats(0.0, 10.0))
 def test_no_other_limit_costs_less_than_that_of_proposition_4(load: float, largest: int, w2: float) -> None:
     profile = constant(CASE_2, largest)
@@ -72,7 +72,6 @@ def test_no_other_limit_costs_less_than_that_of_proposition_4(load: float, large
         assert cost <= evaluate(problem, control_limit(other, largest)).gain * (1.0 + 1e-9)
 
 
-@settings(deadline=None)
 @given(
     load=st.floats(0.01, 0.99),
     largest=st.integers(1, 64),
@@ -92,7 +91,6 @@ def test_without_w2_or_fixed_energy_the_limit_depends_on_chi_and_the_largest_bat
         assert optimal_control_limit(replace(scaled, w2=50.0)) == limit
 
 
-@settings(deadline=None)
 @given(load=st.floats(1e-6, 0.999999), largest=st.integers(1, 256), w2=st.floats(0.0, 1e6))
 def test_the_limit_lies_between_1_and_the_largest_batch_and_rises_with_w2(load: float, largest: int, w2: float) -> None:
     case = SizeIndependent(load * largest / CASE_3, CASE_3, largest, FIXED, 1.0, w2)

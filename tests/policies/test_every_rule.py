@@ -54,7 +54,7 @@ def test_a_rule_decides_within_bins_or_is_an_error_there(rule: Rule) -> None:
 
 
 @EVERY_RULE
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ages=AGES, rate=RATES)
 def test_a_rule_is_pure(rule: Rule, ages: list[float], rate: float | None) -> None:
     policy = combine({"m": UNBOUNDED[rule.name]})[0]
@@ -70,7 +70,7 @@ def test_some_rules_decide_by_the_queue_length() -> None:
 
 
 @pytest.mark.parametrize("name", BY_QUEUE_LENGTH)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ages=AGES, rate=RATES)
 def test_the_action_table_is_what_the_policy_does(name: str, ages: list[float], rate: float | None) -> None:
     policy = UNBOUNDED[name].policy

@@ -47,7 +47,7 @@ def serve(chosen: Chosen, instants: Sequence[float]) -> list[Service]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ages=st.lists(st.floats(0.0, 5.0), min_size=1, max_size=12).map(lambda ages: sorted(ages, reverse=True)),
     rate=st.none() | st.floats(0.0, 1e5),
@@ -67,7 +67,7 @@ def test_every_wait_ends_before_the_oldest_request_has_waited_longer_than_a_seco
 
 
 @pytest.mark.parametrize("name", SPECS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     gaps=st.lists(st.sampled_from([0.0, 1e-4, 1e-3, 0.01, 0.3, 20.0]), min_size=1, max_size=60),
     seed=st.integers(0, 2**32 - 1),
@@ -83,7 +83,7 @@ def test_an_idle_device_launches_within_the_maximum_wait(name: str, gaps: list[f
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(load=st.floats(0.05, 1.2), seed=st.integers(0, 2**32 - 1))
 def test_a_single_request_after_an_idle_hour_is_launched_at_once(name: str, load: float, seed: int) -> None:
     gaps = np.random.default_rng(seed).exponential(1 / (load * P4.capacity), 300)

@@ -105,7 +105,7 @@ STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
 GAPS = st.lists(st.sampled_from([0.0, 0.1, 0.6, 5.0]), min_size=30, max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     steps=STEPS,
     gaps=GAPS,

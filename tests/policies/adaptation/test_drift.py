@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.adaptation.drift import DriftDetector
@@ -65,7 +65,6 @@ def test_outliers_raise_no_alarm() -> None:
         assert detector.refit() is None
 
 
-@settings(deadline=None)
 @given(st.lists(SIZES, max_size=60), st.floats(0.96, 1.04), st.floats(0.96, 1.04))
 def test_small_errors_cause_no_refit(sizes: list[int], time: float, energy: float) -> None:
     """Errors below 5 per cent and batches at the edge of an energy window are no drift."""
@@ -75,7 +74,6 @@ def test_small_errors_cause_no_refit(sizes: list[int], time: float, energy: floa
     assert detector.profile is P4
 
 
-@settings(deadline=None)
 @given(st.lists(SIZES, min_size=120, max_size=120), st.sampled_from([0.5, 1.5]), st.sampled_from([0.5, 1.5]))
 def test_a_refit_from_exact_observations_is_exact(sizes: list[int], time: float, energy: float) -> None:
     detector, truth = DriftDetector(P4), scaled(time, energy)
@@ -138,7 +136,6 @@ def test_a_true_scale_stays_a_scale_and_more_windows_correct_it(sizes: list[int]
     assert factors[0] == pytest.approx(1.5, rel=0.02)
 
 
-@settings(deadline=None)
 @given(st.lists(SIZES, min_size=120, max_size=120), st.floats(0.5, 2.0))
 def test_observations_are_used_for_one_refit_only(sizes: list[int], time: float) -> None:
     detector, truth = DriftDetector(P4), scaled(time, time)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.adaptation.refitting import (
@@ -35,7 +35,6 @@ def windows(zeta: list[float], idle: float = 0.0, mixes: tuple[dict[int, int], .
     return [EnergyWindow(m, t, idle * t + e) for m, t, e in zip(mixes, lengths, spent, strict=True)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.8, 1.5), min_size=8, max_size=8))
 def test_two_exact_observations_of_every_size_are_reproduced(factors: list[float]) -> None:
     truth = [f * t for f, t in zip(factors, OLD.service_times, strict=True)]
@@ -43,7 +42,6 @@ def test_two_exact_observations_of_every_size_are_reproduced(factors: list[float
     assert fitted.service_times == pytest.approx(truth)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.floats(0.1, 10.0)), min_size=1, max_size=30))
 def test_refitted_times_lie_within_what_was_observed(seen: list[tuple[int, float]]) -> None:
     fitted = refit_service_times(OLD, [Observation(b, f * OLD.service_time(b)) for b, f in seen])
@@ -86,7 +84,6 @@ def test_stage_times_are_scaled_with_the_service_time() -> None:
     assert fitted.stage_service_times[3] == pytest.approx((0.003, 0.009))
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 10.0))
 def test_energies_that_grew_by_one_factor_are_scaled(factor: float) -> None:
     """For energies of any shape; the affine fit does not replace them."""
@@ -96,7 +93,6 @@ def test_energies_that_grew_by_one_factor_are_scaled(factor: float) -> None:
     assert fitted.energies == pytest.approx(truth)
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 1.0), st.floats(0.001, 0.1), st.floats(0.0, 100.0))
 def test_energies_of_another_shape_are_fitted_with_the_idle_power(once: float, each: float, idle: float) -> None:
     truth = [once + each * b for b in SIZES]

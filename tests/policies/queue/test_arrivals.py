@@ -29,7 +29,6 @@ def write(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@settings(deadline=None)
 @given(duration=st.floats(0.01, 5.0), seed=st.integers(0, 2**32))
 def test_instants_are_sorted_within_the_duration_and_repeat_with_the_seed(
     name: str, duration: float, seed: int
@@ -63,7 +62,7 @@ def test_steps_have_their_rates_and_the_last_lasts() -> None:
     assert (np.abs(counts - expected) <= 4 * expected**0.5).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(first=st.floats(0.0, 2000.0), last=st.floats(0.0, 2000.0), seed=st.integers(0, 2**32))
 def test_a_ramp_has_the_expected_count_in_each_part(first: float, last: float, seed: int) -> None:
     if first + last == 0:

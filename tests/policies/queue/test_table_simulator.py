@@ -95,7 +95,7 @@ def assert_same(a: Run, b: Run) -> None:
         assert a.energies.tolist() == b.energies.tolist()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(cases())
 def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> None:
     table = case.table
@@ -103,7 +103,7 @@ def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> No
     assert_same(case.fast, case.general(policy))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases(), st.integers(1, 8))
 def test_control_limits_equal_the_general_simulation_to_the_bit(case: Case, limit: int) -> None:
     policy = ControlLimit(limit, case.table.max_batch_size)
@@ -245,7 +245,7 @@ def test_a_simulated_mix_has_the_exact_averages(load: float, limits: tuple[int, 
 AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03, inf]), min_size=2, max_size=6).map(tuple)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(gaps(), min_size=1, max_size=60),
     AGES,

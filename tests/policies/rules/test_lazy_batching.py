@@ -312,7 +312,7 @@ POLICIES = st.sampled_from(slack_policies()) | st.lists(st.integers(0, 30), min_
 EVENTS = st.lists(st.tuples(st.sampled_from("aaacdddddx"), st.integers(0, 7)), max_size=120)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(policy=POLICIES, events=EVENTS, slo=st.sampled_from([0.5, 3.0, inf]))
 def test_every_request_passes_every_stage_once_and_in_order(
     policy: Policy, events: list[tuple[str, int]], slo: float
@@ -326,7 +326,7 @@ def test_every_request_passes_every_stage_once_and_in_order(
     assert all(replay.passed[i] == [0, 1, 2, 3] for i in replay.finished)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(gaps=st.lists(st.sampled_from([0.0, 0.1, 0.4, 3.0]), min_size=1, max_size=40), seed=st.integers(0, 99))
 def test_co_located_models_serve_every_request(gaps: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)

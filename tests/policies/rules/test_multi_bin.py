@@ -115,7 +115,7 @@ SIZES = st.lists(st.integers(1, 9).map(float), min_size=40, max_size=40)
 GAPS = st.lists(st.sampled_from([0.0, 0.25, 1.0, 30.0]), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spec=st.sampled_from(
         [
@@ -142,7 +142,7 @@ def test_every_request_is_served_once_with_requests_of_its_bin_only(
         assert len(service.launch.requests) <= int(chosen.parameters.get("batch_size", 4))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(gaps=GAPS, sizes=SIZES)
 def test_as_printed_batches_are_of_exactly_b_and_served_in_order_of_formation(
     gaps: list[float], sizes: list[float]
@@ -159,7 +159,7 @@ def test_as_printed_batches_are_of_exactly_b_and_served_in_order_of_formation(
         assert ids == sorted(ids), "within a bin in order of arrival"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(gaps=GAPS, sizes=SIZES, spec=st.sampled_from(["joining", "joining:3", "multi-bin:2,inner=joining"]))
 def test_continuous_batching_runs_the_needed_decode_steps_and_leaves_no_slot_empty_while_requests_wait(
     gaps: list[float], sizes: list[float], spec: str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.sizing.bins import batch_time, bin_times, equal_edges, optimised_edges
@@ -33,7 +33,6 @@ def time_with(sizes: list[float], edges: tuple[float, ...], batch_size: int) -> 
 
 
 @given(some_sizes, st.integers(1, 5), st.sampled_from([1, 2, 8, 128]))
-@settings(deadline=None)
 def test_optimised_edges_agree_with_an_exhaustive_search(sizes: list[float], bins: int, batch_size: int) -> None:
     values = sorted(set(sizes))
     edges = optimised_edges(sizes, bins, batch_size)
@@ -44,7 +43,6 @@ def test_optimised_edges_agree_with_an_exhaustive_search(sizes: list[float], bin
 
 
 @given(some_sizes, st.integers(1, 5), st.sampled_from([1, 3, 64]))
-@settings(deadline=None)
 def test_the_mean_batch_time_is_the_mean_over_bins(sizes: list[float], bins: int, batch_size: int) -> None:
     edges = equal_edges(sizes, bins)
     found = bin_times(sizes, edges, batch_size)

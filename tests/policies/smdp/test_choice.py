@@ -138,7 +138,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(profile, draw(st.floats(0.05, 0.7)) * profile.capacity)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems(), st.floats(0.05, 0.95))
 def test_a_bound_is_kept_for_any_profile_and_a_mix_costs_no_more(problem: Problem, at: float) -> None:
     fast, cheap = choose_weight(problem, PowerBound(1e9)), choose_weight(problem, MeanBound(1e9))

@@ -45,7 +45,7 @@ def keeps_up(problem: Problem, table: Sequence[int]) -> bool:
     return problem.arrival_rate < table[-1] / problem.profile.service_time(table[-1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -> None:
     least = solve(problem).gain * (1.0 - TOLERANCE)
@@ -57,7 +57,7 @@ def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -
                 evaluate(problem, table)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(), st.data())
 def test_no_table_drawn_at_random_costs_less(problem: Problem, data: st.DataObject) -> None:
     largest = problem.profile.max_batch_size
@@ -67,7 +67,7 @@ def test_no_table_drawn_at_random_costs_less(problem: Problem, data: st.DataObje
     assert solution.gain * (1.0 - TOLERANCE) <= evaluate(problem, table).gain
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_the_value_of_the_solved_table_is_the_solvers(problem: Problem) -> None:
     solution = solve(problem)

@@ -319,7 +319,7 @@ _SPECS = ["greedy", "static:3,max_wait_ms=15", "timeout:5", "smdp:w2=2", "serial
 _CHOSEN = [choose(spec, STEPS) for spec in _SPECS]  # solved once
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(_EVENTS, min_size=5, max_size=40), st.sampled_from([1.0, 0.7, 1.5]))
 def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, float, int]], pace: float) -> None:
     """Whatever happens while batches run, faster or slower than predicted, a decision is at most as old as stated."""

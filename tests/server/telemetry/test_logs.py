@@ -108,7 +108,7 @@ def test_lines_below_the_level_and_third_party_lines_below_info_are_not_written(
     with logged("debug", "json") as log:
         LOG.debug("own")
         logging.getLogger("PIL.PngImagePlugin").debug("third-party")
-        logging.getLogger("uvicorn.error").info("third-party info")
+        logging.getLogger("third.party").info("third-party info")
     assert [line["event"] for line in log.lines] == ["own", "third-party info"]
     with logged("error", "json") as log:
         LOG.warning("no")

@@ -113,7 +113,6 @@ def _comparable(response: Response) -> Any:
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @given(connections())

@@ -24,13 +24,13 @@ def _memory() -> Iterator[None]:
     assert peak < 64 << 20
 
 
-@settings(max_examples=300, derandomize=True, deadline=2000)
+@settings(max_examples=300, derandomize=True)
 @given(CASES)
 def test_hostile_input_is_accepted_or_rejected_with_a_client_error(case: Case) -> None:
     judge(case)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True)
 @given(good_calls())
 def test_calls_are_valid_before_they_are_damaged(call: tuple[dict[str, object], bytes]) -> None:
     header = json.dumps(call[0]).encode()
