@@ -8,6 +8,8 @@ row's own first token, so that a row's output does not depend on its batch. An e
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from itertools import groupby
 from typing import Any
 
@@ -214,7 +216,7 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
         ids: new tokens, int64 [n, new].
         mask: valid positions of the cache and of `ids`, int64 [n, cached + new].
     """
-    shared = {"past_key_values": batch.cache, "use_cache": True}
+    shared = {_cache_argument(type(net.net)): batch.cache, "use_cache": True}
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     if net.positions is not None:
         net.positions.position_ids = positions
@@ -237,6 +239,12 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
         is_last = len(tokens) == sample.max_new_tokens or (token in net.eos_token_ids and not sample.ignore_eos)
         if is_last and not batch.output_lengths[row]:
             batch.output_lengths[row] = len(tokens)
+
+
+@cache
+def _cache_argument(network: type[nn.Module]) -> str:
+    """The name of the argument for keys and values; transformers renamed it in 5.24, one kind of network at a time."""
+    return "cache" if "cache" in signature(network.forward).parameters else "past_key_values"
 
 
 def _merge_rows(rows: Sequence[DecodeRow]) -> DecodeBatch:

@@ -1,6 +1,7 @@
 """Text models by transformers: loading, and outputs in any batch that equal those of each sample alone."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ NO_PADDING = {"pad_token_id": None}
         (
             "mamba",
             {"architectures": ["MambaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2},
-            "a MambaForCausa",
+            "a MambaForCausa|a mamba cannot",  # by the version of transformers
         ),
         ("xlnet", {"architectures": ["XLNetLMHeadModel"], "d_model": 32, "n_layer": 2, "n_head": 2}, "a xlnet cannot"),
     ],
@@ -216,7 +217,7 @@ def test_a_network_with_wrong_outputs_in_a_batch_is_rejected_with_a_message_of_o
 ) -> None:
     with pytest.raises(SpecError) as caught:
         load_text_model("m", str(folder_of(tmp_path / "m", kind, **changes)), "random", 4)
-    assert message in str(caught.value)
+    assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
 
 
