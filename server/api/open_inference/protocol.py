@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from server.api.open_inference.documents import VERSION
 from server.errors import BadInputError, TooLargeError, quote
 from server.json_body import parse_object
+from server.models.model import largest
 from server.models.signature import RAW, Signature, Tensor, TensorSpec
 from server.models.tensors.data import from_binary, from_json, to_binary, to_json
 from server.transport.request import Body
@@ -343,16 +344,8 @@ def _render_output(
 
 def _best_classes(values: NDArray[Any], most: int, labels: Sequence[str] | None) -> NDArray[Any]:
     """`value:index[:label]` [samples, classes], largest value first; equal values, if all fit, by index."""
-    texts = [[f"{row.item(i):f}:{i}{_suffix(labels, i)}" for i in _largest(row, most)] for row in values]
+    texts = [[f"{row.item(i):f}:{i}{_suffix(labels, i)}" for i in largest(row, most)] for row in values]
     return np.array(texts, object)
-
-
-def _largest(row: NDArray[Any], most: int) -> list[int]:
-    """The indices of the `most` largest values."""
-    if most == 1:
-        return [int(row.argmax())]
-    first = max(0, len(row) - most)
-    return sorted(row.argpartition(first)[first:].tolist(), key=lambda index: (-row.item(index), index))
 
 
 def _suffix(labels: Sequence[str] | None, index: int) -> str:
