@@ -34,7 +34,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN make install "EXTRAS=[fast-jpeg,otel]" \
+RUN make install "EXTRAS=[otel]" \
     "TORCH=torch==2.11.0 torchvision==0.26.0 --index-url https://download.pytorch.org/whl/cu130" \
     && rm -rf /root/.cache
 USER batchwright

@@ -49,7 +49,6 @@ bench: $(STAMP)  ## measure the solver, and live against simulated on an emulate
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.ceiling
 	$(BIN)/python -m benchmarks.graph_like
-	$(BIN)/python -m benchmarks.jpeg
 	$(BIN)/python -m benchmarks.loop_lag
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page

@@ -234,15 +234,6 @@ def _graph_like() -> str:
     return markdown_table(head, rows)
 
 
-def _jpeg() -> str:
-    rows = [
-        (size, row["pillow_ms"], row["simplejpeg_ms"], row["ratio"], row["largest_difference"])
-        for size, row in load_record("jpeg").items()
-    ]
-    head = ("size", "Pillow, ms", "simplejpeg, ms", "ratio, median of pairs", "largest difference of a pixel value")
-    return markdown_table(head, rows)
-
-
 def _peers() -> str:
     return f"![Response time, idle gap and requests a second of each server](figures/peers.png)\n\n{recorded('peers')}"
 
@@ -267,12 +258,6 @@ SECTIONS = (
         "could serve 51,000 a second. The two processors also ran wrk, the device, which spins, and other work, so "
         "that the CPU time of a request says more than the rate.",
         _graph_like,
-    ),
-    Section(
-        "Decoding JPEGs",
-        "jpeg",
-        "CPU time from JPEG to sample, decoding, scaling and cropping, with and without the extra `fast-jpeg`.",
-        _jpeg,
     ),
     Section(
         "Beside other servers",

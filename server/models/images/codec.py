@@ -21,11 +21,6 @@ from server.models.form import Form, FormField
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.models.signature import Signature, Tensor, TensorSpec
 
-try:
-    from simplejpeg import decode_jpeg
-except ImportError:  # the extra fast-jpeg is not installed
-    decode_jpeg = None
-
 Pixels = NDArray[np.uint8]
 
 MAX_PIXELS = 50_000_000
@@ -40,7 +35,6 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # starts a segment, or e
 _EOI, _SOS, _PIXELS = 0xD9, 0xDA, 0x00
 _SCAN = b"\xff\xda"  # marker of a scan; those of a thumbnail in the metadata are counted too
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_SEQUENTIAL = {0xC0, 0xC1}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 _ANCILLARY = {*range(0xE1, 0xEE), 0xEF, 0xFE}  # comments and APPn, except JFIF's and Adobe's, which define the colours
 _REMEDY = "send a complete JPEG or PNG"
@@ -155,9 +149,6 @@ class ImageCodec(Codec):
         """The image as RGB; a large JPEG is decoded at the smallest scale that is at least twice `resize`."""
         if data.startswith(_JPEG):
             data = _critical_segments(data)
-            fast = self._decode_fast(data, pixels)
-            if fast is not None:
-                return fast
             image: Image.Image = JpegImageFile(BytesIO(data))
         else:
             image = PngImageFile(BytesIO(_critical_chunks(data)))
@@ -167,30 +158,11 @@ class ImageCodec(Codec):
         image.load()
         return _to_rgb(image)
 
-    def _decode_fast(self, data: bytes, pixels: int) -> Image.Image | None:
-        """The JPEG decoded by simplejpeg at the same scale; None if it is progressive, CMYK, grey or damaged."""
-        if decode_jpeg is None:
-            return None
-        kind, (height, width, components), _ = _jpeg_header(data)
-        if kind not in _SEQUENTIAL or components != 3 or width * height != pixels:
-            return None
-        scale = self._scale(width, height)
-        shape = -(-height // scale), -(-width // scale), 3
-        try:
-            decoded = decode_jpeg(data, "RGB", min_height=shape[0], min_width=shape[1])
-        except ValueError:  # Pillow decides
-            return None
-        return Image.fromarray(decoded) if decoded.shape == shape else None
-
-    def _scale(self, width: int, height: int) -> int:
-        """The divisor of the size at which a JPEG is decoded."""
-        scale = min(width, height) // (2 * self.resize)
-        return next((power for power in (8, 4, 2) if scale >= power), 1)
-
     def _measure_jpeg(self, data: bytes) -> tuple[int, int, int, int]:
         """Width, height, an upper bound of the number of scans (0 for one), and bytes that decoding takes."""
         kind, (height, width, components), scan = _jpeg_header(data)
-        scale = self._scale(width, height)
+        spare = min(width, height) // (2 * self.resize)
+        scale = next((power for power in (8, 4, 2) if spare >= power), 1)  # as Pillow's draft mode chooses it
         decoded = -(-width // scale) * -(-height // scale) * (4 if components == 3 else 8)  # and converted to RGB
         if kind not in _PROGRESSIVE and data[scan + 4] >= components:
             return width, height, 0, decoded
