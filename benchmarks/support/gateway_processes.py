@@ -19,6 +19,7 @@ _ATTEMPTS = 500  # connections that are opened to reach a certain process
 _TIMEOUT_S = 30.0
 _LARGE = 50 * 2**20  # bytes; two such bodies are over the half of the share that large calls may reserve
 _SAMPLES = 545  # samples of a call: more than a gateway has slots, and than a message holds beside them
+GATEWAY, SERVING = "gateway", "serving"  # names of processes that tests fork
 SHARE = 160 * 2**20  # bytes of the memory budget of each process for which these numbers hold
 
 
@@ -47,16 +48,20 @@ class Processes:
         return frozenset((self.supervisor, self.serving, *self.gateways))
 
 
+def is_gateway(process: psutil.Process) -> bool:
+    """Whether a process that a supervisor has started is a gateway; those that tests fork have names of their own."""
+    return process.name() == GATEWAY or any("server.app.gateway import" in word for word in process.cmdline())
+
+
 def processes_of(server: Server) -> Processes | None:
     """The processes of a server as they are now; None while one with gateways has no serving process."""
     pid = server.process.pid
     gateways, others = [], []
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):
-            program = " ".join(child.cmdline())
-            if "server.app.gateway" in program:
+            if is_gateway(child):
                 gateways.append(child.pid)
-            elif " -c " in program:
+            elif child.name() == SERVING or " -c " in " ".join(child.cmdline()):
                 others.append(child.pid)
     if not gateways and not others:
         return Processes(pid, pid, (pid,))

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from benchmarks.support import harness
+from benchmarks.support.gateway_processes import is_gateway
 from benchmarks.support.harness import Server
 
 
@@ -74,6 +75,6 @@ def serving_process(server: Server) -> psutil.Process:
 
 def _is_gateway(process: psutil.Process) -> bool:
     try:
-        return any("server.app.gateway" in word for word in process.cmdline())
+        return is_gateway(process)
     except psutil.NoSuchProcess:
         return True
