@@ -265,8 +265,8 @@ SECTIONS = (
         "A FastAPI batcher of 60 lines, mosec, and our server, on the same emulated devices with greedy batching, in "
         "turns. An open loop of Poisson arrivals of 150,528-byte images, then wrk. Each server decodes JPEGs itself. "
         "The idle gap is the time between two batches when a request waited. Where one process of ours loses by more "
-        "than 5 per cent: the bare batcher is faster at load 0.3, answers more JPEGs on 32 connections and needs "
-        "less memory; mosec answers more JPEGs and more bodies of 1 KB, and takes less CPU time.",
+        "than 5 per cent: the bare batcher is faster at load 0.3, answers more JPEGs and needs less memory; mosec "
+        "answers more bodies of 1 KB and takes less CPU time.",
         _peers,
     ),
     Section(
