@@ -8,7 +8,6 @@ row's own first token, so that a row's output does not depend on its batch. An e
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
 from inspect import signature
 from itertools import groupby
 from typing import Any
@@ -216,7 +215,7 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
         ids: new tokens, int64 [n, new].
         mask: valid positions of the cache and of `ids`, int64 [n, cached + new].
     """
-    shared = {_cache_argument(type(net.net)): batch.cache, "use_cache": True}
+    shared = {_cache_argument(net.net): batch.cache, "use_cache": True}
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     if net.positions is not None:
         net.positions.position_ids = positions
@@ -241,8 +240,7 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
             batch.output_lengths[row] = len(tokens)
 
 
-@cache
-def _cache_argument(network: type[nn.Module]) -> str:
+def _cache_argument(network: nn.Module) -> str:
     """The name of the argument for keys and values; transformers renamed it in 5.24, one kind of network at a time."""
     return "cache" if "cache" in signature(network.forward).parameters else "past_key_values"
 
