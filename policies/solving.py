@@ -1,6 +1,8 @@
 """Solve the tables of a policy spec for a profile, and build the policy that looks actions up in them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import inf, log, sqrt
 
 from policies.profile import Profile
@@ -15,6 +17,7 @@ from policies.types import SpecError
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # factors of w2 other than 1, for which tables are solved
 _STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
+_REMEMBERED = 64  # tables; devices of one kind have the same profile, and policies are set again
 _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
@@ -26,7 +29,7 @@ def solved_table(spec: Spec, profile: Profile) -> PolicyTable:
     key, value = weight_of(spec)
     problem = Problem(profile, 1.0)
     if key == "w2" or (profile.energies is None and key != "power_cap_w"):
-        return solve_table(replace(problem, w2=value if key == "w2" else 0.0), default_loads())
+        return _solve_once(replace(problem, w2=value if key == "w2" else 0.0), tuple(default_loads()))
     form = spec.parameters.get("policy_form", FORMS[0])
     bound = parse_bounds([(key, spec.parameters[key])], form, _SIMULATED_REQUESTS)
     mixed = not isinstance(bound, ShareBound)  # so few requests do not resolve the probability of a mix
@@ -69,15 +72,20 @@ def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     if not table.w2:
         return plain
     problem = Problem(profile, 1.0, table.w1)
-    tables = {f: solve_table(replace(problem, w2=f * table.w2), _coarse_loads(f)) for f in _FACTORS}
+    tables = {f: _solve_once(replace(problem, w2=f * table.w2), _coarse_loads(f)) for f in _FACTORS}
     return weighted(plain, {factor: [_row(row) for row in other.rows] for factor, other in tables.items()})
 
 
-def _coarse_loads(factor: float) -> list[float]:
+@lru_cache(_REMEMBERED)
+def _solve_once(problem: Problem, loads: Sequence[float]) -> PolicyTable:
+    return solve_table(problem, loads)
+
+
+def _coarse_loads(factor: float) -> tuple[float, ...]:
     # A factor above 1 at a higher load would need a mean load above 1.
     highest = min(0.98, sqrt(2.0) / factor)
     steps = round(log(highest / 0.02) / log(_STEP))
-    return [0.02 * (highest / 0.02) ** (step / steps) for step in range(steps + 1)]
+    return tuple(0.02 * (highest / 0.02) ** (step / steps) for step in range(steps + 1))
 
 
 def table_policy(table: PolicyTable, profile: Profile) -> Lookup:

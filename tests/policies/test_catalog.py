@@ -176,6 +176,13 @@ def test_a_lone_request_is_launched_at_once_as_the_first_one_and_after_silence(
     assert isinstance(batcher.decide(now), Launch)
 
 
+def test_devices_with_the_same_profile_share_a_table_and_others_have_their_own() -> None:
+    table = choose("smdp:w2=3", P4).table
+    assert choose("smdp:w2=3", replace(P4)).table is table
+    faster = replace(P4, service_times=tuple(time / 2 for time in P4.service_times))
+    assert choose("smdp:w2=3", faster).table != table
+
+
 def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
