@@ -246,14 +246,15 @@ async def _fork(command: Sequence[str], descriptors: Sequence[int], environment:
 def _run_program(command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]) -> NoReturn:
     """Run `python -c program arguments` in this fork as a new process would, and exit."""
     _, _, program, *arguments = command
-    _COMM.write_text(GATEWAY if "server.app.gateway" in program else SERVING)
     code = 1
     try:
+        _COMM.write_text(GATEWAY if "server.app.gateway" in program else SERVING)
         signal.set_wakeup_fd(-1)  # it is the loop's of the supervisor
         for number in _SIGNALS:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.setsid()
+        # the supervisor's objects live as long as this call, so that none closes a descriptor that is in use again
         kept = sorted({0, 1, 2, *descriptors})
         for start, end in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(start + 1, end)
