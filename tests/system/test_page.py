@@ -430,21 +430,15 @@ def test_all_inputs_are_reachable_by_keyboard_and_labelled(running: Server, brow
         assert page.evaluate(unnamed) == []
 
 
-def violations(axe: Any, page: "Page") -> dict[str, list[str]]:
-    found = axe.run(page).response["violations"]
-    return {each["id"]: [node["html"][:200] for node in each["nodes"]] for each in found}
-
-
-@pytest.mark.parametrize("kind", ["images", "tensors"])
-def test_axe_finds_nothing(running: Server, tensors: Server, browser: "Browser", kind: str) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(running: Server, tensors: Server, browser: "Browser", scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
-    with visiting(browser, (running if kind == "images" else tensors).url, bypass_csp=True) as visit:
-        for width in (1280, 390):
-            visit.page.set_viewport_size({"width": width, "height": 900})
-            assert violations(axe, visit.page) == {}
-            visit.page.emulate_media(color_scheme="dark")
-            assert violations(axe, visit.page) == {}
-            visit.page.emulate_media(color_scheme="light")
+    viewport = {"width": width, "height": 900}
+    for url in (running.url, tensors.url):
+        with visiting(browser, url, color_scheme=scheme, viewport=viewport, bypass_csp=True) as visit:
+            found = axe.run(visit.page).response["violations"]
+            assert {each["id"]: [node["html"][:200] for node in each["nodes"]] for each in found} == {}
 
 
 def test_nothing_on_the_page_moves_while_it_is_watched(running: Server, browser: "Browser") -> None:
