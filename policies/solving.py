@@ -1,6 +1,5 @@
 """Solve the tables of a policy spec for a profile, and build the policy that looks actions up in them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, log, sqrt
@@ -17,7 +16,7 @@ from policies.types import SpecError
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # factors of w2 other than 1, for which tables are solved
 _STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
-_REMEMBERED = 64  # tables; devices of one kind have the same profile, and policies are set again
+_REMEMBERED = 64  # tables of this process; devices of one kind have the same profile at the start
 _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
@@ -77,7 +76,7 @@ def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
 
 
 @lru_cache(_REMEMBERED)
-def _solve_once(problem: Problem, loads: Sequence[float]) -> PolicyTable:
+def _solve_once(problem: Problem, loads: tuple[float, ...]) -> PolicyTable:
     return solve_table(problem, loads)
 
 

@@ -195,7 +195,7 @@ class Codec(ABC):
 
 
 def largest(values: NDArray[Any], most: int) -> list[int]:
-    """Return the indices of the `most` largest of n values, or of all, largest first, and equal ones by index."""
+    """Return the indices of the `most` largest of n values, largest first; equal ones, if all fit, by index."""
     if most == 1:
         return [int(values.argmax())]
     first = max(0, len(values) - most)
@@ -205,8 +205,8 @@ def largest(values: NDArray[Any], most: int) -> list[int]:
 def top_classes(logits: NDArray[np.float32], labels: Sequence[str]) -> list[dict[str, Any]]:
     """The five most probable classes of float32 [classes] logits, or all if there are fewer, most probable first.
 
-    In few operations, since NumPy gives up the interpreter's lock in each one on more than 500 values, and threads that
-    decode images then take it.
+    Few NumPy operations are used: each one on more than 500 values releases the interpreter's lock, which threads that
+    decode images then take.
     """
     weights = np.exp(np.subtract(logits, logits.max(), dtype=np.float64))
     total = weights.sum().item()

@@ -236,10 +236,12 @@ class _Child:
 async def _fork(command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]) -> _Child:
     """Start a process as `supervisor._start`, by a fork."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    pid = os.fork()
-    if not pid:
-        _run_program(command, descriptors, environment)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    try:
+        pid = os.fork()
+        if not pid:
+            _run_program(command, descriptors, environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     return _Child(pid)
 
 
@@ -270,9 +272,11 @@ def _run_program(command: Sequence[str], descriptors: Sequence[int], environment
     except BaseException:  # noqa: BLE001  (as a new process would)
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def main() -> None:
