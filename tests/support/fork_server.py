@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import gc
 import json
 import logging
 import os
@@ -195,6 +196,7 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     for number, file in enumerate(files, 1):
         os.dup2(file, number)
         os.close(file)
+    gc.enable()
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -282,8 +284,10 @@ def _run_program(command: Sequence[str], descriptors: Sequence[int], environment
 def main() -> None:
     """Import modules, fork for the process that has given the descriptor of a socket, run serve-model in each fork."""
     _, descriptor, *imported = sys.argv
+    gc.disable()
     for name in imported:
         import_module(name)
+    gc.freeze()  # a collection in a fork would copy the memory of all modules
     with socket.socket(fileno=int(descriptor)) as control:
         job = _serve_forks(control)
     if job is not None:
