@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -23,6 +24,7 @@ from policies.profile import Profile
 from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
+_REMEMBERED = 32  # results
 _NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
@@ -53,11 +55,21 @@ def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, marg
 
 
 def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> Chosen:
-    with _turn, _start() as process:
+    with _turn:
+        found: Chosen | SpecError = pickle.loads(_solve(spec, pickle.dumps((function, arguments))))  # noqa: S301
+    if isinstance(found, SpecError):
+        raise found
+    return found
+
+
+@lru_cache(_REMEMBERED)
+def _solve(spec: str, call: bytes) -> bytes:
+    """Make a pickled call in a process; a policy that is set again, or for another device, is there at once."""
+    with _start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(pickle.dumps((function, arguments)))
+            process.stdin.write(call)
             process.stdin.flush()  # but left open: its end tells the process that this one has ended
         except BrokenPipeError:
             with suppress(BrokenPipeError):
@@ -67,10 +79,10 @@ def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> Chosen
     if code != 0:
         how = f"was killed by signal {-code}; check the memory limit" if code < 0 else f"ended with code {code}"
         raise RuntimeError(f"the process that solves {spec} {how}")
-    found: Chosen | Exception = pickle.loads(result)  # noqa: S301  (of the process above)
-    if isinstance(found, Exception):
+    found = pickle.loads(result)  # noqa: S301  (of the process above)
+    if isinstance(found, RuntimeError):
         raise found
-    return found
+    return result
 
 
 def _start() -> subprocess.Popen[bytes]:

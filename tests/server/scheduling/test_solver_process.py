@@ -17,8 +17,27 @@ from policies.types import SpecError
 from server.scheduling import solver_process
 from server.scheduling.solver_process import choose_in_process, solve_again_in_process
 
-P4 = load_profile("googlenet-tesla-p4").truncated(4)
+P4 = load_profile("googlenet-tesla-p4").truncated(2)
 LONG = "smdp:w2=1.6"
+
+
+@pytest.fixture(autouse=True)
+def solved_anew() -> None:
+    """Forget what earlier tests have solved."""
+    solver_process._solve.cache_clear()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that are started."""
+    original, found = subprocess.Popen, []
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        found.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return found
 
 
 @pytest.mark.parametrize("spec", ["greedy", LONG, "multi-bin:2,inner=smdp"])
@@ -42,7 +61,7 @@ def test_bins_that_learn_meanwhile_are_kept() -> None:
 
 
 def test_bins_decided_together_are_solved_for_the_sizes_in_the_process() -> None:
-    chosen = replace(choose("smdp-bins:2", P4), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
+    chosen = replace(choose("smdp-bins:1", P4), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
     apart = solve_again_in_process(chosen, P4, 1.0, 0.0)
     assert apart.solved_sizes == chosen.solved_sizes
     assert apart.bins is chosen.bins
@@ -84,18 +103,31 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
 
 
 @pytest.mark.parametrize(("spec", "processes"), [("greedy", 0), ("multi-bin:2,inner=static:2", 0), (LONG, 1)])
-def test_only_specs_that_take_long_get_a_process(spec: str, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        started.append(arguments)
-        return original(*arguments, **options)
-
-    original = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", start)
+def test_only_specs_that_take_long_get_a_process(spec: str, processes: int, started: list[Any]) -> None:
     chosen = choose_in_process(spec, P4, {})
     solve_again_in_process(chosen, P4, 1.0, 0.0)
     assert len(started) == 2 * processes
+
+
+def test_the_same_policy_is_solved_once_and_an_error_of_the_spec_is_remembered_too(started: list[Any]) -> None:
+    first, second = (choose_in_process(LONG, P4, {}) for _ in range(2))
+    assert (first.policy, first.table) == (second.policy, second.table)
+    assert first.monitor is not second.monitor, "each device has its own"
+    assert len(started) == 1
+    choose_in_process(LONG, P4.truncated(1), {})
+    assert len(started) == 2, "another profile is another policy"
+    for _ in range(2):
+        with pytest.raises(SpecError):
+            choose_in_process("smdp:w2=-1", P4, {})
+    assert len(started) == 3
+
+
+def test_a_process_that_failed_is_started_again(started: list[Any]) -> None:
+    broken = Profile("broken", ("soon",))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            choose_in_process("smdp:w2=0", broken, {})
+    assert len(started) == 2
 
 
 def test_what_the_solver_prints_is_not_taken_for_its_result(
