@@ -4,6 +4,7 @@ Imported only for a text model, since transformers is an extra and takes seconds
 """
 
 import logging
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,8 @@ def _make_text_net(name: str, net: Any, codec: TextCodec) -> TextNet:
         decoder = net.get_decoder()
         decoder.embed_positions = positions = RowPositions(decoder.embed_positions)
     eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    return GenerativeNet(net, eos_token_ids, start, positions, sorted(suppressed))
+    cache = "cache" if "cache" in signature(net.forward).parameters else "past_key_values"
+    return GenerativeNet(net, eos_token_ids, start, positions, sorted(suppressed), cache)
 
 
 def _has_file(folder: str, patterns: tuple[str, ...]) -> bool:

@@ -8,7 +8,6 @@ row's own first token, so that a row's output does not depend on its batch. An e
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from inspect import signature
 from itertools import groupby
 from typing import Any
 
@@ -34,6 +33,7 @@ class GenerativeNet:
         decoder_start_token_id: first token of a decoder; None without an encoder.
         positions: the decoder's position embeddings, if `net` takes no positions.
         suppressed_token_ids: tokens that are never generated.
+        cache_argument: the name of the argument of `net` for keys and values, which transformers renamed in 5.24.
     """
 
     net: Any
@@ -41,6 +41,7 @@ class GenerativeNet:
     decoder_start_token_id: int | None
     positions: "RowPositions | None" = None
     suppressed_token_ids: Sequence[int] = ()
+    cache_argument: str = "past_key_values"
 
 
 TextNet = GenerativeNet | Any  # any other network is a classifier
@@ -215,7 +216,7 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
         ids: new tokens, int64 [n, new].
         mask: valid positions of the cache and of `ids`, int64 [n, cached + new].
     """
-    shared = {_cache_argument(net.net): batch.cache, "use_cache": True}
+    shared = {net.cache_argument: batch.cache, "use_cache": True}
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     if net.positions is not None:
         net.positions.position_ids = positions
@@ -238,11 +239,6 @@ def _forward(net: GenerativeNet, batch: DecodeBatch, ids: Tensor, mask: Tensor) 
         is_last = len(tokens) == sample.max_new_tokens or (token in net.eos_token_ids and not sample.ignore_eos)
         if is_last and not batch.output_lengths[row]:
             batch.output_lengths[row] = len(tokens)
-
-
-def _cache_argument(network: nn.Module) -> str:
-    """The name of the argument for keys and values; transformers renamed it in 5.24, one kind of network at a time."""
-    return "cache" if "cache" in signature(network.forward).parameters else "past_key_values"
 
 
 def _merge_rows(rows: Sequence[DecodeRow]) -> DecodeBatch:
