@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -25,16 +26,22 @@ from typing import Any, NoReturn
 
 from benchmarks.support.gateway_processes import GATEWAY, SERVING
 from benchmarks.support.harness import start_process as start_by_command
+from benchmarks.support.harness import wait_until
 from server.app import supervisor
 
 _MODULE = "server.cli"
 _CODE = Struct("i")
-_IMPORTED = (
+_IMPORTED = (  # all but the module itself, and what these import while a server starts
     "server.app.serving",
     "server.app.gateway",
     "server.telemetry.printed",
     "profiler.first_profile",
-)  # all but the module itself
+    "policies.command",
+    "pydantic.v1",
+    "scipy.special",
+    "typer",
+    "uvicorn.lifespan.on",
+)
 _ON_A_DEVICE = ("torch", "server.backends.loading")  # what a server with a real device imports as well
 _MOST = 2**17  # bytes of a message, which contains the environment
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -94,15 +101,28 @@ class ForkedProcess:
 
 
 class _ForkServer:
-    """The process that forks; it ends when this one closes its socket, or has died."""
+    """A connection to the process that forks, which all processes of a test run share.
+
+    The first one starts it. It ends when the last one has closed its connection, or has died.
+    """
 
     def __init__(self, *imported: str) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        name = f"\0batchwright-tests-{run}-{len(imported)}"
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imported]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        atexit.register(self._close)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            try:
+                listening.bind(name)
+            except OSError:  # another process has started it, and may not listen yet
+                wait_until(lambda: self._control.connect_ex(name) == 0, 30.0, interval=0.01)
+            else:
+                listening.listen()
+                self._control.connect(name)
+                command = [sys.executable, "-m", __name__, str(listening.fileno()), *imported]
+                listening.set_inheritable(True)
+                os.posix_spawn(sys.executable, command, os.environ)  # it may end after this process: not waited for
+        atexit.register(self._control.close)
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
         request = {"arguments": arguments, "folder": str(Path.cwd()), "environment": environment}
@@ -111,10 +131,6 @@ class _ForkServer:
             socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
             received = self._control.recv(_CODE.size)
         return ForkedProcess(_CODE.unpack(received)[0], status)
-
-    def _close(self) -> None:
-        self._control.close()
-        self._process.wait()
 
 
 @cache
@@ -160,28 +176,42 @@ def run_serve_model(*arguments: str, **environment: str) -> "subprocess.Complete
 # In the process that forks
 
 
-def _serve_forks(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for each request; return the request and its descriptors in the new processes, None in this one."""
     running: dict[int, tuple[int, int]] = {}  # process id and descriptor of its status, by descriptor of the process
+    connections = [listening.accept()[0]]
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        while True:
+        for found in (listening, *connections):
+            selector.register(found, selectors.EVENT_READ, found)
+        while connections:
             for key, _ in selector.select():
-                if key.fileobj is not control:
+                if isinstance(key.fileobj, int):
                     selector.unregister(key.fd)
                     pid, status = running.pop(key.fd)
-                    os.write(status, _CODE.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+                    with suppress(BrokenPipeError):  # the process that waits for it has died
+                        os.write(status, _CODE.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
                     os.close(status)
                     os.close(key.fd)
                     continue
+                control: socket.socket = key.data
+                if control is listening:
+                    accepted = listening.accept()[0]
+                    connections.append(accepted)
+                    selector.register(accepted, selectors.EVENT_READ, accepted)
+                    continue
                 message, files, _, _ = socket.recv_fds(control, _MOST, 3)
                 if not message:
-                    return None
+                    selector.unregister(control)
+                    connections.remove(control)
+                    control.close()
+                    continue
                 status = files.pop()
                 pid = os.fork()
                 if not pid:
                     for other in (status, *running, *(status for _, status in running.values())):
                         os.close(other)
+                    for each in connections:
+                        each.close()
                     return json.loads(message), files
                 for file in files:
                     os.close(file)
@@ -189,6 +219,7 @@ def _serve_forks(control: socket.socket) -> tuple[dict[str, Any], list[int]] | N
                 running[watched] = pid, status
                 selector.register(watched, selectors.EVENT_READ)
                 control.send(_CODE.pack(pid))
+    return None
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:
@@ -282,14 +313,16 @@ def _run_program(command: Sequence[str], descriptors: Sequence[int], environment
 
 
 def main() -> None:
-    """Import modules, fork for the process that has given the descriptor of a socket, run serve-model in each fork."""
+    """Import modules, fork for the processes that connect to a socket, and run serve-model in each fork."""
     _, descriptor, *imported = sys.argv
     gc.disable()
     for name in imported:
         import_module(name)
+    if "torch" in imported:
+        import_module("server.models.images.torchvision_source").import_torchvision_models()
     gc.freeze()  # a collection in a fork would copy the memory of all modules
-    with socket.socket(fileno=int(descriptor)) as control:
-        job = _serve_forks(control)
+    with socket.socket(fileno=int(descriptor)) as listening:
+        job = _serve_forks(listening)
     if job is not None:
         _run(*job)
 
