@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from server.api.grpc.messages import message_class
 from tests.support.certificates import certificate, install
+from tests.support.fork_server import run_serve_model
 from tests.support.gateway_processes import LoggedServer, until
 from tests.support.grpc_client import SERVICE, call, grpc_server, infer_request, infer_response
 from tests.support.http_client import photograph
@@ -377,30 +378,25 @@ def test_a_port_in_use_is_reported_before_anything_starts(gateways: str) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = serve("--port", "0", "--grpc-port", port, "--gateways", gateways)
+        done = run_serve_model("resnet18", *EMULATED, "--port", "0", "--grpc-port", port, "--gateways", gateways)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "--grpc-port" in done.stderr
 
 
 def test_the_ports_have_to_differ() -> None:
-    done = serve("--port", "18499", "--grpc-port", "18499")
+    done = run_serve_model("resnet18", *EMULATED, "--port", "18499", "--grpc-port", "18499")
     assert done.returncode == 2
     assert "--port and --grpc-port are both 18499" in done.stderr
 
 
 def test_a_missing_package_is_reported_with_the_extra() -> None:
-    done = serve("--port", "0", "--grpc-port", "0", before="sys.modules['grpc'] = None")
+    words = ["serve-model", "resnet18", *EMULATED, "--port", "0", "--grpc-port", "0"]
+    program = f"import sys; sys.modules['grpc'] = None; sys.argv = {words!r}; from server.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--grpc-port needs grpc" in done.stderr
     assert "[grpc]" in done.stderr
-
-
-def serve(*arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
-    """Run serve-model that cannot start, after a statement."""
-    words = ["serve-model", "resnet18", *EMULATED, *arguments]
-    program = f"import sys; {before}\nsys.argv = {words!r}\nfrom server.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_server_imports_grpc_only_for_its_port() -> None:

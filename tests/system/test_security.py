@@ -21,6 +21,7 @@ import pytest
 from benchmarks.servers.path_prefix import PREFIX
 from benchmarks.support.harness import Server, command_line, free_port, running, serving
 from tests.support.certificates import certificate, install
+from tests.support.fork_server import run_serve_model, start_process
 from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
 
@@ -202,7 +203,7 @@ def test_a_disconnect_or_time_out_during_a_policy_change_causes_no_internal_erro
     log, port = tmp_path / "log", free_port()
     command = [*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--body-timeout-s", "0.3"]
     with log.open("w") as stderr:
-        process = subprocess.Popen([*command, "--port", str(port), "--log-level", "debug"], stderr=stderr)
+        process = start_process([*command, "--port", str(port), "--log-level", "debug"], stderr.fileno())
     try:
         until(lambda: "ready on" in log.read_text())
         for path in (POLICY, "/v2/repository/index"):
@@ -258,9 +259,7 @@ def test_invalid_key_and_certificate_files_are_reported_before_the_start(tmp_pat
     keys = tmp_path / "keys"
     keys.write_text("user predict secret\n")
     arguments = ("--api-key-file", str(keys), "--tls-cert", str(tmp_path / "nowhere"), "--tls-key", str(keys))
-    done = subprocess.run(
-        [*command_line("serve-model"), *EMULATED, *arguments], capture_output=True, text=True, check=False
-    )
+    done = run_serve_model(*EMULATED, *arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "line 1" in done.stderr

@@ -3,7 +3,6 @@
 import re
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from benchmarks.support.harness import command_line, free_port, serving
+from benchmarks.support.harness import free_port, serving
 from server.telemetry.tracing import tracing_to
+from tests.support.fork_server import run_serve_model
 from tests.support.http_client import Response, fetch, photograph
 from tests.system.test_serve import EMULATED
 
@@ -166,8 +166,7 @@ def test_requests_are_served_with_the_sdk_disabled(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_error_for_an_invalid_endpoint_names_the_setting() -> None:
-    command = [*command_line("serve-model"), *EMULATED, "--otlp-endpoint", "localhost:4318"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_serve_model(*EMULATED, "--otlp-endpoint", "localhost:4318")
     assert done.returncode == 2
     assert "--otlp-endpoint: give a URL" in done.stderr
     assert "Traceback" not in done.stderr
