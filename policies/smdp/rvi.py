@@ -227,7 +227,7 @@ def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
         np.add(by_state, cost, out=listed)
         # S_o has the transitions of s_max, except that where s_max stays for the slot S_o stays, at H = 0
         np.subtract(last, stays * held[limit] - truncated.overflow_cost, out=overflow)
-        np.min(total, axis=0, out=values)
+        total.min(axis=0, out=values)
         np.subtract(values, held, out=growth)
         np.subtract(values, values[-1], out=held)
         span, iterations = float(growth.max() - growth.min()), iterations + 1

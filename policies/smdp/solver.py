@@ -139,19 +139,22 @@ def _best(model: Model, weights: Floats) -> _Run:
     its lower throughput, and the closure with this size as the tail converges much earlier. A converged result is
     correct with any tail: all the added states were free to choose other actions and did not change it.
     """
-    closure, others = close(model, best_tail(model, weights)), []
+    closure, unconverged = close(model, best_tail(model, weights)), []
     run, moved = _improve(closure, weights, _REACH // 4)
     last_before_tail = int(run.policy[-2])
     late_tail = len(run.policy) > model.max_batch_size + _REACH // 16
     if moved > _SETTLED and late_tail and model.throughput[last_before_tail] > model.arrival_rate:
         cheaper = close(model, last_before_tail)
         other, still_moved = _improve(cheaper, weights, _REACH)
-        others.append(_settle(cheaper, other))
         if still_moved <= _SETTLED:
-            return others[0]
+            return _settle(cheaper, other)
+        unconverged.append((cheaper, other))
     if moved > _SETTLED:
-        run, _ = _improve(closure, weights, _REACH)
-    return min([_settle(closure, run), *others], key=lambda each: float(each.average @ weights))
+        run, moved = _improve(closure, weights, _REACH)
+    if moved <= _SETTLED:
+        return _settle(closure, run)
+    settled = [_settle(*each) for each in [(closure, run), *unconverged]]
+    return min(settled, key=lambda each: float(each.average @ weights))
 
 
 def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]:
