@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ def claims_table_i() -> list[Claim]:
     ]
 
 
+@lru_cache(maxsize=16)
 def _law(solution: Solution) -> ResponseLaw:
     return response_law(at(googlenet(), _LOAD), solution.batch_size)
 

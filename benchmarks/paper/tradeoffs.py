@@ -1,7 +1,8 @@
 """Power against response time, all exact: figures 4 and 5."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,7 +147,7 @@ A bound of 5 ms on the mean at ρ = 0.3 (right inset): the paper stops at the ve
 
 def claims_5() -> list[Claim]:
     """Section VII-B 2, on figure 5."""
-    shown = {load: tradeoff(at(googlenet(), load)) for load in ALL_LOADS}
+    shown = tradeoffs(googlenet())
     greedy, fastest = shown[0.7].benchmarks["greedy"], shown[0.7].vertices[0]
     slower = greedy.mean_response_time / fastest.mean_response_time - 1.0
     dearer = (greedy.mean_power or 0.0) / (fastest.mean_power or 1.0) - 1.0
@@ -179,6 +180,12 @@ def claims_5() -> list[Claim]:
             abs(solve(at(googlenet(), 0.3, 1.3)).mean_response_time / bounded.mean_response_time - 1.0) < _ROUNDING,
         ),
     ]
+
+
+@cache
+def tradeoffs(profile: Profile) -> dict[float, Tradeoff]:
+    """The frontier and the benchmarks at each load; those of the default device are used by several figures."""
+    return {load: tradeoff(at(profile, load)) for load in ALL_LOADS}
 
 
 def above_frontier(shown: Tradeoff) -> dict[str, float]:
@@ -222,8 +229,8 @@ def by_load(power: "Axes", efficiency: "Axes", profile: Profile) -> None:
     from matplotlib import colormaps
 
     colors = [colormaps["viridis"](0.92 * i / 8) for i in range(9)]
-    for color, load in zip(colors, ALL_LOADS, strict=True):
-        shown = tradeoff(at(profile, load), f"ρ = {load}")
+    for color, (load, one) in zip(colors, tradeoffs(profile).items(), strict=True):
+        shown = replace(one, name=f"ρ = {load}")
         frontier_chart(power, shown, color=color)
         frontier_chart(efficiency, shown, color=color, efficiency=True)
     for axes, title in ((power, "(b) power, all loads"), (efficiency, "(c) energy efficiency, all loads")):

@@ -20,7 +20,7 @@ from benchmarks.paper.setting import (
     save_numbered,
     variant,
 )
-from benchmarks.paper.tradeoffs import by_load, legend, not_beaten
+from benchmarks.paper.tradeoffs import by_load, legend, not_beaten, tradeoffs
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
@@ -61,7 +61,7 @@ def claims_7() -> list[Claim]:
             f"the service rate at b = 32 is {faster:.0f} times that of b = 1 (default: {usual:.0f} times)",
             abs(faster - 32.0) < 1e-9 and round(usual) == 4,
         ),
-        Claim("the solved policies are nowhere beaten", not_beaten(_tradeoffs(constant))),
+        Claim("the solved policies are nowhere beaten", not_beaten(tradeoffs(constant))),
         Claim(
             f"greedy hardly slows down with load ({_listed(greedy)} ms at ρ = 0.1, 0.6 and 0.9; default "
             f"{_listed(usual_greedy)} ms)",
@@ -78,10 +78,6 @@ def claims_7() -> list[Claim]:
             f"at 0.6 static 32 is {static[1] / greedy[1] - 1:.0%} slower, at 0.9 {static[2] / greedy[2] - 1:.0%}",
         ),
     ]
-
-
-def _tradeoffs(profile: Profile) -> dict[float, Tradeoff]:
-    return {load: tradeoff(at(profile, load)) for load in ALL_LOADS}
 
 
 def figure_8() -> Section:
@@ -106,7 +102,7 @@ def claims_8() -> list[Claim]:
     """Section VII-C 2, on figure 8."""
     concave = variant(32, None, log_energy)
     powers = [_at(concave, load, "greedy").mean_power or 0.0 for load in (0.5, 0.6, 0.7, 0.8, 0.9)]
-    shown, usual = _tradeoffs(concave), _tradeoffs(googlenet())
+    shown, usual = tradeoffs(concave), tradeoffs(googlenet())
     steeper = [_slope(shown[load]) / _slope(usual[load]) for load in ALL_LOADS]
     grown, usually = (4.0 * energy(8) / energy(32) for energy in (log_energy, affine_energy))
     return [

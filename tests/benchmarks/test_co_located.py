@@ -61,11 +61,14 @@ def test_the_average_cost_of_a_table_is_that_of_the_exact_solver_and_longer_queu
     assert (np.diff(values[:200]) > 0).all()
 
 
-@pytest.mark.parametrize(("w2", "most", "first_formed"), [(0.0, 1.08, 1.1), (2.0, 1.02, 0.99)])
+@pytest.mark.parametrize(
+    ("w2", "most", "first_formed", "requests"), [(0.0, 1.08, 1.1, 10_000), (2.0, 1.02, 0.99, 20_000)]
+)
 def test_two_models_cost_nearly_as_little_as_the_best_decision_for_both_queues(
-    w2: float, most: float, first_formed: float
+    w2: float, most: float, first_formed: float, requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bins that are never mixed are models: one SMDP over both queues has the least average cost."""
+    monkeypatch.setattr(co_located, "REQUESTS", requests)
     fast = load_profile("googlenet-tesla-p4").truncated(4)
     times, energies = np.array(fast.service_times), np.array(fast.energies)
     slow = Profile("slow", tuple(4 * times), energies=tuple(4 * energies))

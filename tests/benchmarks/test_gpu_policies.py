@@ -93,11 +93,11 @@ def test_no_task_is_left_running(loop: asyncio.AbstractEventLoop) -> None:
     assert asyncio.all_tasks(loop) == set()
 
 
-@pytest.mark.usefixtures("few_loads")
 def test_each_load_compares_greedy_with_both_objectives(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_policies, "LOADS", LOADS[1:2])
+    monkeypatch.setattr("policies.solving.default_loads", lambda: list(LOADS[1:2]))
     cells: list[dict[str, Any]] = []
     run(loop, lambda: compare(device(loop), 1e9, cells.append))
     assert [cell["policy"].partition(":")[0] for cell in cells] == ["greedy", "timeout", "smdp", "smdp"]

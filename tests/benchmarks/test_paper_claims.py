@@ -66,8 +66,8 @@ def test_of_table_i_the_95th_percentile_of_static_8_differs_most() -> None:
 
 
 def test_the_policy_of_figure_6_with_a_95th_percentile_below_10_ms_is_that_of_table_i() -> None:
-    within = [s for s in frontier(at(googlenet(), 0.7)) if runs.exact_figures(s)[4] < 10.0]
-    least = min(within, key=lambda solution: solution.mean_power or 0.0)
+    cheapest_first = reversed(frontier(at(googlenet(), 0.7)))
+    least = next(solution for solution in cheapest_first if runs.exact_figures(solution)[4] < 10.0)
     assert least.batch_size == runs.table_i_policies()["solved, w2 = 1.6"].batch_size
 
 

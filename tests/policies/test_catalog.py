@@ -115,12 +115,13 @@ def test_only_a_spec_that_names_an_slo_has_one() -> None:
 
 @pytest.mark.usefixtures("few_loads")
 def test_the_objective_is_that_of_the_spec_else_the_promised_one_and_survives_solving_again() -> None:
-    started = choose("smdp", P4, {"slo_p95_ms": "20"})
+    small = P4.truncated(8)
+    started = choose("smdp", small, {"slo_p95_ms": "20"})
     assert (started.slo, started.promised, started.objective) == (0.02, 0.02, 0.02)
-    greedy = replace(choose("greedy", P4, started.defaults), promised=started.promised)
+    greedy = replace(choose("greedy", small, started.defaults), promised=started.promised)
     assert (greedy.slo, greedy.objective) == (inf, 0.02)
-    assert solved_again(greedy, P4).objective == 0.02
-    assert replace(choose("lazy:slo_ms=50", P4), promised=0.02).objective == 0.05
+    assert solved_again(greedy, small).objective == 0.02
+    assert replace(choose("lazy:slo_ms=50", small), promised=0.02).objective == 0.05
 
 
 def test_a_policy_file_that_was_solved_for_a_percentile_has_it_as_its_objective(tmp_path: Path) -> None:
@@ -183,7 +184,10 @@ def test_devices_with_the_same_profile_share_a_table_and_others_have_their_own()
     assert choose("smdp:w2=3", faster).table != table
 
 
-def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(tmp_path: Path) -> None:
+def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.02, 0.5, 0.9])
     path = tmp_path / "p.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
     for spec in (str(path), "smdp:w2=0", "auto", "smdp:slo_mean_ms=8"):
@@ -352,6 +356,7 @@ def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
     assert solved_again(choose("rate-matching", P4), slower).policy != choose("rate-matching", P4).policy
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_solved_again_for_a_percentile_each_load_keeps_its_weight_times_the_factor() -> None:
     small = P4.truncated(8)
     before, half = choose("smdp:slo_p95_ms=12", small), 0.5

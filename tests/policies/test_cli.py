@@ -148,9 +148,16 @@ def test_a_bound_on_the_mean_chooses_the_weight_and_mixes() -> None:
     assert again["batch_size"] == vertex["batch_size"]
 
 
+@pytest.fixture
+def few_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluate a share under tables of batch sizes by 50,000 requests instead of 400,000."""
+    monkeypatch.setattr("policies.solve_options.DEFAULT_SIMULATED_REQUESTS", 50_000)
+
+
+@pytest.mark.usefixtures("few_simulated")
 def test_a_bound_on_a_percentile_is_kept_by_a_table_of_maximum_ages(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    result = solve("--load", "0.3", "--slo-p95-ms", "10", "--simulate", "100000", "--output", str(path))
+    result = solve("--load", "0.3", "--slo-p95-ms", "10", "--simulate", "50000", "--output", str(path))
     assert result["share_within"] == pytest.approx(0.95, abs=1e-6)
     assert result["power_lower_bound_w"] <= result["mean_power_w"] <= 1.01 * result["power_lower_bound_w"]
     assert "batch_size" not in result
@@ -164,7 +171,7 @@ def test_a_bound_on_a_percentile_is_kept_by_a_table_of_maximum_ages(tmp_path: Pa
     assert result["mean_power_w"] < 0.97 * older["mean_power_w"]
     row = json.loads(path.read_text())["rows"][0]
     assert row["max_age_ms"] == result["max_age_ms"]
-    again = solve("--load", "0.3", "--evaluate", f"{path}", "--simulate", "100000")
+    again = solve("--load", "0.3", "--evaluate", f"{path}", "--simulate", "50000")
     assert again["simulated"]["p95_ms"] == pytest.approx(simulated["p95_ms"], rel=5e-3)  # the rate is measured
     for key in ("share_within", "mean_power_w", "mean_response_time_ms"):
         assert again[key] == pytest.approx(result[key], rel=1e-9), "evaluated without simulation"
@@ -197,6 +204,7 @@ def test_bounds_that_cannot_be_kept_together_are_refused(arguments: tuple[str, .
     assert message in done.stderr
 
 
+@pytest.mark.usefixtures("few_simulated")
 def test_a_bound_on_a_percentile_of_batch_sizes_is_always_simulated() -> None:
     form = ("--policy-form", "batch-size")
     result = solve("--load", "0.7", "--slo-share", "10:0.9", "--simulate", "50000", *form)
@@ -280,12 +288,13 @@ def test_a_short_simulation_does_not_affect_the_choice() -> None:
     assert 5.0 < result["mean_response_time_ms"] < 9.0
 
 
-PLAN = ("--plan", "--arrival-rate", "5000", "--slo-mean-ms", "7", "--simulate", "20000")
+PLAN = ("--plan", "--arrival-rate", "5000", "--slo-mean-ms", "7")
+SHORT = ("--simulate", "1000")
 
 
 def test_a_plan_lists_the_candidates_and_the_simulated_fleet(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    result = solve(*PLAN, "--idle-power-w", "10", "--output", str(path))
+    result = solve(*PLAN, "--simulate", "20000", "--idle-power-w", "10", "--output", str(path))
     assert (result["devices"], result["cost_unit"], result["bound"]) == (3, "W", {"slo_mean_ms": 7.0})
     assert [(row["devices"], row["bound_kept"]) for row in result["candidates"]] == [(2, False), (3, True)]
     best = result["candidates"][1]
@@ -307,20 +316,20 @@ def test_a_short_simulation_does_not_affect_a_plan() -> None:
 
 
 def test_a_printed_plan_marks_the_best_candidate() -> None:
-    done = call("googlenet-tesla-p4", *PLAN, "--device-price", "0.25")
+    done = call("googlenet-tesla-p4", *PLAN, *SHORT, "--device-price", "0.25")
     assert done.returncode == 0, done.stderr
     (marked,) = [line for line in done.stdout.splitlines() if line.strip().startswith(">")]
     assert marked.split()[1:4] == ["3", "0.563", "yes"]
     assert "With 4 or more the cost is at least 1 an hour." in done.stdout
-    assert "or more" not in call("googlenet-tesla-p4", *PLAN).stdout, "that more devices are more is no news"
+    assert "or more" not in call("googlenet-tesla-p4", *PLAN, *SHORT).stdout, "that more devices are more is no news"
     assert "least expected" in done.stdout
 
 
 def test_a_printed_plan_says_what_spare_devices_are_for() -> None:
-    done = call("googlenet-tesla-p4", *PLAN, "--spare", "1")
+    done = call("googlenet-tesla-p4", *PLAN, *SHORT, "--spare", "1")
     assert "Without 1 of the 4 devices the bound is kept, too." in done.stdout
     assert "without spares" in next(line for line in done.stdout.splitlines() if line.split()[:1] == ["3"])
-    refused = call("googlenet-tesla-p4", *PLAN, "--spare", "-1")
+    refused = call("googlenet-tesla-p4", *PLAN, *SHORT, "--spare", "-1")
     assert (refused.returncode, refused.stderr) == (2, "solve-policy: --spare -1 is invalid: give 0 or more devices\n")
 
 

@@ -9,7 +9,7 @@ class _JumpingSelector(selectors.SelectSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
+        ready = super().select(0 if timeout is not None else None)  # None: only a thread can wake the loop
         if not ready and timeout:
             self.now += timeout
         return ready

@@ -58,10 +58,11 @@ def test_a_profile_without_energies_has_the_same_least_response_times() -> None:
     assert reachability(replace(P4, energies=None), 0.005) == reachability(P4, 0.005)
 
 
+@pytest.mark.usefixtures("few_loads")
 def test_a_policy_that_does_not_pursue_the_promised_objective_is_named() -> None:
     assert objective_warnings(choose("greedy", P4)) == []
-    assert objective_warnings(choose("smdp:slo_p95_ms=10000", P4)) == []
     started = choose("smdp:slo_p95_ms=10000", P4)
+    assert objective_warnings(started) == []
     (warning,) = objective_warnings(replace(choose("greedy", P4), promised=started.promised))
     assert warning.startswith("policy 'greedy' does not pursue the objective, 95% within 10000 ms")
     assert "smdp:slo_p95_ms=10000" in warning

@@ -21,7 +21,7 @@ PAPER = BinningProblem(0.5, parse_sizes("uniform:1:20"), None, 8)
 
 @pytest.fixture(autouse=True)
 def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recommendations, "_SIMULATED", 50_000)
+    monkeypatch.setattr(recommendations, "_SIMULATED", 20_000)
 
 
 def recommended(bound: float | None, rate: float = 0.5) -> list[SimulatedCandidate]:

@@ -95,7 +95,7 @@ def assert_same(a: Run, b: Run) -> None:
         assert a.energies.tolist() == b.energies.tolist()
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(cases())
 def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> None:
     table = case.table
@@ -245,7 +245,7 @@ def test_a_simulated_mix_has_the_exact_averages(load: float, limits: tuple[int, 
 AGES = st.lists(st.sampled_from([0.0, 0.002, 0.004, 0.005, 0.03, inf]), min_size=2, max_size=6).map(tuple)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.lists(gaps(), min_size=1, max_size=60),
     AGES,

@@ -312,7 +312,7 @@ POLICIES = st.sampled_from(slack_policies()) | st.lists(st.integers(0, 30), min_
 EVENTS = st.lists(st.tuples(st.sampled_from("aaacdddddx"), st.integers(0, 7)), max_size=120)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(policy=POLICIES, events=EVENTS, slo=st.sampled_from([0.5, 3.0, inf]))
 def test_every_request_passes_every_stage_once_and_in_order(
     policy: Policy, events: list[tuple[str, int]], slo: float

@@ -226,7 +226,7 @@ def test_bins_within_the_capacity_of_the_device_do_not_starve_each_other(inner: 
 )
 def test_uniform_sizes_have_the_throughput_of_equation_4(spec: str, bins: int, throughput: float) -> None:
     rng = np.random.default_rng(5)
-    number, rate = 40_000, 1.2 * throughput
+    number, rate = 20_000, 1.2 * throughput
     sizes = rng.uniform(1.0, 20.0, number).tolist()
     profile = Profile("longest", (1.0,) * 128, lengths=(0, 1), length_service_times=((0.0, 1.0),) * 128)
     chosen = choose(f"{spec},batch_size=128,max_wait_ms=inf", profile)
