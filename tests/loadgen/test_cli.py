@@ -254,6 +254,7 @@ def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> No
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -49,6 +49,7 @@ class Interrupting(RunLog):
         super().add(record)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_ctrl_c_stops_all_processes_and_keeps_the_records() -> None:
     schedule, log = Schedule(np.linspace(0.0, 600.0, 600_000), 600.0), Interrupting()
     with serving_in_a_thread(Stub()) as url:
@@ -56,6 +57,7 @@ def test_ctrl_c_stops_all_processes_and_keeps_the_records() -> None:
     assert 0 < len(log.records) == log.sent < 600_000
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_error_in_a_worker_process_is_raised_in_the_parent() -> None:
     schedule = Schedule(np.zeros(2), 1.0)
     with serving_in_a_thread(Stub()) as url, pytest.raises(SpecError, match="no model 'huge'"):

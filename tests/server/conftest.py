@@ -20,3 +20,9 @@ def quiet() -> Iterator[None]:
 def loop(request: pytest.FixtureRequest) -> str:
     """Each kind of event loop in turn."""
     return str(request.param)
+
+
+@pytest.fixture
+def few_calibration_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrate random weights of image models on two images instead of eight, which take most of the loading."""
+    monkeypatch.setattr("server.models.images.torchvision_source._CALIBRATION_IMAGES", 2)

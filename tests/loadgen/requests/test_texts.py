@@ -78,6 +78,7 @@ def test_without_sizes_a_text_model_always_gets_the_same_text(shell: Shell, meta
     assert content["ok"] == len(stub.calls) - 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_several_processes_send_the_lengths_of_the_schedule() -> None:
     lengths, log, stub = list(range(1, 33)), RunLog(), Stub(metadata=GENERATOR)
     timetable = Schedule(np.linspace(0.0, 0.03, 32), 0.031)
@@ -126,6 +127,7 @@ def test_a_usage_error_is_one_line_on_stderr_and_no_request_is_sent(
     assert err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_in_several_processes_a_length_above_the_limit_is_the_same_error(shell: Shell) -> None:
     with serving_in_a_thread(Stub(metadata=GENERATOR)) as url:
         code, _, err = shell.run(url, *LOAD, "--sizes", "uniform:40:50", "--processes", "2")

@@ -10,6 +10,7 @@ from server.app.plan import make_plan
 from server.config import read_settings
 
 
+@pytest.mark.usefixtures("few_loads")
 @pytest.mark.parametrize(
     ("objective", "logged"),
     [

@@ -27,12 +27,21 @@ from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
 from server.energy.nvml import Driver, NvmlError
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
+from server.models.images import torchvision_source
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
 from server.models.images.torchvision_source import PixelNet, load_image_model
 from server.models.model import ServedModel
 from tests.support.closeness import BOUNDS, logits, relative_l2
 
 NAMES = ("resnet18", "googlenet")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_calibration_images() -> Iterator[None]:
+    """Calibrate random weights on two images instead of eight, which take most of the loading."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torchvision_source, "_CALIBRATION_IMAGES", 2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +194,15 @@ def test_warm_up_serves_every_size_the_largest_first(models: dict[str, ServedMod
     assert sizes == [5, 2, 1]
 
 
+@pytest.fixture(scope="module")
+def exact(samples: list[Pixels]) -> Any:
+    return logits("resnet18", samples[:2], torch.device("cpu"), "fp32")
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_the_outputs_of_a_network_in_half_precision_are_float32_ones_within_its_error(
-    samples: list[Pixels], precision: Precision
+    samples: list[Pixels], exact: Any, precision: Precision
 ) -> None:
-    exact = logits("resnet18", samples[:2], torch.device("cpu"), "fp32")
     rough = logits("resnet18", samples[:2], torch.device("cpu"), precision)
     assert rough.dtype == np.float32
     assert 0 < relative_l2(rough, exact) < BOUNDS[precision]

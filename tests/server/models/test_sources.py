@@ -65,6 +65,17 @@ def onnx_file(path: Path, dynamic: Any) -> str:
     return str(path)
 
 
+def identity_file(path: Path, kind: str, shape: list[str | int]) -> str:
+    """An ONNX file whose output y is its input x, of this kind of elements."""
+    onnx = pytest.importorskip("onnx")
+    elements = getattr(onnx.TensorProto, kind)
+    x, y = (onnx.helper.make_tensor_value_info(name, elements, shape) for name in ("x", "y"))
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+    return str(path)
+
+
 def python_file(folder: Path, code: str, name: str = "mine.py") -> str:
     (folder / name).write_text(HEAD + code)
     return str(folder / name)
@@ -227,14 +238,13 @@ def test_an_onnx_file_gives_its_signature_and_the_same_outputs(tmp_path: Path) -
     model.load("cpu")
     outputs = model.run(x=np.ones((3, 4), np.float32), y=np.ones((3, 2), np.float32))
     assert outputs["long"].tolist() == [1, 1, 1]
-    message = error_of(onnx_file(tmp_path / "static.onnx", None))
+    message = error_of(identity_file(tmp_path / "static.onnx", "FLOAT", [2, 4]))
     assert "has the static shape [2, 4], so it takes no batches" in message
 
 
 def test_onnx_runtime_reports_nothing_to_its_authors(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    batch = torch.export.Dim("batch", max=16)
-    file = onnx_file(tmp_path / "net.onnx", {"x": {0: batch}, "y": {0: batch}})
+    file = identity_file(tmp_path / "net.onnx", "FLOAT", ["n", 2])
     code = f"from server.models.tensors.onnx_source import OnnxModel; OnnxModel({file!r}).load('cpu')"
     (home := tmp_path / "home").mkdir()
     kept = {key: value for key, value in os.environ.items() if key not in ("CI", "ORT_DISABLE_TELEMETRY")}
@@ -316,14 +326,7 @@ def test_a_program_may_return_a_tensor_twice(tmp_path: Path) -> None:
 
 
 def test_strings_of_an_onnx_model_are_utf8(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    text = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.STRING, ["n", 2]) for name in ("x", "y")]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", text[:1], text[1:])
-    onnx.save(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
-        tmp_path / "t.onnx",
-    )
-    model = source_of(str(tmp_path / "t.onnx")).load("m", "pretrained", 8, 1)[1].make()
+    model = source_of(identity_file(tmp_path / "t.onnx", "STRING", ["n", 2])).load("m", "pretrained", 8, 1)[1].make()
     model.load("cpu")
     assert model.run(x=np.array([[b"ab", "é".encode()]], object))["y"].tolist() == [["ab", "é"]]
     with pytest.raises(BadInputError, match="input x has a string that is not UTF-8"):

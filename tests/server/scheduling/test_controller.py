@@ -34,6 +34,14 @@ SLOWER = replace(
 )
 
 
+@pytest.fixture(autouse=True)
+def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve tables for the loads of these tests and the largest one, instead of 49."""
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.5, 0.6, 0.98])
+    monkeypatch.setattr("policies.solving._STEP", 3.0)
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3,))
+
+
 class Inline(Executor):
     """Runs each job at once, in the caller."""
 
@@ -474,12 +482,6 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
     assert times == pytest.approx([0.013, 0.013, 0.011])
 
 
-@pytest.fixture
-def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smdp_bins, "_LOADS", (0.75,))  # each is solved
-
-
-@pytest.mark.usefixtures("few_loads")
 def test_bins_are_decided_together_once_sizes_are_known() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.assumed = P4.truncated(4)
@@ -489,7 +491,6 @@ def test_bins_are_decided_together_once_sizes_are_known() -> None:
     assert isinstance(getattr(seen.chosen.policy, "inner", None), SmdpBins)
 
 
-@pytest.mark.usefixtures("few_loads")
 def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.assumed = P4.truncated(2)
@@ -500,7 +501,6 @@ def test_the_bins_are_solved_again_when_the_sizes_change() -> None:
     assert np.mean(seen.chosen.solved_sizes) > 0.06
 
 
-@pytest.mark.usefixtures("few_loads")
 def test_sizes_are_solved_for_although_only_single_stages_run() -> None:
     loop = virtual_loop()
     executor, metrics = ChangingExecutor(P4, P4, inf), Metrics()

@@ -108,6 +108,7 @@ def test_crop_and_normalisation_come_from_the_metadata() -> None:
     assert torch.allclose(pixel * net.scale.flatten() + net.shift.flatten(), (pixel / 255 - mean) / std, atol=1e-6)
 
 
+@pytest.mark.usefixtures("few_calibration_images")
 def test_googlenet_has_its_own_input_range_and_no_auxiliary_heads() -> None:
     _, net = load_image_model("googlenet", "random")
     assert torch.allclose(net.scale.flatten(), torch.full((3,), 1 / 127.5))
@@ -115,6 +116,7 @@ def test_googlenet_has_its_own_input_range_and_no_auxiliary_heads() -> None:
     assert not any("aux" in name for name, _ in net.named_modules())
 
 
+@pytest.mark.usefixtures("few_calibration_images")
 @pytest.mark.parametrize("name", ["resnet18", "googlenet"])
 def test_folding_removes_batch_normalisation_and_keeps_the_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folded = load_image_model(name, "random")

@@ -3,33 +3,64 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-BLOCKED = "import sys; sys.modules['transformers'] = None; "
+# One process imports what all jobs need, which takes more than a second, and forks for each. All of them end by _exit,
+# since the deletion of torch's modules takes half a second.
+PROGRAM = """
+import os, sys
+sys.modules["transformers"] = None
+import numpy as np, torch
+import profiler.cli, server.cli
+from profiler import first_profile
+from server.app import serving
+from server.backends.executor import Batch
+from server.backends.loading import make_device
+from server.models.sources import source_of
+
+def serve_image():
+    model = source_of("squeezenet1_1").load("net", "random", 1, 1)
+    device = make_device([model], torch.device("cpu"))
+    print(device.serve(Batch("net", [np.zeros((224, 224, 3), np.uint8)]))[0].shape)
+    sys.exit(0)
+
+jobs = {"server": server.cli.main, "profiler": profiler.cli.main, "image": serve_image}
+for name, job in jobs.items():
+    if not (pid := os.fork()):
+        for descriptor in (1, 2):
+            os.dup2(os.open(f"{name}.{descriptor}", os.O_WRONLY | os.O_CREAT), descriptor)
+        try:
+            job()
+        except SystemExit as end:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+    with open(f"{name}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+os._exit(0)
+"""
 
 
-def run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", BLOCKED + code, *arguments]
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the exit code, the standard output and the standard error of each job."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-c", PROGRAM, "m=text-generator", "--device", "cpu"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    subprocess.run(command, check=True, timeout=120, env=environment, cwd=folder)
+    return folder
 
 
 @pytest.mark.parametrize("command", ["server", "profiler"])
-def test_the_error_of_a_command_names_what_to_install(command: str) -> None:
-    done = run(f"from {command}.cli import main; main()", "m=text-generator", "--device", "cpu")
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if "load average" not in line]
+def test_the_error_of_a_command_names_what_to_install(command: str, results: Path) -> None:
+    assert (results / f"{command}.code").read_text() == "2"
+    lines = [line for line in (results / f"{command}.2").read_text().splitlines() if "load average" not in line]
     assert len(lines) == 1
     assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in lines[0]
 
 
-def test_image_models_are_served_without_it() -> None:
-    done = run(
-        "import torch, numpy as np; from server.backends.executor import Batch; "
-        "from server.backends.loading import make_device; from server.models.sources import source_of; "
-        "model = source_of('squeezenet1_1').load('net', 'random', 1, 1); "
-        "device = make_device([model], torch.device('cpu')); "
-        "print(device.serve(Batch('net', [np.zeros((224, 224, 3), np.uint8)]))[0].shape)"
-    )
-    assert (done.returncode, done.stdout) == (0, "(1000,)\n"), done.stderr
+def test_image_models_are_served_without_it(results: Path) -> None:
+    code, out, err = ((results / f"image.{each}").read_text() for each in ("code", "1", "2"))
+    assert (code, out) == ("0", "(1000,)\n"), err
