@@ -5,7 +5,7 @@ PYTHON ?= python3
 STAMP  := $(VENV)/.installed
 EXTRAS ?= [dev]
 TORCH  ?= "torch>=2.11,<2.14"
-TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
+TEST_PROCESSES ?= $(shell expr $$(nproc) + 2)
 .DEFAULT_GOAL := help
 
 help:  ## list the targets

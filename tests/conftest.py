@@ -33,8 +33,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the tests that wait for servers: the others, which only compute, fill the processors until the end."""
-    items.sort(key=lambda item: "system" not in item.path.parts)
+    """Start with slow tests, then those that wait for servers: the others only compute, which is best at the end."""
+    items.sort(key=lambda item: (not item.get_closest_marker("slow"), "system" not in item.path.parts))
 
 
 def pytest_collection_finish() -> None:

@@ -54,7 +54,7 @@ def logged_server(folder: Path, *arguments: str, module: str = "server.cli") -> 
 def until(condition: Callable[[], Any]) -> None:
     """Poll a condition until it is true, bounded by the time limit of the test."""
     while not condition():
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def processes(server: Server) -> list[psutil.Process]:

@@ -2,11 +2,9 @@
 
 import http.client
 import json
-import os
 import pickle
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.support.harness import Server, command_line, serving
-from tests.support.fork_server import run_serve_model
+from tests.support.fork_server import run_serve_model, start_process
 from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, infer, pixels, queue_length, until
 
@@ -82,16 +80,22 @@ def test_without_weights_and_network_no_server_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_a_profile_is_measured_ends_the_server(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_while_a_profile_is_measured_ends_the_server(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     line = (*command_line("serve-model"), "googlenet", "--device", "cpu", "--weights", "random", "--port", "0")
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        assert any("measuring a quick profile" in each for each in process.stderr)
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        process = start_process(line, stderr.fileno())
+    try:
+        until(lambda: "measuring a quick profile" in log.read_text())
         time.sleep(0.2)
         process.send_signal(number)
-        rest = process.stderr.read()
-    assert process.returncode == code
+        assert process.wait(60.0) == code
+    finally:
+        process.kill()
+    rest = log.read_text().partition("measuring a quick profile")[2]
     assert "terminate" not in rest
     assert ("interrupted before the server was ready" in rest) == (number == signal.SIGINT)
 
