@@ -21,7 +21,9 @@ gc.disable()  # until all tests are collected: the modules stay, and a collectio
 
 _modules = set[str]()  # whose objects are excluded from garbage collection
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that SIGINT is ignored
+# a background job of a shell inherits that SIGINT is ignored, and one of nohup that SIGHUP is
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure() -> None:
