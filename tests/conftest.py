@@ -26,8 +26,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Start servers by a fork."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()  # this process collects no tests, but lets others run them
     from benchmarks.support import harness  # not at the top: numpy reads the environment when it is imported
     from tests.support.fork_server import start_process
 
@@ -35,12 +37,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with slow tests, then those that wait for servers: the others only compute, which is best at the end."""
-    items.sort(key=lambda item: (not item.get_closest_marker("slow"), "system" not in item.path.parts))
+    """Start with slow tests, then those that wait for servers: others compute meanwhile, and to the end."""
+    items.sort(key=lambda item: (not item.get_closest_marker("slow"), not item.nodeid.startswith("tests/system/")))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of all modules from garbage collection: some tests collect, each of which took 0.3 s."""
+    """Exclude the objects of all modules from garbage collection: a test that collects visited them for 0.3 s."""
     gc.freeze()
     gc.enable()
     _modules.update(sys.modules)

@@ -137,9 +137,10 @@ def _best(model: Model, weights: Floats) -> _Run:
 
     If the tail's action is not yet optimal at the longest queue considered, another size is cheaper there in spite of
     its lower throughput, and the closure with this size as the tail converges much earlier. A converged result is
-    correct with any tail: all the added states were free to choose other actions and did not change it.
+    correct with any tail: all the added states were free to choose other actions and did not change it. If neither
+    converges, the cheaper one is returned.
     """
-    closure, unconverged = close(model, best_tail(model, weights)), []
+    closure, others = close(model, best_tail(model, weights)), []
     run, moved = _improve(closure, weights, _REACH // 4)
     last_before_tail = int(run.policy[-2])
     late_tail = len(run.policy) > model.max_batch_size + _REACH // 16
@@ -148,13 +149,13 @@ def _best(model: Model, weights: Floats) -> _Run:
         other, still_moved = _improve(cheaper, weights, _REACH)
         if still_moved <= _SETTLED:
             return _settle(cheaper, other)
-        unconverged.append((cheaper, other))
+        others.append((cheaper, other))
     if moved > _SETTLED:
         run, moved = _improve(closure, weights, _REACH)
     if moved <= _SETTLED:
         return _settle(closure, run)
-    settled = [_settle(*each) for each in [(closure, run), *unconverged]]
-    return min(settled, key=lambda each: float(each.average @ weights))
+    found = [_settle(*each) for each in [(closure, run), *others]]
+    return min(found, key=lambda each: float(each.average @ weights))
 
 
 def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]:

@@ -24,13 +24,13 @@ from policies.profile import Profile
 from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
-_REMEMBERED = 32  # results
+_CACHED = 32  # policies
 _NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
 def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
-    """As `choose`; blocks meanwhile, but does not hold the interpreter lock.
+    """As `choose`; blocks meanwhile, but does not hold the interpreter lock. The last 32 policies are cached.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
@@ -38,7 +38,8 @@ def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) 
     """
     if not takes_long(text):
         return choose(text, profile, defaults)
-    return replace(_call(text, choose, text, profile, defaults), profile=profile)
+    chosen: Chosen = pickle.loads(_choose(text, profile, tuple(defaults.items())))  # noqa: S301  (of `main`)
+    return replace(chosen, profile=profile)
 
 
 def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
@@ -51,25 +52,23 @@ def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, marg
     if not takes_long(chosen.spec) and not chosen.solved_sizes:
         return solved_again(chosen, profile, factor, margin)
     sent = replace(chosen, monitor=NoMonitor(), bins=None)  # both go on changing, and neither is needed
-    return replace(_call(chosen.spec, solved_again, sent, profile, factor, margin), profile=profile, bins=chosen.bins)
+    found: Chosen = pickle.loads(_call(chosen.spec, solved_again, sent, profile, factor, margin))  # noqa: S301
+    return replace(found, profile=profile, bins=chosen.bins)
 
 
-def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> Chosen:
-    with _turn:
-        found: Chosen | SpecError = pickle.loads(_solve(spec, pickle.dumps((function, arguments))))  # noqa: S301
-    if isinstance(found, SpecError):
-        raise found
-    return found
+@lru_cache(_CACHED)
+def _choose(text: str, profile: Profile, defaults: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the pickled policy, of which each device needs a monitor of its own."""
+    return _call(text, choose, text, profile, dict(defaults))
 
 
-@lru_cache(_REMEMBERED)
-def _solve(spec: str, call: bytes) -> bytes:
-    """Make a pickled call in a process; a policy that is set again, or for another device, is there at once."""
-    with _start() as process:
+def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> bytes:
+    """Return the pickled result of a call that is made in a process."""
+    with _turn, _start() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(call)
+            process.stdin.write(pickle.dumps((function, arguments)))
             process.stdin.flush()  # but left open: its end tells the process that this one has ended
         except BrokenPipeError:
             with suppress(BrokenPipeError):
@@ -80,7 +79,7 @@ def _solve(spec: str, call: bytes) -> bytes:
         how = f"was killed by signal {-code}; check the memory limit" if code < 0 else f"ended with code {code}"
         raise RuntimeError(f"the process that solves {spec} {how}")
     found = pickle.loads(result)  # noqa: S301  (of the process above)
-    if isinstance(found, RuntimeError):
+    if isinstance(found, Exception):
         raise found
     return result
 

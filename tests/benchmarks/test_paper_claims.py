@@ -66,7 +66,9 @@ def test_of_table_i_the_95th_percentile_of_static_8_differs_most() -> None:
 
 
 def test_the_policy_of_figure_6_with_a_95th_percentile_below_10_ms_is_that_of_table_i() -> None:
-    cheapest_first = reversed(frontier(at(googlenet(), 0.7)))
+    cheapest_first = frontier(at(googlenet(), 0.7))[::-1]
+    powers = [solution.mean_power or 0.0 for solution in cheapest_first]
+    assert powers == sorted(powers)
     least = next(solution for solution in cheapest_first if runs.exact_figures(solution)[4] < 10.0)
     assert least.batch_size == runs.table_i_policies()["solved, w2 = 1.6"].batch_size
 

@@ -31,6 +31,8 @@ from server.app import supervisor
 
 _MODULE = "server.cli"
 _CODE = Struct("i")
+_CREDENTIALS = Struct("3i")  # process, user and group
+_ENVIRONMENT = dict(os.environ)  # before any test changes it
 _IMPORTED = (  # all but the module itself, and what these import while a server starts
     "server.app.serving",
     "server.app.gateway",
@@ -108,7 +110,7 @@ class _ForkServer:
 
     def __init__(self, *imported: str) -> None:
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        name = f"\0batchwright-tests-{run}-{len(imported)}"
+        name = f"\0batchwright-tests-{run}-{'torch' if 'torch' in imported else 'emulated'}"
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -121,7 +123,7 @@ class _ForkServer:
                 self._control.connect(name)
                 command = [sys.executable, "-m", __name__, str(listening.fileno()), *imported]
                 listening.set_inheritable(True)
-                os.posix_spawn(sys.executable, command, os.environ)  # it may end after this process: not waited for
+                os.posix_spawn(sys.executable, command, _ENVIRONMENT)  # it may end after this process: not waited for
         atexit.register(self._control.close)
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
@@ -129,7 +131,9 @@ class _ForkServer:
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._lock, theirs:
             socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
-            received = self._control.recv(_CODE.size)
+        received = status.recv(_CODE.size)
+        if not received:
+            raise RuntimeError("the process that forks servers has ended, see its traceback")
         return ForkedProcess(_CODE.unpack(received)[0], status)
 
 
@@ -196,10 +200,15 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
                 control: socket.socket = key.data
                 if control is listening:
                     accepted = listening.accept()[0]
+                    if _user_of(accepted) != os.getuid():
+                        accepted.close()
+                        continue
                     connections.append(accepted)
                     selector.register(accepted, selectors.EVENT_READ, accepted)
                     continue
-                message, files, _, _ = socket.recv_fds(control, _MOST, 3)
+                message, files = b"", list[int]()
+                with suppress(ConnectionResetError):  # it has died
+                    message, files, _, _ = socket.recv_fds(control, _MOST, 3)
                 if not message:
                     selector.unregister(control)
                     connections.remove(control)
@@ -218,8 +227,15 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
                 watched = os.pidfd_open(pid)
                 running[watched] = pid, status
                 selector.register(watched, selectors.EVENT_READ)
-                control.send(_CODE.pack(pid))
+                with suppress(BrokenPipeError):
+                    os.write(status, _CODE.pack(pid))
     return None
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user id of the process that has connected; the socket's name is no secret."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:

@@ -261,7 +261,7 @@ def until(page: "Page", condition: str) -> None:
     page.evaluate(
         f"""(async () => {{
           for (const end = Date.now() + 30_000; !({condition}); await new Promise((turn) => setTimeout(turn, 20)))
-            if (Date.now() > end) throw new Error("still waiting");
+            if (Date.now() > end) throw new Error("not so after 30 s: " + {json.dumps(condition)});
         }})()"""
     )
 
@@ -454,12 +454,12 @@ DRAWN = """[...document.querySelectorAll(".js-plotly-plot")].every(({ _fullLayou
 @pytest.mark.parametrize("models", ["running", "tensors"])
 def test_axe_finds_nothing(browser: "BrowserContext", models: str, request: pytest.FixtureRequest) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
-    with visiting(browser, request.getfixturevalue(models).url) as visit:
+    with visiting(browser, request.getfixturevalue(models).url, 390, dark=True) as visit:
         page = visit.page
         browser.new_cdp_session(page).send("Page.setBypassCSP", {"enabled": True})  # for the script of axe
         page.reload()
         page.wait_for_selector("#chart-policy.js-plotly-plot")
-        for width, dark in product((1280, 390), (False, True)):
+        for width, dark in product((390, 1280), (True, False)):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme="dark" if dark else "light")
             until(page, DRAWN)

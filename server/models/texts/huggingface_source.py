@@ -225,7 +225,7 @@ def _make_text_net(name: str, net: Any, codec: TextCodec) -> TextNet:
         decoder.embed_positions = positions = RowPositions(decoder.embed_positions)
     eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
     cache = "cache" if "cache" in signature(net.forward).parameters else "past_key_values"
-    return GenerativeNet(net, eos_token_ids, start, positions, sorted(suppressed), cache)
+    return GenerativeNet(net, eos_token_ids, start, cache, positions, sorted(suppressed))
 
 
 def _has_file(folder: str, patterns: tuple[str, ...]) -> bool:

@@ -31,17 +31,18 @@ class GenerativeNet:
         net: a causal language model, or an encoder-decoder model.
         eos_token_ids: tokens that end an output.
         decoder_start_token_id: first token of a decoder; None without an encoder.
+        cache_argument: name of the argument of `net` for keys and values; transformers renamed it in 5.24, one kind of
+            network at a time.
         positions: the decoder's position embeddings, if `net` takes no positions.
         suppressed_token_ids: tokens that are never generated.
-        cache_argument: the name of the argument of `net` for keys and values, which transformers renamed in 5.24.
     """
 
     net: Any
     eos_token_ids: frozenset[int]
     decoder_start_token_id: int | None
+    cache_argument: str
     positions: "RowPositions | None" = None
     suppressed_token_ids: Sequence[int] = ()
-    cache_argument: str = "past_key_values"
 
 
 TextNet = GenerativeNet | Any  # any other network is a classifier

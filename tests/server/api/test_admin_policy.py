@@ -13,9 +13,6 @@ from server.api.schemas import Policy
 SMALL = Profile("small", (0.002, 0.003, 0.0035, 0.0042), energies=(0.03, 0.04, 0.047, 0.052))
 
 
-pytestmark = pytest.mark.usefixtures("few_loads")
-
-
 @pytest.fixture
 def chosen(few_loads: None) -> Chosen:
     return choose("smdp:slo_p95_ms=12", SMALL)

@@ -35,7 +35,7 @@ SLOWER = replace(
 
 
 @pytest.fixture(autouse=True)
-def few_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def loads_of_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for the loads of these tests and the largest one, instead of 49."""
     monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.5, 0.6, 0.98])
     monkeypatch.setattr("policies.solving._STEP", 3.0)

@@ -14,7 +14,7 @@ from server.api.open_inference.protocol import parse_infer
 
 @dataclass
 class TracedMemory:
-    """Memory that `judge` takes; what draws the cases is not traced, which would take three times as long.
+    """Memory that `judge` takes. Tracing Hypothesis as well would take three times as long.
 
     Attributes:
         kept: allocated by all cases so far and not freed, bytes.
