@@ -16,7 +16,7 @@ from policies.types import SpecError
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)  # factors of w2 other than 1, for which tables are solved
 _STEP = 1.35  # ratio of neighbouring loads in the tables for those factors
-_REMEMBERED = 64  # tables of this process; devices of one kind have the same profile at the start
+_CACHED = 64  # tables of this process: devices of one kind have the same profile at the start
 _SIMULATED_REQUESTS = 15_000  # for each load, where a percentile is bounded
 
 
@@ -75,7 +75,7 @@ def weighted_table_policy(table: PolicyTable, profile: Profile) -> Lookup:
     return weighted(plain, {factor: [_row(row) for row in other.rows] for factor, other in tables.items()})
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED)
 def _solve_once(problem: Problem, loads: tuple[float, ...]) -> PolicyTable:
     return solve_table(problem, loads)
 

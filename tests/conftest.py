@@ -17,7 +17,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 os.environ["GOGC"] = "1000"  # promtool takes a quarter less time if it rarely collects garbage
 
-gc.disable()  # until all tests are collected: the modules stay, and a collection visits all of their objects
+gc.disable()  # until all tests are collected: modules stay in memory, and a collection would visit all of their objects
 
 _modules = set[str]()  # whose objects are excluded from garbage collection
 
@@ -37,12 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with slow tests, then those that wait for servers: others compute meanwhile, and to the end."""
+    """Start with slow tests, then those that wait for servers. The others compute meanwhile, and at the end."""
     items.sort(key=lambda item: (not item.get_closest_marker("slow"), not item.nodeid.startswith("tests/system/")))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the objects of all modules from garbage collection: a test that collects visited them for 0.3 s."""
+    """Exclude the objects of all modules from garbage collection, which takes 0.3 s with them."""
     gc.freeze()
     gc.enable()
     _modules.update(sys.modules)

@@ -24,13 +24,13 @@ from policies.profile import Profile
 from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
-_CACHED = 32  # policies
+_CACHED = 32  # policies that were set
 _NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
 def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
-    """As `choose`; blocks meanwhile, but does not hold the interpreter lock. The last 32 policies are cached.
+    """As `choose`, with a cache; blocks meanwhile, but does not hold the interpreter lock.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
