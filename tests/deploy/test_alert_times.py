@@ -13,8 +13,8 @@ from deploy.expressions import DEPLOY, RULES
 
 PAGE = DEPLOY.parent / "docs" / "running-in-production.md"
 STEP, PER_STEP = 30, 1200  # s of a step of the test, and requests in it
-HISTORY = 240  # minutes before, with 2 % late and a load of 0.5
-AFTER = 240  # minutes, more than the longest window, so that nothing changes any more
+HISTORY = 190  # minutes before, with 2 % late and a load of 0.5
+AFTER = 190  # minutes, more than the longest window, so that nothing changes any more
 NAMES = ("alertname", "severity", "window")
 ROW = re.compile(r"\| (late|load) \| ([\d.]+)(?: %)? \| (?:none|`(\w+)`(?:, (\w+))?) \| (\w*) ?\| (never|\d+) \|")
 ROWS = [match.groups() for match in map(ROW.fullmatch, PAGE.read_text().splitlines()) if match]
