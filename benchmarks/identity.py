@@ -157,28 +157,28 @@ class _MixedRun:
     async def run(self) -> None:
         """Make all calls, swap policies and load the tensor model again."""
         timeout, connector = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT), aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(self._server.url, timeout=timeout, connector=connector) as session:
-            others = [asyncio.create_task(each(session)) for each in (self._swap, self._reload)]
-            async with asyncio.TaskGroup() as clients:
-                for _ in range(_CLIENTS):
-                    clients.create_task(self._call(session))
-            for task in others:
-                if task.done():
-                    task.result()
-                task.cancel()
+        async with (
+            aiohttp.ClientSession(self._server.url, timeout=timeout, connector=connector) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for _ in range(_CLIENTS):
+                tasks.create_task(self._call(session))
+            tasks.create_task(self._swap(session))
+            tasks.create_task(self._reload(session))
 
     async def _swap(self, session: aiohttp.ClientSession) -> None:
-        for policy in cycle(_POLICIES):
-            await asyncio.sleep(_SWAP_S)
+        policies = cycle(_POLICIES)
+        while self._left > 0:
             path = f"/admin/models/{(IMAGES, TENSORS)[self.swaps % 2]}/policy"
-            await self._order(session.put(path, json={"policy": policy}))
+            await self._order(session.put(path, json={"policy": next(policies)}))
             self.swaps += 1
+            await asyncio.sleep(_SWAP_S)
 
     async def _reload(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            await asyncio.sleep(_RELOAD_S)
+        while self._left > 0:
             await self._order(session.post(f"/v2/repository/models/{TENSORS}/load"))
             self.loads += 1
+            await asyncio.sleep(_RELOAD_S)
 
     async def _order(self, sent: Any) -> None:
         async with sent as response:

@@ -30,10 +30,12 @@ def test_results_are_the_same_in_random_batches_and_corrupt_inputs_affect_no_oth
 
 @pytest.mark.parametrize("gateways", [0, 2])
 def test_calls_of_every_kind_get_their_own_answers_and_leave_nothing_behind(gateways: int) -> None:
-    record = check_mixed(gateways, 150)
+    record = check_mixed(gateways, 300)
     assert record["wrong"] == []
     assert {"pixels: 200", "encoded: 200", "tensors: 200", "JSON: 200", "corrupt: 400"} <= record["ends"].keys()
     assert record["abandoned"]["calls"] > 0
+    assert record["swaps"] > 0
+    assert record["loads"] > 0
 
 
 def test_the_automatic_policy_serves_a_photograph_by_a_real_model(tmp_path: Path) -> None:
