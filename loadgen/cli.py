@@ -34,8 +34,10 @@ from policies.command import (
     complete_profiles,
     examples,
     run,
+    writing,
 )
 from policies.cpus import available_cpus
+from policies.files import open_atomically, write_atomically
 from policies.profile import load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.sizing.size_distributions import LONGEST_REQUEST
@@ -235,7 +237,7 @@ def generate_load(
         }
     )
     files = _Files(output, plot, report_)
-    _check(files)
+    check_files(output, plot, report_)
     about = {
         "server": url,
         "profile": simulate,
@@ -294,20 +296,6 @@ def _is_key(key: str | None) -> bool:
     return key is None or (key.isascii() and key.isprintable() and " " not in key)
 
 
-def _check(files: _Files) -> None:
-    """Check before the run that the files can be written; leave no empty ones behind."""
-    for flag, path in {"--output": files.output, "--plot": files.plot, "--report": files.report}.items():
-        if path is not None:
-            new = not path.exists()
-            try:
-                path.open("a").close()
-            except OSError as error:
-                raise SpecError(f"cannot write {flag} {str(path)!r} ({error.strerror}); choose another file") from None
-            if new:
-                path.unlink()
-    check_files(files.output, files.plot)
-
-
 def _run_simulated(job: _Job, device: Simulation) -> None:
     instants = job.schedule.instants
     runs = {spec: replace(device, spec=spec, model=device.model or device.profile.model) for spec in job.specs}
@@ -321,9 +309,8 @@ def _run_simulated(job: _Job, device: Simulation) -> None:
     if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
         over = in_stages("lazy", device.profile, device.stages).stage_overhead
         print(f"stage by stage: {over[0]:.3f} times l(1), {over[-1]:.3f} times l({len(over)})", file=sys.stderr)
-    if job.files.output is not None:
-        _write(job.files.output, runs[job.specs[0]].records(instants))
     _report(job, results)
+    _write_records(job, runs[job.specs[0]].records(instants))
 
 
 def _run_live(job: _Job, target: LoadTarget, count: int) -> None:
@@ -348,7 +335,9 @@ def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult
                 interrupted = live_run.run_load(target, job.schedule, progress, log)
             else:
                 interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
-            results.append(_result(job, spec, log.records, interrupted))
+            records = sorted(log.records, key=lambda record: record.scheduled)
+            results.append(_result(job, spec, records, interrupted))
+            _write_records(job, records)
             if interrupted:
                 return True
     return False
@@ -367,13 +356,10 @@ def _policies(job: _Job, target: LoadTarget) -> Generator[str, None, None]:
             yield spec
 
 
-def _result(job: _Job, spec: str, records: list[Record], interrupted: bool) -> RunResult:
+def _result(job: _Job, spec: str, records: Sequence[Record], interrupted: bool) -> RunResult:
     duration = job.schedule.duration
     if interrupted:
         duration = min(duration, max((r.finished for r in records), default=0.0))
-    records = sorted(records, key=lambda record: record.scheduled)
-    if job.files.output is not None:
-        _write(job.files.output, records)
     figures = make_report(outcome_from_records(records), duration, job.objective)
     return RunResult(spec, figures, history.history_from_records(records))
 
@@ -398,9 +384,11 @@ def lateness_warning(results: Iterable[RunResult]) -> str:
     return f"generate-load: {late}; give more --processes, or a lower --rate" if lag > MAX_SEND_LAG else ""
 
 
-def _write(path: Path, records: Iterable[Record]) -> None:
-    with path.open("w") as lines:
-        lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
+def _write_records(job: _Job, records: Iterable[Record]) -> None:
+    path = job.files.output
+    if path is not None:
+        with writing("--output", path), open_atomically(path) as lines:
+            lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
 
 
 def _report(job: _Job, results: Sequence[RunResult]) -> None:
@@ -422,11 +410,13 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
             console.print("\nby step of the arrival rate, ms", step_table(steps), sep="\n")
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
-    if job.files.plot is not None:
-        plot_runs(shown, job.objective, title, job.files.plot)
-    if job.files.report is not None:
+    if (plot := job.files.plot) is not None:
+        with writing("--plot", plot):
+            plot_runs(shown, job.objective, title, plot)
+    if (page := job.files.report) is not None:
         settings = run_settings(["generate-load", *sys.argv[1:]], job.about)
-        job.files.report.write_text(render_report_page(shown, job.objective, title, settings), encoding="utf-8")
+        with writing("--report", page):
+            write_atomically(page, render_report_page(shown, job.objective, title, settings))
 
 
 def _title(job: _Job) -> str:

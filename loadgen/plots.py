@@ -19,6 +19,7 @@ from loadgen.history import (
     windows,
 )
 from loadgen.report import RunObjective
+from policies.charts.figure_file import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +53,7 @@ def plot_runs(results: Sequence[RunResult], objective: RunObjective, title: str,
     if len(results) > 1:
         handles, labels = axes["time"].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)
 
 
 def _draw_times(axes: "Axes", results: Sequence[RunResult], edges: Values, limit: float | None) -> None:

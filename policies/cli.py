@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from loadgen import simulated
 from policies.catalog import Chosen, choose, in_stages, solved
 from policies.charts.plots import plot_policy, plot_table
-from policies.command import VersionFlag, check_files, complete_policies, complete_profiles, examples, run
+from policies.command import VersionFlag, check_files, complete_policies, complete_profiles, examples, run, writing
 from policies.planning import devices, prices
 from policies.planning.recommendations import BinningProblem, candidate_row, parse_problem, recommend
 from policies.profile import Profile, load_profile, shipped_profiles
@@ -44,7 +44,6 @@ from policies.solve_options import (
     reject_if,
     scheme_of,
 )
-from policies.types import SpecError
 
 app = typer.Typer()
 
@@ -267,8 +266,11 @@ def _print_warnings() -> Iterator[None]:
 def _with_progress(rates: list[float]) -> Generator[float, None, None]:
     """Yield the rates, and show on a terminal how many are done."""
     console = Console(stderr=True)
-    hidden = not console.is_terminal or len(rates) == 1
-    yield from track(rates, "loads", console=console, transient=True, disable=hidden)
+    if len(rates) == 1:
+        with console.status("solving"):
+            yield from rates
+    else:
+        yield from track(rates, "loads", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _solve_load(options: SolveOptions, in_table: bool) -> _Result:
@@ -334,11 +336,12 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
     if output is not None:
         for solution in solutions:
             check_actions(solution.batch_size, 1, options.problem.truncated_profile.max_batch_size)
-        save_table(table_of(options.problem, solutions, options.bound_entry), output)
+        with writing("--output", output):
+            save_table(table_of(options.problem, solutions, options.bound_entry), output)
     if plot is None:
         return
     reject_if(not solutions, f"policy {options.spec!r} is not a function of the queue length: leave --plot out")
-    try:
+    with writing("--plot", plot):
         if len(results) > 1:
             title = ", ".join(f"{key.replace('_', '-')} {text}" for key, text in options.bounds)
             plot_table(solutions, plot, title)
@@ -346,8 +349,6 @@ def _write_files(options: SolveOptions, results: Sequence[_Result], output: Path
             simulation, limits = results[0].simulation, options.limits
             responses = None if simulation is None else simulation.responses
             plot_policy(results[0].options.problem, solutions[0], responses, plot, next(iter(limits), None))
-    except OSError as error:
-        raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; give another file") from error
 
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -414,7 +415,8 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
         runs = devices.simulate_fleet(planning, plan.best)
     best, simulated_by_routing = plan.best, {}
     if output is not None:
-        save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
+        with writing("--output", output):
+            save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
     for routing, simulation in runs.items():
         simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]

@@ -1,7 +1,8 @@
 """What the commands share: one-line errors with exit code 2, help in groups, examples, completion, checks of files."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 from threadpoolctl import threadpool_limits
 
+from policies.files import check_writable
 from policies.profile import shipped_profiles
 from policies.types import SpecError
 
@@ -78,15 +80,29 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     sys.exit(code or 0)
 
 
-def check_files(output: Path | None, plot: Path | None) -> None:
+@contextmanager
+def writing(flag: str, path: Path) -> Iterator[None]:
+    """Report an error of writing this file, which was given with this flag.
+
+    Raises:
+        SpecError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(f"cannot write {flag} {str(path)!r} ({error.strerror}); choose another file") from error
+
+
+def check_files(output: Path | None, plot: Path | None, report: Path | None = None) -> None:
     """Check, before any work is done, that the output files can be written.
 
     Raises:
-        SpecError: the folder does not exist, or the plot format is unknown.
+        SpecError: one cannot be written, or the plot format is unknown.
     """
-    for path in filter(None, (output, plot)):
-        if not path.absolute().parent.is_dir() or path.is_dir():
-            raise SpecError(f"cannot write {str(path)!r}; give a file in a folder that exists")
+    for flag, path in {"--output": output, "--plot": plot, "--report": report}.items():
+        if path is not None:
+            with writing(flag, path):
+                check_writable(path)
     if plot is not None and plot.suffix not in _PLOT_FORMATS:
         raise SpecError(f"unknown plot format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PLOT_FORMATS))}")
 

@@ -1,10 +1,13 @@
 """Bounded reads and atomic writes of files."""
 
+import errno
 import os
 import reprlib
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -30,16 +33,56 @@ def read_text(path: str | Path) -> str:
     return data.decode(errors="replace")
 
 
+def check_writable(path: Path) -> None:
+    """Check that `open_atomically` can write to this path; leave nothing behind.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if _is_special(path):
+        return
+    if path.exists():
+        path.open("ab").close()
+    with tempfile.TemporaryFile(dir=path.resolve().parent):
+        pass
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write the file atomically: neither a concurrent reader nor a crash leaves a partial file.
+    """Write the file atomically, as `open_atomically` does.
 
     Raises:
         OSError: it cannot be written.
     """
+    with open_atomically(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def open_atomically(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a file that appears under its name, complete, at the end of the block.
+
+    Neither a concurrent reader nor an exception nor a crash leaves a partial file. A device or a pipe, such as
+    /dev/stdout, is written to directly.
+
+    Args:
+        path: the file; a symbolic link is followed.
+        mode: "w" for UTF-8, "wb" for bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    encoding = None if "b" in mode else "utf-8"
+    if _is_special(path):
+        with path.open(mode, encoding=encoding) as file:
+            yield file
+        return
+    path = path.resolve()
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}-", suffix=".part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, mode, encoding=encoding) as file:
+            yield file
             file.flush()
             os.fchmod(descriptor, 0o644)  # mkstemp creates it with mode 600
             os.fsync(descriptor)  # the rename must not become durable before the content
@@ -48,6 +91,10 @@ def write_atomically(path: Path, text: str) -> None:
         os.unlink(part)
         raise
     _sync_folder(path.parent)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def _sync_folder(folder: Path) -> None:

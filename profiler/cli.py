@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from policies import files
 from policies.charts.plots import plot_profile
-from policies.command import VersionFlag, check_files, examples, run
+from policies.command import VersionFlag, check_files, examples, run, writing
+from policies.files import write_atomically
 from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
 from policies.types import SpecError
@@ -348,13 +348,12 @@ def _progress_bar() -> Iterator[Callable[[str], OnProgress]]:
 def _write(job: _ProfilingJob, profile: Profile, output: Path | None, plot: Path | None) -> None:
     if job.key is not None:
         cache.store_profile(job.key, profile)
-    try:
-        if output is not None:
-            files.write_atomically(output, profile.to_json())
-        if plot is not None:
+    if output is not None:
+        with writing("--output", output):
+            write_atomically(output, profile.to_json())
+    if plot is not None:
+        with writing("--plot", plot):
             plot_profile(profile, plot)
-    except OSError as error:
-        raise SpecError(f"cannot write {error.filename!r}: {error.strerror}; choose another file") from error
 
 
 def _print_paths(output: Path | None, key: cache.CacheKey | None) -> None:

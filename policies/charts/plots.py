@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from policies.charts.action_chart import ChartRow, chart_rows, legend_handles, policy_chart
 from policies.charts.averages import BLUE, VERMILLION, distribution_chart, frontier_chart, tradeoff
+from policies.charts.figure_file import save_figure
 from policies.profile import Profile, fit_affine, fit_isotonic
 from policies.smdp.model import Problem
 from policies.smdp.solver import Solution
@@ -42,7 +43,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
     for panel, (label, values) in zip(axes[1:], energies.items(), strict=True):
         _draw(panel, values, "mJ", None)
         panel.set_ylabel(label)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def plot_policy(
@@ -79,7 +80,7 @@ def plot_policy(
         distribution_chart(axes["responses"], {"": responses}, limit)
     largest = problem.max_batch_size or problem.profile.max_batch_size
     _draw_actions(figure, axes["actions"], chart_rows([solution]), largest)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> None:
@@ -107,7 +108,7 @@ def plot_table(solutions: Sequence[Solution], path: Path, bound: str = "") -> No
     _by_load(axes["time"], loads, [1e3 * s.mean_response_time for s in solutions], "mean response time, ms")
     if powers:
         _by_load(axes["power"], loads, powers, "mean power, W")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, dpi=150)
 
 
 def _weights(solution: Solution) -> str:

@@ -302,9 +302,6 @@ def save_table(table: PolicyTable, path: Path) -> None:
     """Write the policy file atomically.
 
     Raises:
-        SpecError: it cannot be written.
+        OSError: it cannot be written.
     """
-    try:
-        write_atomically(path, to_json(table))
-    except OSError as error:
-        raise SpecError(f"cannot write {str(path)!r}: {error.strerror}; give a path that can be written") from error
+    write_atomically(path, to_json(table))

@@ -324,3 +324,13 @@ def test_a_usage_error_is_one_line_on_stderr_and_exit_code_2(shell: Shell, argum
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--output", "--plot", "--report"])
+def test_a_full_disk_costs_no_report(shell: Shell, tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "file.png"
+    file.symlink_to("/dev/full")
+    code, out, err = shell.run(*GREEDY, *LOAD, flag, str(file))
+    assert code == 2
+    assert "requests                43" in out
+    assert err == f"generate-load: cannot write {flag} '{file}' (No space left on device); choose another file\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policies import files
-from policies.files import MAX_BYTES, read_text, write_atomically
+from policies.files import MAX_BYTES, check_writable, open_atomically, read_text, write_atomically
 from policies.profile import load_profile
 from policies.smdp.table import load_table
 from policies.types import SpecError
@@ -162,3 +162,48 @@ files.write_atomically(Path({str(path)!r}), "new" * 100000)
     write_atomically(path, "newer")
     assert path.read_text() == "newer"
     assert os.stat(path).st_mode & 0o777 == 0o644
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    write_atomically(path, "old")
+    with pytest.raises(KeyboardInterrupt), open_atomically(path) as file:  # noqa: PT012  (an interrupt in the block)
+        file.write("new" * 100000)
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "policy.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(path)
+    write_atomically(path, "text")
+    assert os.read(reading, 10) == b"text"
+    os.close(reading)
+    assert path.is_fifo()
+
+
+def test_a_check_leaves_no_file_and_does_not_change_one(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new")
+    (tmp_path / "old").write_text("text")
+    check_writable(tmp_path / "old")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/", IsADirectoryError), ("/nowhere/x", FileNotFoundError), (f"/tmp/{'x' * 300}", OSError)]
+)
+def test_a_path_that_cannot_be_written_is_found_before(path: str, kind: type[OSError]) -> None:
+    with pytest.raises(kind) as caught:
+        check_writable(Path(path))
+    assert caught.value.strerror

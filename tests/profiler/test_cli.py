@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from policies import files
 from policies.profile import Profile, load_profile
 from profiler import cache, cli
 from profiler.cli import main
@@ -271,16 +270,13 @@ def test_without_network_pretrained_weights_are_an_error(run: Run, monkeypatch: 
     assert "no weights for squeezenet1_1: the download failed (no network)" in err.splitlines()[-1]
 
 
-def test_a_write_error_after_the_measurement_is_exit_code_2(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(files, "write_atomically", full)
-    code, _, err = run("net", "--device", P4, "--max-batch-size", "1", "--output", str(tmp_path / "p.json"))
+@pytest.mark.parametrize("flag", ["--output", "--plot"])
+def test_a_full_disk_after_the_measurement_is_exit_code_2(run: Run, tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "file.png"  # since a plot's suffix is its format
+    file.symlink_to("/dev/full")
+    code, _, err = run("net", "--device", P4, "--max-batch-size", "1", flag, str(file))
     assert code == 2
-    assert "No space left on device" in err
+    assert f"cannot write {flag} '{file}' (No space left on device); choose another file" in err
 
 
 def test_the_profile_of_an_emulated_device_is_not_cached(run: Run, tmp_path: Path) -> None:
