@@ -144,11 +144,13 @@ class _MixedRun:
         counts: what the clients saw.
         swaps: number of policies that were swapped.
         loads: number of revisions that were loaded.
+        seconds: time until the last call ended.
     """
 
     def __init__(self, server: Server, calls: int, folder: Path) -> None:
         self.counts = ClientCounts()
         self.swaps = self.loads = 0
+        self.seconds = 0.0
         self._server = server
         self._left = calls
         self._drawn = MixedCalls(folder / FEATURES.name, np.random.default_rng(3))
@@ -156,15 +158,16 @@ class _MixedRun:
 
     async def run(self) -> None:
         """Make all calls, swap policies and load the tensor model again."""
+        began = time.monotonic()
         timeout, connector = aiohttp.ClientTimeout(total=CLIENT_TIMEOUT), aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(self._server.url, timeout=timeout, connector=connector) as session,
             asyncio.TaskGroup() as tasks,
         ):
-            for _ in range(_CLIENTS):
-                tasks.create_task(self._call(session))
             tasks.create_task(self._swap(session))
             tasks.create_task(self._reload(session))
+            await asyncio.gather(*[tasks.create_task(self._call(session)) for _ in range(_CLIENTS)])
+            self.seconds = time.monotonic() - began
 
     async def _swap(self, session: aiohttp.ClientSession) -> None:
         policies = cycle(_POLICIES)
@@ -229,9 +232,8 @@ def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
         file.write_text(FEATURES.read_text())
         models = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
         with serving(*models, "--policy", "greedy", *budget_flags(gateways)) as server:
-            run, began = _MixedRun(server, calls, Path(name)), time.monotonic()
+            run = _MixedRun(server, calls, Path(name))
             uvloop.run(run.run())
-            took = time.monotonic() - began
             counted = _settled(lambda: outcomes(server))
             processes = processes_of(server)
             held = [] if processes is None else [held_by(server, pid) for pid in processes.gateways]
@@ -243,7 +245,7 @@ def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
     ends = {f"{kind}: {end}": count for (kind, end), count in sorted(run.counts.ends.items())}
     return {
         "calls": calls,
-        "seconds": round(took, 1),
+        "seconds": round(run.seconds, 1),
         "samples_seen_by_clients": {status: run.counts.samples_of(status) for status in ("200", "400", "503", "504")},
         "abandoned": {"calls": run.counts.left, "samples": run.counts.left_samples},
         "counted_by_the_server": counted,

@@ -43,9 +43,10 @@ _HEAVY = 16_000_000  # `DecodeCost.work` of an image that takes long to decode
 _SHORT = 2**18  # bytes; reading the header of a shorter image takes less time than starting a thread
 _MAX_CONCURRENT = 8  # images of one call that are decoded concurrently
 _CALL_SHARE = 8  # concurrent decoding of a call takes at most 1/8 of the memory budget
-# For decoding. Two more than processors, for the time that they wait for the interpreter
+# For decoding and decompression. Two more than processors, for the time that they wait for the interpreter; at most 28,
+# so that decompression leaves threads of `pool` for other work
 _THREADS = min(28, 2 + available_cpus())
-_AHEAD = 8  # small images that wait for these threads, so that no thread waits for the event loop
+_WAITING = 8  # small images that wait for these threads, so that no thread waits for the event loop
 _USER_THREADS = 16
 _LARGE_OUTPUTS = 2**20  # bytes of the outputs of a call, from which on memory is reserved for them
 _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
@@ -67,9 +68,10 @@ class Inference(Generic[FleetT]):
         capacity: maximum number of waiting samples, and so of the samples of one call.
         budget: the memory budget of all calls.
         decoders: threads for decoding of images.
-        ahead: limits the small images that these threads decode or that wait for them, so that others take no memory.
-        decoding: limits concurrent decoding of all others and decompression of bodies to `_THREADS`, so that none that
-            waits takes memory.
+        small_images: limits the small images that these threads decode or that wait for them, so that others take no
+            memory.
+        decoding: limits concurrent decoding of all others and decompression of bodies to `_THREADS`; what waits for it
+            takes no memory.
         heavy: limits concurrent decoding of images that take long, so that others are decoded meanwhile.
         user_pool: threads for `decode` and `render` of users' models.
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
@@ -84,7 +86,7 @@ class Inference(Generic[FleetT]):
     capacity: int
     budget: MemoryBudget
     decoders: Pool = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "decoding"))
-    ahead: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS + _AHEAD))
+    small_images: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS + _WAITING))
     decoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_THREADS))
     heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, _THREADS // 2)))
     parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -338,7 +340,7 @@ class Inference(Generic[FleetT]):
         return samples
 
     async def _decode_one(self, codec: Codec, encoded: bytes, cost: DecodeCost) -> Any:
-        slots = [self.decoding if self.budget.is_large(cost.memory) else self.ahead]
+        slots = [self.decoding if self.budget.is_large(cost.memory) else self.small_images]
         if cost.work > _HEAVY:
             slots = [self.heavy, self.decoding]
         acquired: list[asyncio.Semaphore] = []

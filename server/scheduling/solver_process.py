@@ -25,12 +25,13 @@ from policies.queue.monitor import NoMonitor
 from policies.types import SpecError
 
 _CACHED = 32  # policies that were set
+_RAISED = 3  # the process's exit code if its result is an exception
 _NICENESS = 5  # answers have priority, but on a busy machine it must not take minutes
 _turn = threading.Lock()  # one such process at a time, whatever the number of devices
 
 
 def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) -> Chosen:
-    """As `choose`, with a cache; blocks meanwhile, but does not hold the interpreter lock.
+    """As `choose`, with a cache; blocks meanwhile, but holds the interpreter lock only to read the result.
 
     Raises:
         SpecError: the spec is malformed, or cannot be used with this profile.
@@ -43,7 +44,7 @@ def choose_in_process(text: str, profile: Profile, defaults: Mapping[str, str]) 
 
 
 def solve_again_in_process(chosen: Chosen, profile: Profile, factor: float, margin: float) -> Chosen:
-    """As `solved_again`; blocks meanwhile, but does not hold the interpreter lock.
+    """As `solved_again`; blocks meanwhile, but holds the interpreter lock only to read the result.
 
     Raises:
         SpecError: the spec cannot be used with this profile.
@@ -75,12 +76,11 @@ def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> bytes:
                 process.stdin.close()
         result = process.stdout.read()
     code = process.returncode
+    if code == _RAISED:
+        raise pickle.loads(result)  # noqa: S301  (of the process above)
     if code != 0:
         how = f"was killed by signal {-code}; check the memory limit" if code < 0 else f"ended with code {code}"
         raise RuntimeError(f"the process that solves {spec} {how}")
-    found = pickle.loads(result)  # noqa: S301  (of the process above)
-    if isinstance(found, Exception):
-        raise found
     return result
 
 
@@ -104,15 +104,18 @@ def main() -> None:
     threadpool_limits(limits=1, user_api="blas")  # the matrices are small
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  (of the process that started this one)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    code = _RAISED
     try:
         found = function(*arguments)
+        code = 0
     except SpecError as error:
         found = SpecError(str(error))  # without what cannot be pickled
     except Exception:  # noqa: BLE001  (reported to the other process)
         found = RuntimeError(traceback.format_exc())
     pickle.dump(found, results)
     results.flush()
-    os._exit(0)  # the other process closes the pipe when this one's results end, on which the thread below exits with 1
+    # not `sys.exit`: when the results end, the other process closes the pipe, on which the thread below exits with 1
+    os._exit(code)
 
 
 def _end_with_parent() -> None:

@@ -129,7 +129,7 @@ def with_inference(
         pool = HeldPool()
         models: dict[str, Any] = {"m": MODEL}
         parts_ = (models, Fleet([dispatcher]), Metrics(), pool, capacity, MemoryBudget(limit, lambda: 1))
-        await scenario(Inference(*parts_, decoders=pool, ahead=asyncio.Semaphore(4)), pool)
+        await scenario(Inference(*parts_, decoders=pool, small_images=asyncio.Semaphore(4)), pool)
 
     run_scenario(build, chosen(policy or greedy(8)), limits=Limits(capacity))
 
@@ -183,7 +183,7 @@ def test_memory_is_reserved_for_images_that_are_decoded_and_not_for_waiting_ones
             await pool.run()
         assert len(await call) == 20
         assert inference.budget.reserved == 0
-        assert inference.ahead._value == 4
+        assert inference.small_images._value == 4
 
     with_inference(scenario)
 
@@ -237,7 +237,7 @@ def test_an_image_whose_client_leaves_before_its_decoding_is_not_decoded() -> No
         await settle()
         await pool.run(3)
         assert pool.started == 2
-        assert (inference.ahead._value, inference.budget.reserved) == (4, 0)
+        assert (inference.small_images._value, inference.budget.reserved) == (4, 0)
         with pytest.raises(asyncio.CancelledError):
             await calls[1]
 
@@ -337,7 +337,7 @@ def test_an_image_over_the_free_memory_is_rejected_and_one_over_the_budget_is_to
             with pytest.raises(reason):
                 await call
             assert inference.budget.reserved == held
-            assert inference.ahead._value == 4
+            assert inference.small_images._value == 4
 
     with_inference(scenario)
 
