@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from policies.files import first_error, read_text
-from policies.types import SpecError
+from policies.types import ParameterError, SpecError
 
 Source = Literal["measured", "literature", "modelled"]
 EnergySource = Literal["nvml", "rapl", "literature", "modelled", "none"]
@@ -281,9 +281,10 @@ class Profile:
         if max_batch_size is None or max_batch_size == self.max_batch_size:
             return self
         if not 1 <= max_batch_size < self.max_batch_size:
-            raise SpecError(
-                f"maximum batch size {max_batch_size} is outside 1..{self.max_batch_size}, the sizes of profile "
-                f"{self.name!r}; choose one of those, or profile the model up to {max_batch_size}"
+            raise ParameterError(
+                *("max_batch_size", f"{max_batch_size}"),
+                f"is outside 1..{self.max_batch_size}, the sizes of profile {self.name!r}; choose one of those, or "
+                f"profile the model up to {max_batch_size}",
             )
         b = max_batch_size
         return replace(

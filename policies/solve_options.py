@@ -127,7 +127,7 @@ def bounds_of(
         SpecError: the bounds cannot be combined, or a bound and the weight are given.
     """
     named = [
-        (key, str(text))
+        (key, str(text).removesuffix(".0"))
         for key, value in zip(BOUNDS, given, strict=True)
         if value is not None
         for text in (value if isinstance(value, Sequence) and not isinstance(value, str) else (value,))
@@ -165,9 +165,9 @@ def rate_of(capacity: float, arrival_rate: float | None, load: float | None) -> 
     """
     if (arrival_rate is None) == (load is None):
         raise SpecError("give either --arrival-rate PER_SECOND or --load RHO")
-    rate = arrival_rate if arrival_rate is not None else (load or 0.0) * capacity
+    given, rate = ("load", load * capacity) if load is not None else ("arrival-rate", arrival_rate or 0.0)
     if not 0.0 < rate < inf:
-        raise SpecError(f"an arrival rate of {rate:g} per second is invalid: give a positive rate or load")
+        raise SpecError(f"--{given} {arrival_rate if load is None else load:g} is invalid; give a positive number")
     return rate
 
 

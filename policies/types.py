@@ -20,6 +20,23 @@ class SpecError(ValueError):
     """A profile, policy or parameter is invalid. The message names the value and says what to do."""
 
 
+class ParameterError(SpecError):
+    """A parameter is invalid. The message has the form NAME=VALUE PROBLEM."""
+
+    def __init__(self, name: str, value: str, problem: str) -> None:
+        super().__init__(name, value, problem)
+
+    def __str__(self) -> str:
+        return "{}={} {}".format(*self.args)
+
+    def message(self, arguments: Sequence[str]) -> str:
+        """Return the message, which has the form --NAME VALUE PROBLEM if the flag is among a command's arguments."""
+        name, value, problem = self.args
+        flag = f"--{name.replace('_', '-')}"
+        given = any(argument.partition("=")[0] == flag for argument in arguments)
+        return f"{flag} {value} {problem}" if given else str(self)
+
+
 class Kind(NamedTuple):
     """The batch key: requests share a batch only if they are of one model, one bin and one shape.
 

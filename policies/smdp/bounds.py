@@ -13,7 +13,7 @@ from policies.smdp.choice import BOUNDS, Bound, MeanBound, ShareBound, Unreachab
 from policies.smdp.model import Problem, is_within_largest_load
 from policies.smdp.solver import Solution
 from policies.smdp.trial import simulated_percentile
-from policies.types import SpecError
+from policies.types import ParameterError, SpecError
 
 FORMS = ("max-ages", "batch-size")  # of the policy that keeps a percentile
 _COMPARED = 50_000  # requests simulated for a table of batch sizes in place of one of maximum ages
@@ -24,10 +24,10 @@ def check_form(form: str) -> str:
     """Return the form.
 
     Raises:
-        SpecError: it is unknown.
+        ParameterError: it is unknown.
     """
     if form not in FORMS:
-        raise SpecError(f"policy form {form!r} is neither {' nor '.join(FORMS)}; give one of them")
+        raise ParameterError("policy_form", repr(form), f"is neither {' nor '.join(FORMS)}; give one of them")
     return form
 
 

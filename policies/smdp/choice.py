@@ -19,7 +19,7 @@ import scipy
 from policies.smdp.model import Problem, build_model, check_energies, check_limit
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import simulated_percentile
-from policies.types import Mix, SpecError
+from policies.types import Mix, ParameterError, SpecError
 
 SHARE = 0.95  # of the requests, which slo_p95_ms bounds
 _ON_LINE = 1e-7  # a policy below the line through two others by less than this share is not a vertex of its own
@@ -76,23 +76,23 @@ def parse_bound(key: str, text: str, measured_over: int = 400_000, seed: int = 0
         seed: seed of that simulation.
 
     Raises:
-        SpecError: the text is not a number, or not MS:SHARE, or the bound is out of range.
+        ParameterError: the text is not a number, or not MS:SHARE, or the bound is out of range.
     """
-    words = text.split(":") if key == "slo_share" else [text]
+    has_share = key == "slo_share"
     try:
-        limit, *rest = (float(word) for word in words)
-        if len(rest) != (key == "slo_share"):
+        limit, *rest = (float(word) for word in (text.split(":") if has_share else [text]))
+        if len(rest) != has_share or not 0.0 < limit < inf or not all(0.0 < share < 1.0 for share in rest):
             raise ValueError
     except ValueError:
-        usage = "MS:SHARE, for example 10:0.95" if key == "slo_share" else "a number"
-        raise SpecError(f"{key} {text!r} is not a valid bound; give {usage}") from None
+        usage = "MS:SHARE, with MS above 0 and SHARE between 0 and 1, such as 10:0.95"
+        raise ParameterError(
+            key, repr(text), f"is not a valid bound; give {usage if has_share else 'a number above 0'}"
+        ) from None
     if key == "power_cap_w":
         return PowerBound(limit)
     if key == "slo_mean_ms":
-        check_limit(limit / 1e3)
         return MeanBound(limit / 1e3)
     share = rest[0] if rest else SHARE
-    check_limit(limit / 1e3, share)
     return ShareBound(limit / 1e3, share, simulated_percentile(share, measured_over, seed))
 
 

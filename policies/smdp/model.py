@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from policies.profile import Profile
 from policies.smdp.distributions import DETERMINISTIC, Floats, Ints, ServiceDistribution
-from policies.types import SpecError
+from policies.types import ParameterError, SpecError
 
 # Columns of the accumulated quantities: time spent by requests (s), energy (J), batches launched.
 RESPONSE, POWER, LAUNCHES = range(3)
@@ -223,7 +223,7 @@ def check_solvable(problem: Problem, model: Model) -> None:
             f"{model.capacity:.6g} per second; lower the rate, allow larger batches, or plan several devices"
         )
     if problem.w1 == 0.0:
-        raise SpecError("w1 = 0 does not limit response times; give a positive w1")
+        raise ParameterError("w1", "0", "does not limit response times; give a positive weight")
 
 
 def is_within_largest_load(problem: Problem) -> bool:
@@ -263,14 +263,14 @@ def _check(problem: Problem) -> None:
         )
     for name, weight in (("w1", problem.w1), ("w2", problem.w2)):
         if not 0.0 <= weight <= _MAX_WEIGHT:
-            raise SpecError(f"{name} = {weight:g} is not a weight; give a number from 0 to {_MAX_WEIGHT:g}")
+            raise ParameterError(name, f"{weight:g}", f"is not a weight; give a number from 0 to {_MAX_WEIGHT:g}")
     if problem.w2 > 0.0 and problem.profile.energies is None:
-        raise SpecError(
-            f"w2 = {problem.w2:g} weighs power, but profile {problem.profile.name!r} has no energies; "
-            "give w2 = 0, or a profile with energy_j"
+        raise ParameterError(
+            *("w2", f"{problem.w2:g}"),
+            f"weighs power, but profile {problem.profile.name!r} has no energies; give 0, or a profile with energy_j",
         )
 
 
 def _check_min_batch_size(smallest: int, largest: int) -> None:
     if not 1 <= smallest <= largest:
-        raise SpecError(f"minimum batch size {smallest} is outside 1..{largest}; choose one of those")
+        raise ParameterError("min_batch_size", f"{smallest}", f"is outside 1..{largest}; choose one of those")

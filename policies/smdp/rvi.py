@@ -38,7 +38,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import HOLDING, Model, Problem, build_model, check_solvable, objective_weights
-from policies.types import SpecError
+from policies.types import ParameterError
 
 _TOLERANCE = 1e-3  # delta of section VII-D
 _MAX_LENGTH = 2048  # largest s_max tried if none is given
@@ -329,10 +329,14 @@ def _check(problem: Problem, model: Model, scheme: Rvi) -> None:
     length, largest = scheme.max_queue_length, model.max_batch_size
     check_solvable(problem, model)
     if not 0.0 <= scheme.overflow_cost < inf:
-        raise SpecError(f"overflow_cost {scheme.overflow_cost:g} is invalid; give a finite number of 0 or more")
+        raise ParameterError(
+            "overflow_cost", f"{scheme.overflow_cost:g}", "is invalid; give a finite number of 0 or more"
+        )
     if length is not None and length < largest:
-        raise SpecError(f"max_queue_length {length} is below the largest batch, {largest}; give at least {largest}")
+        raise ParameterError(
+            "max_queue_length", f"{length}", f"is below the largest batch, {largest}; give at least {largest}"
+        )
     if not 0.0 < scheme.epsilon < inf:
-        raise SpecError(f"epsilon {scheme.epsilon:g} is invalid; give a positive number such as 0.01")
+        raise ParameterError("epsilon", f"{scheme.epsilon:g}", "is invalid; give a positive number such as 0.01")
     if scheme.max_iterations < 1:
-        raise SpecError(f"max_iterations {scheme.max_iterations} is below 1; give at least 1")
+        raise ParameterError("max_iterations", f"{scheme.max_iterations}", "is below 1; give at least 1")

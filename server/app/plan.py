@@ -1,6 +1,7 @@
 """Plan of a server: settings, profiles and policies checked before anything is loaded, downloaded or measured."""
 
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TypeVar
 
 from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
-from policies.types import SpecError
+from policies.types import ParameterError, SpecError
 from server.app.http_server import bind
 from server.backends.buckets import LARGEST, pads_to_buckets
 from server.config import Settings, SettingsResult, by_model
@@ -90,9 +91,11 @@ class _Errors:
         """The result of a step; None, and its message collected, if it raises SpecError."""
         try:
             return step()
+        except ParameterError as error:
+            self.messages.append(error.message(sys.argv))
         except SpecError as error:
             self.messages.append(str(error))
-            return None
+        return None
 
     def raise_any(self) -> None:
         """Raise one SpecError with all messages, if there are any."""

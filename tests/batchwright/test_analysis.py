@@ -140,7 +140,7 @@ def test_a_policy_of_ones_own_sees_the_measured_arrival_rate() -> None:
         (lambda: simulate(P4, "greedy", load=0.5, requests=0), "requests is 0; give 1 or more"),
         (lambda: simulate(P4, "greedy", load=0.5, seed=-1), "seed is -1; give 0 or more"),
         (lambda: simulate(P4, 8, load=0.5), "policy 8 is neither a spec nor a result"),  # type: ignore[arg-type]
-        (lambda: simulate(P4, "greedy", load=0.5, max_batch_size=64), "maximum batch size 64 is outside 1..32"),
+        (lambda: simulate(P4, "greedy", load=0.5, max_batch_size=64), "max_batch_size=64 is outside 1..32"),
     ],
 )
 def test_an_invalid_argument_is_one_line(call: Any, message: str) -> None:
