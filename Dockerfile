@@ -34,7 +34,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN make install "EXTRAS=[otel]" \
+RUN make install "EXTRAS=[grpc,otel]" \
     "TORCH=torch==2.11.0 torchvision==0.26.0 --index-url https://download.pytorch.org/whl/cu130" \
     && rm -rf /root/.cache
 USER batchwright
@@ -47,5 +47,5 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=600s \
 FROM base AS any
 
 COPY . .
-RUN make install "EXTRAS=[otel]" && rm -rf /root/.cache
+RUN make install "EXTRAS=[grpc,onnx,otel]" && rm -rf /root/.cache
 USER batchwright

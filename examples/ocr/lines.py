@@ -1,4 +1,4 @@
-"""Pictures of lines of known text, drawn with the font in Pillow."""
+"""Images of lines of known text, drawn with the font in Pillow."""
 
 import io
 import string

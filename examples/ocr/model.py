@@ -10,8 +10,8 @@ from PIL import Image
 from batchwright import Model, Tensor
 from policies.cpus import available_cpus
 
-HEIGHT = 48  # pixels, that of the pictures in training
-MAX_PIXELS = 2**24  # of a picture as it is sent; each takes several bytes while it is decoded
+HEIGHT = 48  # pixels, that of the images in training
+MAX_PIXELS = 2**24  # of an image as it is sent; each takes several bytes while it is decoded
 STEP = 8  # pixels; the network gives one character, or none, for each step
 
 
@@ -24,7 +24,7 @@ def weights_file():
 
 
 class Recogniser(Model):
-    """Text of a picture of one line."""
+    """Text of an image of one line."""
 
     inputs = {"image": Tensor("FP32", [3, HEIGHT, -1], pad=0.0)}  # BGR, from -1 to 1; 0 is grey
     outputs = {"text": Tensor("BYTES"), "score": Tensor("FP32")}
@@ -60,13 +60,13 @@ class Recogniser(Model):
         try:
             picture = Image.open(io.BytesIO(body), formats=["JPEG", "PNG"])
             if picture.width * picture.height > MAX_PIXELS:
-                raise ValueError(f"the picture has {picture.width} x {picture.height} pixels, over {MAX_PIXELS}")
+                raise ValueError(f"the image has {picture.width} x {picture.height} pixels, over {MAX_PIXELS}")
             width = -(-HEIGHT * picture.width // picture.height)
             if width > self.lengths[-1]:
                 raise ValueError(f"the line is {width} pixels wide at a height of {HEIGHT}, over {self.lengths[-1]}")
             pixels = np.asarray(picture.convert("RGB").resize((width, HEIGHT), Image.Resampling.BILINEAR))
         except Image.DecompressionBombError as error:
-            raise ValueError(f"the picture has more than {MAX_PIXELS} pixels") from error
+            raise ValueError(f"the image has more than {MAX_PIXELS} pixels") from error
         except (OSError, SyntaxError) as error:
             raise ValueError("the body is no JPEG or PNG") from error
         image = np.zeros((3, HEIGHT, -(-width // STEP) * STEP), np.float32)

@@ -28,7 +28,7 @@ def network():
 
 
 class Segmentation(Model):
-    """Class of each pixel of a picture."""
+    """Class of each pixel of an image."""
 
     inputs = {"image": Tensor("UINT8", [SIZE, SIZE, 3])}
     outputs = {"classes": Tensor("UINT8", [SIZE, SIZE])}
@@ -43,7 +43,7 @@ class Segmentation(Model):
         return {"classes": self.network(pixels).argmax(dim=1).to(torch.uint8)}
 
     def decode(self, body, content_type):
-        """The picture in a JPEG or PNG; what Pillow raises is a ValueError for the client."""
+        """The image in a JPEG or PNG; what Pillow raises is a ValueError for the client."""
         try:
             picture = Image.open(io.BytesIO(body), formats=["JPEG", "PNG"])
             return {"image": np.asarray(picture.convert("RGB").resize((SIZE, SIZE)))}

@@ -114,7 +114,7 @@ def _grpc_server(settings: Settings) -> "type[GrpcServer] | None":
     try:
         from server.api.grpc.server import GrpcServer
     except ImportError as error:
-        raise SpecError(f"--grpc-port needs {error.name}; in the clone pip install '.[grpc]'") from error
+        raise SpecError(f"--grpc-port needs {error.name}; install the extra grpc: pip install grpcio protobuf") from error
     return GrpcServer
 
 

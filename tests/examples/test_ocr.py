@@ -60,7 +60,7 @@ def test_a_picture_with_too_many_pixels_is_refused_before_it_is_decoded(
     tmp_path: Path, size: tuple[int, int], message: str
 ) -> None:
     Image.new("1", size).save(tmp_path / "large.png")
-    with pytest.raises(ValueError, match=f"the picture has {message}"):
+    with pytest.raises(ValueError, match=f"the image has {message}"):
         Recogniser().decode((tmp_path / "large.png").read_bytes(), "image/png")
 
 

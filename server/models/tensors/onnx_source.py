@@ -67,7 +67,8 @@ class OnnxModel(Model):
             import onnxruntime
         except ImportError as error:
             raise SpecError(
-                f'{self._file} needs ONNX Runtime; in the clone pip install ".[onnx]", or onnxruntime-gpu for CUDA'
+                f"{self._file} needs ONNX Runtime; install the extra onnx: pip install onnxruntime, or onnxruntime-gpu "
+                "for CUDA"
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads

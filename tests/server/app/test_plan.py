@@ -175,7 +175,7 @@ def test_the_error_for_a_text_model_without_the_extra_has_the_command_to_install
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = error_of(device="cpu", models=["m=text-generator"], policy=["greedy"])
-    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in message
+    assert "m is a text model and needs transformers; install the extra text: pip install transformers" in message
     assert device_plan(Profile("cached", (1.0, 2.0)), device="cpu", policy=["greedy"]).chosen
 
 

@@ -58,7 +58,7 @@ def test_the_error_of_a_command_names_what_to_install(command: str, results: Pat
     assert (results / f"{command}.code").read_text() == "2"
     lines = [line for line in (results / f"{command}.2").read_text().splitlines() if "load average" not in line]
     assert len(lines) == 1
-    assert 'm is a text model, which needs transformers; in the clone pip install ".[text]"' in lines[0]
+    assert "m is a text model and needs transformers; install the extra text: pip install transformers" in lines[0]
 
 
 def test_image_models_are_served_without_it(results: Path) -> None:
