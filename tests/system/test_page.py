@@ -10,24 +10,27 @@ from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.support.harness import Server, serving
+from policies.profile import load_profile
 from server.api import dashboard
 from server.api.schemas import Outputs
 from tests.support.http_client import fetch, photograph
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Page, Route
 
 EMULATED = ("googlenet", "--device", "emulated:googlenet-tesla-p4")
 ASSETS = Path(str(dashboard.__file__)).parent / "assets"
 POLICY = "/admin/models/googlenet/policy"
+MODELS = [*(f"model-{n}" for n in range(9)), "quality-control-of-line-3"]
+SHARED = ("googlenet-tesla-p4", "googlenet-tesla-p4-x10", "googlenet-h200-prior")  # profiles of devices of all but one
 OF_TENSORS = """
 import numpy as np
 from batchwright import Model, Tensor
@@ -82,13 +85,36 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with a key for each scope."""
     file = tmp_path_factory.mktemp("keys") / "keys"
     lines = [
         f"{scope} {scope} {hashlib.sha256(f'open-{scope}'.encode()).hexdigest()}" for scope in ("predict", "admin")
     ]
     file.write_text("\n".join(lines))
-    with serving(*EMULATED, "--policy", "greedy", "--api-key-file", str(file)) as process:
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def with_keys(keys: str) -> Iterator[Server]:
+    with serving(*EMULATED, "--policy", "greedy", "--api-key-file", keys) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def fleet(keys: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with keys, of ten models on four devices: the last model has a device and an objective of its own."""
+    own = tmp_path_factory.mktemp("profiles") / "a-device-with-a-long-name.json"
+    own.write_text(replace(load_profile("resnet50-p4-int8"), name="own").to_json())
+    *shared, last = (f"emulated:{profile}" for profile in (*SHARED, own))
+    models: list[dict[str, Any]] = [
+        {"name": name, "source": "googlenet", "device": ",".join(shared)} for name in MODELS
+    ]
+    models[-1] |= {"device": last, "policy": "smdp", "slo_p95_ms": 1, "max_batch_size": 4}
+    settings = {"models": models, "policy": ["greedy"], "max_batch_size": 32, "api_key_file": keys}
+    file = own.with_name("settings.yaml")
+    file.write_text(json.dumps(settings))
+    with serving("--config", str(file)) as process:
         yield process
 
 
@@ -219,12 +245,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[BrowserContex
 
 
 @contextmanager
-def visiting(browser: "BrowserContext", url: str, width: int = 1280, dark: bool = False) -> Iterator[Visit]:
-    """Visit the page in a tab of its own, which is so many pixels wide."""
+def visiting(
+    browser: "BrowserContext", url: str, width: int = 1280, dark: bool = False, any_script: bool = False
+) -> Iterator[Visit]:
+    """Visit the page in a tab of its own, so many pixels wide; `any_script`: without the page's policy for scripts."""
     visit = Visit(browser.new_page())
     page = visit.page
     page.set_viewport_size({"width": width, "height": 844})
     page.emulate_media(color_scheme="dark" if dark else "light")
+    if any_script:
+        browser.new_cdp_session(page).send("Page.setBypassCSP", {"enabled": True})
     page.add_init_script(
         "addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective))"
     )
@@ -426,9 +456,26 @@ def test_a_lost_connection_is_shown_and_a_restarted_server_is_accepted(
         assert page.inner_text("#status") == "ready"
 
 
-def test_the_page_fits_the_width_of_a_phone(running: Server, browser: "BrowserContext") -> None:
-    with visiting(browser, running.url, width=390) as visit:
-        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+def test_the_page_of_ten_models_on_four_devices_fits_a_phone_and_shows_each(
+    fleet: Server, browser: "BrowserContext"
+) -> None:
+    with visiting(browser, fleet.url, width=390) as visit:
+        page = visit.page
+        devices = page.locator("#device option")
+        for model in MODELS:
+            page.select_option("#model", model)
+            until(page, f"document.getElementById('curl').textContent.endsWith('/predict/{model}')")
+            disabled = [False, False, False, True] if model != MODELS[-1] else [True, True, True, False]
+            assert devices.evaluate_all("(all) => all.map((option) => option.disabled)") == disabled
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.input_value("#device") == "3", "the device of this model"
+        page.select_option("#model", MODELS[0])
+        until(page, "document.getElementById('device').value === '0'")
+        for index, profile in enumerate(SHARED):
+            page.select_option("#device", str(index))
+            page.wait_for_selector(f".energy-source:has-text('From the profile {profile} ')")
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert visit.errors == []
 
 
 def test_all_inputs_are_reachable_by_keyboard_and_labelled(running: Server, browser: "BrowserContext") -> None:
@@ -451,15 +498,30 @@ DRAWN = """[...document.querySelectorAll(".js-plotly-plot")].every(({ _fullLayou
     && drawn.font.color === getComputedStyle(document.documentElement).getPropertyValue("--ink"))"""
 
 
-@pytest.mark.parametrize("models", ["running", "tensors"])
+def show_all_messages(page: "Page") -> None:
+    """Choose the model whose objective cannot be kept, and have both keys prompted for."""
+    page.select_option("#model", MODELS[-1])
+    page.wait_for_selector("#objective-warning")
+    swap(page, "serial")
+    page.wait_for_selector("#swapped.error")
+    drop(page, photograph())
+    page.wait_for_selector("#answer.error")
+    assert page.locator("input:visible").evaluate_all("(all) => all.map((e) => e.id)") == [
+        *("policy", "admin-key", "file", "predict-key")
+    ]
+
+
+@pytest.mark.parametrize("models", ["fleet", "tensors"])
 def test_axe_finds_nothing(browser: "BrowserContext", models: str, request: pytest.FixtureRequest) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
-    with visiting(browser, request.getfixturevalue(models).url, 390, dark=True) as visit:
+    with visiting(browser, request.getfixturevalue(models).url, 390, dark=True, any_script=True) as visit:
         page = visit.page
-        browser.new_cdp_session(page).send("Page.setBypassCSP", {"enabled": True})  # for the script of axe
-        page.reload()
-        page.wait_for_selector("#chart-policy.js-plotly-plot")
+        if models == "fleet":
+            show_all_messages(page)
         for width, dark in product((390, 1280), (True, False)):
+            if width == 1280:
+                browser.set_offline(True)
+                page.wait_for_selector("#lost")
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme="dark" if dark else "light")
             until(page, DRAWN)
@@ -467,15 +529,53 @@ def test_axe_finds_nothing(browser: "BrowserContext", models: str, request: pyte
             assert {each["id"]: [node["html"][:200] for node in each["nodes"]] for each in found} == {}, (width, dark)
 
 
+def watch_shifts(page: "Page") -> None:
+    page.evaluate(
+        "(moved = 0, new PerformanceObserver((list) => list.getEntries().forEach((e) => moved += e.value)))"
+        ".observe({ type: 'layout-shift' })"
+    )
+
+
+def assert_nothing_moved(page: "Page") -> None:
+    # the units beside numbers move within their lines; 0.1 is what browsers' vendors call good
+    assert page.evaluate("moved") < 0.01
+
+
 def test_nothing_on_the_page_moves_while_it_is_watched(running: Server, browser: "BrowserContext") -> None:
     with visiting(browser, running.url) as visit:
         until(visit.page, "document.getElementById('chart-zeta').classList.contains('js-plotly-plot')")
-        visit.page.evaluate(
-            "(moved = 0, new PerformanceObserver((list) => list.getEntries().forEach((e) => moved += e.value)))"
-            ".observe({ type: 'layout-shift' })"
-        )
+        watch_shifts(visit.page)
         for _ in range(8):
             fetch(running.url, "/predict", photograph())
             visit.page.wait_for_timeout(250)
-        # the units beside numbers move within their lines; 0.1 is what browsers' vendors call good
-        assert visit.page.evaluate("moved") < 0.01
+        assert_nothing_moved(visit.page)
+
+
+def test_nothing_on_the_page_moves_when_a_device_of_many_models_becomes_busy_or_idle(
+    fleet: Server, browser: "BrowserContext"
+) -> None:
+    turns = cycle([(0, 0.0), (40, 1234.5)])  # queue lengths and arrival rates, with short texts and with long ones
+
+    def alternate(route: "Route") -> None:
+        answer = route.fetch()
+        state = answer.json()
+        n, rate = next(turns)
+        shown = state["devices"][state["device"]]["models"][state["model"]]
+        shown |= {"queue_length": n, "oldest_age_ms": 1.3 * n, "arrival_rate_hz": rate, "slowdown": 3.4 if n else 1.0}
+        for point in state["points"]:
+            point |= {"p50": n / 2, "p95": 0.5 + n, "p99": 2.0 * n, "arrivals": rate}
+        route.fulfill(response=answer, json=state)
+
+    with visiting(browser, fleet.url, width=390) as visit:
+        page = visit.page
+        page.route("**/live?**", alternate)
+        page.select_option("#model", MODELS[-1])
+        page.wait_for_selector("#objective-warning")
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 1800})  # shows all texts that change
+            until(page, "document.getElementById('objective').textContent && " + DRAWN)
+            watch_shifts(page)
+            for _ in range(4):
+                now = json.dumps(page.text_content("#present"))
+                until(page, f"document.getElementById('present').textContent !== {now}")
+            assert_nothing_moved(page)

@@ -177,7 +177,7 @@ function rowOfAges(view, rate) {
 function describeAction(view, here) {
   const { queue_length: n, arrival_rate_hz: measured, oldest_age_ms: age, slowdown } = here, rate = tableRate(here);
   const others = slowdown >= 1.05 ? `, device ${slowdown.toPrecision(2)} times slower by other models` : "";
-  const now = `${n} queued, ${measured < 0.01 ? 0 : measured.toPrecision(3)} arrivals per second${others}: `;
+  const now = `${n} queued, ${measured < 0.01 ? 0 : +measured.toPrecision(3)} arrivals per second${others}: `;
   if (!n) return `${now}no request to launch`;
   const ages = rowOfAges(view, rate)?.max_age_ms;
   if (ages && rate < view.max_ages[0].rate_hz / 2) return `${now}launches as soon as the device is free`;
