@@ -418,7 +418,8 @@ def load_profile(name_or_path: str) -> Profile:
         return parse_profile(read_text(name_or_path), name_or_path)
     except OSError as error:
         known = ", ".join(shipped_profiles())
-        raise SpecError(f"no profile {name_or_path!r} ({error.strerror}): give a file, or one of {known}") from error
+        remedy = f"give a readable file, or one of {known}"
+        raise SpecError(f"no profile {name_or_path!r} ({error.strerror}): {remedy}") from error
 
 
 def parse_profile(text: str, origin: str) -> Profile:

@@ -41,7 +41,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         values = _read_arrays(path) if path.suffix == ".npz" else json.loads(read_text(path))
     except OSError as error:
-        raise SpecError(f"cannot read the sample {str(path)!r} ({error.strerror or error}); give a file") from error
+        reason = error.strerror or error
+        raise SpecError(f"cannot read the sample {str(path)!r} ({reason}); give a readable file") from error
     except (ValueError, EOFError, RecursionError, zipfile.BadZipFile) as error:
         if isinstance(error, SpecError):
             raise

@@ -435,7 +435,8 @@ def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError) as error:
-        return {}, [f"the configuration {str(file)!r} cannot be read: {' '.join(str(error).split())}"]
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        return {}, [f"the configuration {str(file)!r} cannot be read: {reason}; give a readable YAML file"]
     if not isinstance(content, dict | None):
         return {}, [f"the configuration {str(file)!r} is not a mapping; write lines such as port: 8000"]
     return content or {}, []

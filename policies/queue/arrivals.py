@@ -103,10 +103,12 @@ def trace_column(path: str, column: str) -> NDArray[np.float64]:
 
 def _rows(path: str) -> list[dict[str, str | None]]:
     """Read the rows of a trace: at least one, with a TIMESTAMP column."""
-    if not Path(path).is_file():
-        raise SpecError(f"no trace file {path!r}: give a CSV file with a TIMESTAMP column")
-    with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # "sig": a byte order mark
-        rows: list[dict[str, str | None]] = list(csv.DictReader(lines))
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as lines:  # "sig": a byte order mark
+            rows: list[dict[str, str | None]] = list(csv.DictReader(lines))
+    except OSError as error:
+        remedy = "give a readable CSV file with a TIMESTAMP column"
+        raise SpecError(f"no trace file {path!r} ({error.strerror}): {remedy}") from error
     if not rows or "TIMESTAMP" not in rows[0]:
         raise SpecError(f"trace {path!r} has no TIMESTAMP column: give the column of arrival times this name")
     return rows

@@ -241,7 +241,9 @@ def load_table(path: str) -> PolicyTable:
     try:
         return parse_table(read_text(path), path)
     except OSError as error:
-        raise SpecError(f"no policy file {path!r} ({error.strerror}): write one with solve-policy --output") from error
+        raise SpecError(
+            f"no policy file {path!r} ({error.strerror}): give a readable file, or write one with solve-policy --output"
+        ) from error
 
 
 def to_json(table: PolicyTable) -> str:

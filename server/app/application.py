@@ -24,7 +24,7 @@ from server.api.openapi import PUBLIC_ERRORS, add_predict, documented, generate
 from server.api.predict import Predict
 from server.api.reference_page import REFERENCE_HEADERS, render_reference
 from server.api.schemas import Live, Ready
-from server.errors import INTERNAL_ERROR, ServerError
+from server.errors import INTERNAL_ERROR, ServerError, quote
 from server.transport.request import AsgiContext, ClientDisconnectedError, Handler
 
 
@@ -105,8 +105,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return JSONResponse({"error": f"{where}: {first['msg']}"}, 400)
+        where, message = ".".join(map(str, first["loc"])), first["msg"].replace("Input", "it", 1)
+        return JSONResponse({"error": f"{where} is {quote(first.get('input'))}; {message}"}, 400)
 
     @app.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> Response:

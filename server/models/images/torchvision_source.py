@@ -203,7 +203,7 @@ def _load_state(metadata: _Metadata, weights: str) -> tuple[str, Mapping[str, Te
         try:
             return Path(weights).name, _read_state(Path(weights))
         except WeightsError as error:
-            raise SpecError(f"{error}; save model.state_dict()") from error
+            raise SpecError(f"{error}; give a readable file of model.state_dict()") from error
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         return "pretrained", _read_state(fetch_weights(metadata.url, folder))
@@ -226,7 +226,8 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may raise anything on a damaged file
-        raise WeightsError(f"weights {str(path)!r} cannot be read ({type(error).__name__})") from error
+        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        raise WeightsError(f"weights {str(path)!r} cannot be read ({reason})") from error
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"weights {str(path)!r} are not a state dict of tensors")
     return {_DENSENET_KEY.sub(r"\1\2", k): v for k, v in state.items() if not k.startswith(_AUXILIARY)}
