@@ -22,7 +22,9 @@ def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def few_calibration_images(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def few_calibration_images() -> Iterator[None]:
     """Calibrate random weights of image models on two images instead of eight, which take most of the loading."""
-    monkeypatch.setattr("server.models.images.torchvision_source._CALIBRATION_IMAGES", 2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("server.models.images.torchvision_source._CALIBRATION_IMAGES", 2)
+        yield

@@ -17,6 +17,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.support.harness import free_port
 from server.api.grpc.messages import message_class
 from tests.support.certificates import certificate, install
 from tests.support.fork_server import run_serve_model
@@ -385,9 +386,10 @@ def test_a_port_in_use_is_reported_before_anything_starts(gateways: str) -> None
 
 
 def test_the_ports_have_to_differ() -> None:
-    done = run_serve_model("resnet18", *EMULATED, "--port", "18499", "--grpc-port", "18499")
+    port = str(free_port())
+    done = run_serve_model("resnet18", *EMULATED, "--port", port, "--grpc-port", port)
     assert done.returncode == 2
-    assert "--port and --grpc-port are both 18499" in done.stderr
+    assert f"--port and --grpc-port are both {port}" in done.stderr
 
 
 def test_a_missing_package_is_reported_with_the_extra() -> None:

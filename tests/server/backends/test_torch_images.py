@@ -27,7 +27,6 @@ from server.backends.torch_texts import TextDevice
 from server.backends.warm_up import warm_up
 from server.energy.nvml import Driver, NvmlError
 from server.errors import DeviceLostError, NotFiniteError, OutOfMemoryError
-from server.models.images import torchvision_source
 from server.models.images.codec import ImageCodec, Pixels, synthetic_images
 from server.models.images.torchvision_source import PixelNet, load_image_model
 from server.models.model import ServedModel
@@ -36,12 +35,7 @@ from tests.support.closeness import BOUNDS, logits, relative_l2
 NAMES = ("resnet18", "googlenet")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_calibration_images() -> Iterator[None]:
-    """Calibrate random weights on two images instead of eight, which take most of the loading."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torchvision_source, "_CALIBRATION_IMAGES", 2)
-        yield
+pytestmark = pytest.mark.usefixtures("few_calibration_images")
 
 
 @pytest.fixture(scope="module")
