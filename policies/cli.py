@@ -44,7 +44,6 @@ from policies.solve_options import (
     reject_if,
     scheme_of,
 )
-from policies.types import ParameterError, SpecError
 
 app = typer.Typer()
 
@@ -108,17 +107,7 @@ def _print_profiles(given: bool) -> None:
     raise typer.Exit
 
 
-@contextmanager
-def _named_flags() -> Iterator[None]:
-    """Name the flag instead of the parameter in errors."""
-    try:
-        yield
-    except ParameterError as error:
-        raise SpecError(error.message(sys.argv)) from error
-
-
 @app.command(epilog=_EXAMPLES)
-@_named_flags()
 def solve_policy(
     context: typer.Context,
     profile: Annotated[

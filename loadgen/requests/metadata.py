@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from loadgen.report import OK
 from policies.types import SpecError
 
-KEY_ERRORS = {401: "requires an API key", 403: "rejects this API key"}
+KEY_ERRORS = {401: "requires an API key that it knows", 403: "rejects this API key"}
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 

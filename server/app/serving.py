@@ -114,7 +114,9 @@ def _grpc_server(settings: Settings) -> "type[GrpcServer] | None":
     try:
         from server.api.grpc.server import GrpcServer
     except ImportError as error:
-        raise SpecError(f"--grpc-port needs {error.name}; install the extra grpc: pip install grpcio protobuf") from error
+        raise SpecError(
+            f"--grpc-port needs {error.name}; install the extra grpc: pip install grpcio protobuf"
+        ) from error
     return GrpcServer
 
 

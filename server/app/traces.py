@@ -24,7 +24,10 @@ def exported_traces(endpoint: str | None) -> "Iterator[Tracing | None]":
     try:
         from server.telemetry.tracing import tracing_to
     except ImportError as error:
-        raise SpecError(f"--otlp-endpoint needs {error.name}; install the extra otel: pip install opentelemetry-exporter-otlp-proto-http") from error
+        raise SpecError(
+            f"--otlp-endpoint needs {error.name}; install the extra otel: "
+            "pip install opentelemetry-exporter-otlp-proto-http"
+        ) from error
     tracing = tracing_to(endpoint, version("batchwright"))
     try:
         yield tracing

@@ -197,7 +197,7 @@ CALLS: list[tuple[Mapping[str, str], str, str, int, str]] = [  # headers, call, 
     (ROOT, "PUT /admin/devices/one", '{"serving": false}', 400, "path.index is 'one'; it should be a valid integer"),
 ]
 LOADS = {  # on the same server
-    "": "requires an API key; give --api-key KEY, or set BATCHWRIGHT_API_KEY",
+    "": "requires an API key that it knows; give --api-key KEY, or set BATCHWRIGHT_API_KEY",
     "--api-key root": "rejects this API key; give --api-key KEY, or set BATCHWRIGHT_API_KEY",
     "--api-key user --model resnet": r"has no model 'resnet' that is ready \(ready: googlenet, pairs\); choose one",
     "--api-key user --model googlenet --image locked.png": r"'locked.png' \(Permission denied\); give --image an image",

@@ -192,7 +192,9 @@ def document_of(body: Body, header_length: int | None) -> bytes:
     """
     start = len(body) if header_length is None else header_length
     if not 0 <= start <= len(body):
-        raise BadInputError(f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes")
+        raise BadInputError(
+            f"Inference-Header-Content-Length is {start}; the body has {len(body)} bytes; give that of its JSON part"
+        )
     return bytes(body[:start])
 
 

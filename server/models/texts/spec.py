@@ -38,7 +38,9 @@ def check_text(name: str, spec: str, weights: str, stages: int | None) -> None:
     if stages is not None:
         raise SpecError(f"{name} is a text model, whose stages are its decode steps; leave out --stages")
     if find_spec("transformers") is None:
-        raise SpecError(f"{name} is a text model and needs transformers; install the extra text: pip install transformers")
+        raise SpecError(
+            f"{name} is a text model and needs transformers; install the extra text: pip install transformers"
+        )
     if spec not in BUILT_IN and not config_file(spec).is_file():
         raise SpecError(
             f"{name}: no {str(config_file(spec))!r}; give a folder with it, or one of {', '.join(BUILT_IN)}"

@@ -45,7 +45,7 @@ def test_without_a_list_of_models_the_given_one_is_used() -> None:
         (Stub(models=[READY, {"name": "second"}]), None, r"several or no models \(ready: tiny, second\); .*--model"),
         (Stub(models=[LOADING]), None, r"\(ready: none\)"),
         (Stub(), "huge", r"no model 'huge' .*\(ready: tiny\)"),
-        (Stub(key="secret"), None, "requires an API key; give --api-key"),
+        (Stub(key="secret"), None, "requires an API key that it knows; give --api-key"),
     ],
 )
 def test_an_unusable_model_is_an_error(stub: Stub, model: str | None, words: str) -> None:
