@@ -1,5 +1,6 @@
 """What all commands have in common."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -10,7 +11,9 @@ import loadgen.cli
 import policies.cli
 import profiler.cli
 import server.cli
-from policies.command import run
+from policies.catalog import CATALOG
+from policies.command import complete_policies, complete_profiles, run
+from policies.profile import shipped_profiles
 
 MODULES: dict[str, Any] = {
     "serve-model": server.cli,
@@ -83,8 +86,12 @@ def test_each_parameter_of_a_group_exists(name: str) -> None:
             "serve-model --device emulated:googlenet-t",
             [f"emulated:googlenet-tesla-p4{end}" for end in ENDS],
         ),
+        ("serve-model", "serve-model --profile resnet50-l", ["resnet50-l4-int8"]),
         ("solve-policy", "solve-policy resnet50-l", ["resnet50-l4-int8"]),
+        ("solve-policy", "solve-policy resnet50-l4-int8 --evaluate mul", ["multi-bin"]),
         ("generate-load", "generate-load --simulate resnet50-h", ["resnet50-h200-prior"]),
+        ("generate-load", "generate-load --policy mul", ["multi-bin"]),
+        ("generate-load", "generate-load --policy greedy --compare mul", ["multi-bin"]),
     ],
 )
 def test_names_are_completed(
@@ -97,3 +104,23 @@ def test_names_are_completed(
     with pytest.raises(SystemExit):
         COMMANDS[name]()
     assert capsys.readouterr().out.split() == completed
+
+
+@pytest.mark.parametrize(
+    ("complete", "all_names"),
+    [(complete_profiles, [*shipped_profiles()]), (complete_policies, [*CATALOG])],
+)
+def test_a_completer_returns_the_names_that_begin_with_the_text(
+    complete: Callable[[str], list[str]], all_names: list[str]
+) -> None:
+    assert complete("") == all_names
+    for name in all_names:
+        assert name in complete(name)
+        assert name in complete(name[:-1])
+    assert complete("nothing begins so") == []
+
+
+def test_devices_are_completed_with_the_profiles_to_emulate() -> None:
+    emulated = [f"emulated:{name}" for name in shipped_profiles()]
+    assert server.cli._complete_devices("") == ["auto", "cpu", "cuda:0", *emulated]
+    assert server.cli._complete_devices("cu") == ["cuda:0"]
