@@ -44,12 +44,13 @@ format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP)  ## measure the solver, and live against simulated on an emulated device (about 20 minutes, can be resumed)
+bench: $(STAMP)  ## measure the solver, the page, and live against simulated on an emulated device (about 20 minutes, can be resumed)
 	$(BIN)/python -m benchmarks.solver
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.ceiling
 	$(BIN)/python -m benchmarks.graph_like
 	$(BIN)/python -m benchmarks.loop_lag
+	$(BIN)/python -m benchmarks.watched_page
 	$(BIN)/python -m benchmarks.live_against_simulated
 	$(BIN)/python -m benchmarks.page
 

@@ -16,6 +16,7 @@ from benchmarks.joining_energy import table as joining_energy_table
 from benchmarks.joining_live import table as joining_live_table
 from benchmarks.smdp_bins import table as smdp_bins_table
 from benchmarks.support.harness import RECORDS, ROOT, argument_parser, load_record, markdown_table
+from benchmarks.watched_page import table as watched_page_table
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 _HEAD = """# Benchmarks
@@ -234,6 +235,10 @@ def _graph_like() -> str:
     return markdown_table(head, rows)
 
 
+def _watched_page() -> str:
+    return watched_page_table(load_record("watched_page"))
+
+
 def _peers() -> str:
     return f"![Response time, idle gap and requests a second of each server](figures/peers.png)\n\n{recorded('peers')}"
 
@@ -286,6 +291,13 @@ SECTIONS = (
         "decision",
         "Time to decide and to take the batch out of a queue with 1,000 waiting requests.",
         _decision,
+    ),
+    Section(
+        "A watched dashboard",
+        "watched_page",
+        "CPU time of a server of ten models on four emulated devices, as a share of one processor, without its page "
+        "and with it open in a browser, in turns. Shares are medians. The last two columns are what the page fetches.",
+        _watched_page,
     ),
     Section(
         "Adapting to a device that changes",
