@@ -398,7 +398,7 @@ def test_a_missing_package_is_reported_with_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "--grpc-port needs grpc" in done.stderr
-    assert "[grpc]" in done.stderr
+    assert "install the extra grpc: pip install grpcio protobuf" in done.stderr
 
 
 def test_the_server_imports_grpc_only_for_its_port() -> None:
