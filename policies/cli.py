@@ -420,6 +420,7 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
     for routing, simulation in runs.items():
         simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
+        summary["bound_kept"] = devices.keeps(simulation, bound)
     fields = {
         "profile": options.problem.truncated_profile.name,
         "arrival_rate_hz": options.problem.arrival_rate,
@@ -464,6 +465,8 @@ def _print_plan(fields: dict[str, Any]) -> None:
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
         table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _watts(summary))
     Console().print(table)
+    for routing in (name for name, summary in fields["simulated"].items() if not summary["bound_kept"]):
+        print(f"Sent by {routing!r}, the bound is not kept in simulation; plan with a smaller bound.")
 
 
 def _watts(row: dict[str, Any]) -> str:

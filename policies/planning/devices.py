@@ -24,10 +24,10 @@ from policies.queue.arrivals import poisson
 from policies.queue.batcher import Batcher
 from policies.queue.fleet import random_routing, run_fleet, shortest_expected_delay
 from policies.queue.monitor import NoMonitor
-from policies.queue.simulator import Router, Run, Station
+from policies.queue.simulator import Router, Run, Station, estimate, share_within
 from policies.smdp.ages import AgeSolution, ResponseBounds
 from policies.smdp.bounds import keep
-from policies.smdp.choice import Bound, UnreachableError
+from policies.smdp.choice import Bound, MeanBound, ShareBound, UnreachableError
 from policies.smdp.model import Problem, build_model
 from policies.smdp.solver import Solution
 from policies.smdp.table import ages_json
@@ -38,6 +38,7 @@ _IDLE = 1e-4  # load at which a request is nearly always alone
 _MAX_EVALUATIONS = 4_000_000  # of the expected delay of a device, in the simulation of a fleet
 _MAX_ROUTED = 100  # devices; with more, each serves so few requests that the initial transient would matter
 _MAX_DEVICES = 1000  # that can be simulated
+_TOLERANCE = 1.01  # of the bound in a simulation, since it was itself chosen by one
 _MAX_TRIED = 100  # feasible numbers of devices to evaluate
 
 
@@ -212,6 +213,24 @@ def simulate_fleet(planning: CapacityProblem, candidate: FleetCandidate) -> dict
         route = _route(name, planning, stations)
         runs[name] = run_fleet(stations, [Request(i, at) for i, at in enumerate(instants)], route).whole
     return runs
+
+
+def keeps(run: Run, bound: Bound | ResponseBounds) -> bool:
+    """Return whether a simulated run keeps a bound on response times, within 1 per cent and three standard errors."""
+    match bound:
+        case ResponseBounds(shares, mean):
+            pass
+        case ShareBound(limit, share):
+            shares, mean = ((limit, share),), inf
+        case MeanBound(mean):
+            shares = ()
+        case _:
+            raise TypeError(bound)
+    average = estimate(run.responses, lambda block: float(block.mean()))
+    within = [(share_within(run.responses, _TOLERANCE * limit), share) for limit, share in shares]
+    return average.value - 3 * average.standard_error <= _TOLERANCE * mean and all(
+        found.value + 3 * found.standard_error >= share for found, share in within
+    )
 
 
 def _route(name: str, planning: CapacityProblem, stations: list[Station]) -> Router:

@@ -334,6 +334,15 @@ def test_a_printed_plan_says_what_spare_devices_are_for() -> None:
     assert (refused.returncode, refused.stderr) == (2, "solve-policy: --spare -1 is invalid: give 0 or more devices\n")
 
 
+def test_a_plan_says_by_which_routing_its_bound_is_not_kept() -> None:
+    plan = ("--plan", "--arrival-rate", "200", "--slo-mean-ms", "30", "--spare", "1", "--simulate", "20000")
+    done = call("googlenet-tesla-p4", *plan)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Sent by 'least expected', the bound is not kept in simulation; ")
+    kept = {routing: found["bound_kept"] for routing, found in solve(*plan)["simulated"].items()}
+    assert kept == {"random": True, "least expected": False}
+
+
 def test_the_shipped_profiles_are_listed() -> None:
     done = call("--list-profiles")
     assert done.returncode == 0, done.stderr

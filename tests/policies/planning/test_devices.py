@@ -10,6 +10,7 @@ from policies.planning.devices import CapacityProblem, plan_capacity, simulate_f
 from policies.planning.prices import Price, check_flags, priced
 from policies.profile import Profile, load_profile
 from policies.queue.simulator import estimate
+from policies.smdp.ages import ResponseBounds
 from policies.smdp.choice import MeanBound, UnreachableError, choose_weight, parse_bound
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
@@ -125,6 +126,11 @@ def test_the_simulated_fleet_agrees_with_the_plan_and_is_faster_by_expected_dela
     assert runs["random"].mean_power == pytest.approx(found.best.power, rel=0.01)
     late = [float(np.quantile(runs[name].responses, 0.95)) for name in ("random", "least expected")]
     assert late[1] < late[0] == pytest.approx(0.010, rel=0.02)
+    assert devices.keeps(runs["random"], capacity.bound)
+    for bound in (ResponseBounds(((0.010, 0.95),), mean.value), MeanBound(mean.value)):
+        assert devices.keeps(runs["random"], bound)
+    for smaller in (ResponseBounds(((0.010, 0.97),)), ResponseBounds((), 0.9 * mean.value), MeanBound(0.0)):
+        assert not devices.keeps(runs["random"], smaller)
 
 
 def test_idle_power_is_counted_once() -> None:
