@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from threadpoolctl import threadpool_limits
 
-from policies.files import check_writable
+from policies.files import check_writable, first_error
 from policies.profile import shipped_profiles
 from policies.types import ParameterError, SpecError
 
@@ -75,7 +76,9 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
         # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_report(name, f"{error.format_message()} See {name} --help."))
+        if isinstance(error.__cause__, ValidationError):
+            error.message = first_error(error.__cause__)  # type: ignore[attr-defined]  # with the value
+        sys.exit(_report(name, f"{error.format_message().removesuffix('.')}. See {name} --help."))
     if code == INTERRUPTED:
         typer.echo(f"{name}: interrupted", err=True)
     sys.exit(code or 0)
