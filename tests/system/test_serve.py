@@ -202,6 +202,9 @@ def test_an_objective_stays_promised_when_a_policy_that_ignores_it_is_set_and_ca
         assert server.metric("batchwright_objective_share") == {'{model="googlenet"}': 0.95}
         assert server.metric("batchwright_deadline_missed_total") == {'{model="googlenet"}': 1.0}
         assert len(fetch(server.url, path, b'{"policy": "smdp"}', "PUT").json["warnings"]) == 1
+        conflict = fetch(server.url, path, b'{"policy": "smdp:slo_p95_ms=2"}', "PUT")
+        assert conflict.status == 400
+        assert "start the server without --slo-p95-ms and with the value in --policy" in conflict.json["error"]
 
 
 def test_requests_are_counted_by_outcome(server: Server) -> None:
