@@ -490,7 +490,7 @@ class Dispatcher:
         launch, batch = run.launch, replace(run.batch, standby=None)
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
-        _log.error("a batch of %d failed", len(launch.requests), exc_info=None if known else error)
+        _log.error("%s: a batch of %d failed", batch.model, len(launch.requests), exc_info=None if known else error)
         self._metrics.device_fault(batch.model, type(error).__name__)
         try:
             recovery = await recover(self._run, self._restart, batch, error)
@@ -510,7 +510,7 @@ class Dispatcher:
                 completed = [request for request in own.requests if request in finished]
                 self._answer(self._record(replace(run, launch=own, batch=retried), part.result, completed))
             else:
-                self._fail(own.requests, part)
+                self._fail(batch.model, own.requests, part)
         self._report(self.on_unprofiled_work, batch.model)  # failed attempts took energy, too
         if (
             recovery.max_batch_size is not None and batch.model not in self._by_shape
@@ -523,10 +523,10 @@ class Dispatcher:
         self._next_step_by = self._clock() + RESTART_TIMEOUT
         await self._executor.restart(model, error)
 
-    def _fail(self, requests: Sequence[Request], part: Part) -> None:
+    def _fail(self, model: str, requests: Sequence[Request], part: Part) -> None:
         for request in requests:
             call = request.payload.call
-            _log.error("the device failed on request %d alone: %s", request.id, part.error)
+            _log.error("%s: the model failed on request %d alone: %s", model, request.id, part.error)
             failed = f"the model failed on this input alone, with {type(part.result).__name__}"
             call.fail(part.result if isinstance(part.result, ServerError) else ExecutionError(failed))
             for other in call.requests:  # their answers could not be sent

@@ -113,7 +113,7 @@ def test_what_the_log_says_of_a_refused_batch_and_of_calls_that_cannot_move(capl
     run_scenario(scenario, RecoverableFake())
     assert not any(record.exc_info for record in caplog.records)
     messages = [record.message for record in caplog.records]
-    assert "the device failed on request 0 alone: BadInputError: m answered 400: too long" in messages
+    assert "m: the model failed on request 0 alone: BadInputError: m answered 400: too long" in messages
     assert "0 of 1 calls move to other devices" in messages
 
 
