@@ -1,6 +1,7 @@
 """Where models come from: SPEC of NAME=SPEC, checked and described without loading what takes seconds to import."""
 
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -303,6 +304,15 @@ def _make_source(spec: str) -> ModelSource:
         return UpstreamSource(spec)
     if re.search(r"\.(py:\w*|py|pt2|onnx)$", spec):
         return TensorSource(spec)
-    if re.search(r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$", spec, re.IGNORECASE):
+    unsupported = r"\.(pt|pth|ckpt|safetensors|h5|keras|pkl|pickle|joblib|tflite|py:.*|py)$"
+    if re.search(unsupported, spec, re.IGNORECASE) or _is_other_file(spec):
         return UnsupportedFile(spec)
     return TextSource(spec) if is_text(spec) else TorchvisionSource(spec)
+
+
+def _is_other_file(spec: str) -> bool:
+    """Whether there is such a file, and it is no configuration.
+
+    A name without a slash and a suffix is that of a torchvision model, even if there is such a file.
+    """
+    return ("/" in spec or "." in spec) and not spec.endswith(".json") and os.path.isfile(spec)

@@ -297,6 +297,17 @@ def test_other_kinds_of_files_are_refused_with_what_to_do(spec: str) -> None:
         source_of(spec).emulate("m", 8)
 
 
+def test_an_existing_file_of_an_unknown_kind_is_refused_as_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.jpg", "googlenet"):
+        (tmp_path / name).touch()
+    for spec in ("photo.jpg", f"{tmp_path}/photo.jpg", "./googlenet"):
+        assert f"{spec!r} cannot be served; write a FILE.py:CLASS that loads it, or export" in error_of(spec)
+    source_of("googlenet").check("m", "pretrained", None)  # torchvision's, although there is a file of its name
+
+
 def test_a_program_that_does_not_take_a_shape_is_bad_input(tmp_path: Path) -> None:
     class Halves(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
