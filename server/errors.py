@@ -136,6 +136,10 @@ class ModelError(ServerError):
     """The code of a user's model failed, or returned what the model's signature does not allow."""
 
 
+class OutputError(ModelError):
+    """The outputs of a user's model do not fit its signature, whatever its inputs are."""
+
+
 class OutOfMemoryError(Exception):
     """The batch does not fit the device's memory; a smaller batch may."""
 

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchwright.model import Tensor
-from server.errors import BadInputError, DeviceLostError, DeviceUnavailableError, ModelError, OutOfMemoryError
+from server.errors import (
+    BadInputError,
+    DeviceLostError,
+    DeviceUnavailableError,
+    ModelError,
+    OutOfMemoryError,
+    OutputError,
+)
 from server.models.signature import DTYPES, Signature, TensorSpec
 
 Row = Mapping[str, NDArray[Any]]  # one sample: array by name, without the batch dimension
@@ -50,12 +57,13 @@ def checked_rows(signature: Signature, outputs: Any, rows: int) -> Sequence[Row]
         rows: number of samples in the batch.
 
     Raises:
-        ModelError: the outputs do not fit the signature, or are not a number.
+        OutputError: the outputs do not fit the signature.
+        ModelError: a value is not a number.
     """
     arrays = {spec.name: _checked(spec, outputs, rows) for spec in signature.outputs}
     if len(outputs) > len(arrays):
         unknown = next(name for name in outputs if name not in arrays)
-        raise ModelError(f"the model returned an output {unknown!r}, which its signature does not have")
+        raise OutputError(f"the model returned an output {unknown!r}, which its signature does not have")
     return [{name: array[row, ...] for name, array in arrays.items()} for row in range(rows)]
 
 
@@ -67,22 +75,23 @@ def _checked(spec: TensorSpec, outputs: Any, rows: int) -> NDArray[Any]:
     """An output of a batch that fits the signature.
 
     Raises:
-        ModelError: it is missing, or has another datatype, shape or number of rows, or a value is not a number.
+        OutputError: it is missing, or has another datatype, shape or number of rows.
+        ModelError: a value is not a number.
     """
     if not isinstance(outputs, Mapping):
-        raise ModelError(f"the model returned {type(outputs).__name__}; it has to return arrays by output name")
+        raise OutputError(f"the model returned {type(outputs).__name__}; it has to return arrays by output name")
     if spec.name not in outputs:
-        raise ModelError(f"the model returned no output {spec.name}")
+        raise OutputError(f"the model returned no output {spec.name}")
     array, dtype = np.asarray(outputs[spec.name]), DTYPES[spec.datatype]
     if array.dtype.kind in "OSU" and dtype.hasobject:
         array = array.astype(object)
     if array.dtype != dtype:
-        raise ModelError(f"the model returned output {spec.name} as {array.dtype}; its datatype is {spec.datatype}")
+        raise OutputError(f"the model returned output {spec.name} as {array.dtype}; its datatype is {spec.datatype}")
     if array.ndim == 0 or len(array) != rows or not spec.accepts(spec.datatype, array.shape):
         shape = [rows, *spec.sample_shape]
-        raise ModelError(f"the model returned output {spec.name} of shape {[*array.shape]}; the batch takes {shape}")
+        raise OutputError(f"the model returned output {spec.name} of shape {[*array.shape]}; the batch takes {shape}")
     if dtype.hasobject and not all(isinstance(element, bytes | str) for element in array.flat):
-        raise ModelError(f"the model returned output {spec.name} with elements that are neither bytes nor str")
+        raise OutputError(f"the model returned output {spec.name} with elements that are neither bytes nor str")
     if dtype.kind == "f" and np.isnan(array).any():
         raise ModelError(f"the model returned NaN in output {spec.name}")
     return array

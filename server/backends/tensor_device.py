@@ -12,7 +12,7 @@ from batchwright.model import Model
 from server.backends.executor import Batch
 from server.backends.tensor_batches import checked_rows, non_finite_inputs_named, stack
 from server.backends.torch_device import cpu_threads, translated_errors
-from server.errors import ModelError
+from server.errors import OutputError
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
 
@@ -71,7 +71,7 @@ class TensorDevice:
         with torch.inference_mode():
             outputs: Any = self._model.run(**tensors)
             if not isinstance(outputs, Mapping):
-                raise ModelError(
+                raise OutputError(
                     f"the model returned {type(outputs).__name__}; it has to return tensors by output name"
                 )
             return {name: _to_array(value) for name, value in outputs.items()}

@@ -55,8 +55,10 @@ MISTAKES = {
     f"{ON_CPU} --weights bad.json": "weights 'bad.json' cannot be read .*; give a readable file of model.state_dict",
     f"{ON_CPU} --weights other.pth": "weights 'other.pth' do not fit squeezenet1_1: Missing .*; give a state dict of",
     f"{ON_CPU} --weights locked.pth": r"'locked.pth' cannot be read \(Permission denied\); give a readable file",
-    OWN.format("Wide"): r"output y of shape \[32, 3\]; the batch takes \[32, 2\]; .* give it a real sample",
-    OWN.format("Misnamed"): "the model returned no output y; .* give it a real sample",
+    OWN.format("Wide"): r"output y of shape \[32, 3\]; the batch takes \[32, 2\]$",
+    OWN.format("Misnamed"): "the model returned no output y$",
+    OWN.format("Double"): "the model returned output y as float64; its datatype is FP32$",
+    OWN.format("Picky"): "KeyError: 'not in the table'; .* give it a real sample by --sample or samples()",
     OWN.format("Flat"): "class Flat needs `outputs`, such as .*, not {'y': 2}",
     OWN.format("Pairs") + " --sample three.json": r"x has the shape \[3\], the model takes \[2\]; give one",
     OWN.format("Pairs") + " --sample locked.json": r"'locked.json' \(Permission denied\); give a readable",
@@ -130,6 +132,16 @@ class Wide(Pairs):
 class Misnamed(Pairs):
     def run(self, x):
         return {"x": x}
+
+
+class Double(Pairs):
+    def run(self, x):
+        return {"y": x.astype("float64")}
+
+
+class Picky(Pairs):
+    def run(self, x):
+        raise KeyError("not in the table")
 
 
 class Flat(Pairs):

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
-from server.errors import OutOfMemoryError, one_line
+from server.errors import OutOfMemoryError, OutputError, one_line
 
 _PREFIX = "batchwright_models."  # of the names of imported files
 _INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}  # folders of packages
@@ -113,14 +113,16 @@ def _remove_modules(file: Path) -> dict[str, ModuleType]:
 def one_line_errors(what: str, hint: str = "") -> Iterator[None]:
     """Turn an exception of a user's model into a SpecError of one line, with the line of the file; `what` failed.
 
-    A lack of memory is left to the caller.
+    `hint` is about the model's inputs, and left out where its outputs do not fit its signature. A lack of memory is
+    left to the caller.
     """
     try:
         yield
     except (SpecError, OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise SpecError(f"{what} failed: {_where(error)}{hint}") from error
+        remedy = "" if isinstance(error, OutputError) else hint
+        raise SpecError(f"{what} failed: {_where(error)}{remedy}") from error
 
 
 def _where(error: BaseException) -> str:
