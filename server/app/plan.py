@@ -1,5 +1,7 @@
 """Plan of a server: settings, profiles and policies checked before anything is loaded, downloaded or measured."""
 
+import difflib
+import logging
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,12 +16,14 @@ from policies.types import ParameterError, SpecError
 from server.app.http_server import bind
 from server.backends.buckets import LARGEST, pads_to_buckets
 from server.config import Settings, SettingsResult, by_model
-from server.models.sources import UpstreamSource, source_of
+from server.models.images.torchvision_names import torchvision_names
+from server.models.sources import TorchvisionSource, UpstreamSource, source_of
 from server.models.upstream_spec import is_upstream
 from server.models.weights import check_weights
 
 DEFAULT_MAX_BATCH_SIZE = 32  # where neither a flag nor a profile sets it
 _EMULATED = "emulated:"
+_log = logging.getLogger("batchwright")
 _T = TypeVar("_T")
 
 CachedProfile = Callable[[Settings, str, int], Profile | None]
@@ -133,6 +137,8 @@ def make_plan(
         bound.close()
     errors.raise_any()
     assert bound is not None
+    if is_emulated(settings):
+        _warn_of_unknown_names(settings)
     return ServerPlan(settings, bound, devices)
 
 
@@ -163,6 +169,21 @@ def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> D
 def is_emulated(settings: Settings) -> bool:
     """Whether the (first) device is emulated."""
     return settings.device.startswith(_EMULATED)
+
+
+def _warn_of_unknown_names(settings: Settings) -> None:
+    """Warn of names that torchvision does not have: an emulated device serves any name, and so a misspelt one, too."""
+    for model, spec in settings.specs.items():
+        if not isinstance(source_of(spec), TorchvisionSource) or not (known := torchvision_names()) or spec in known:
+            continue
+        similar = difflib.get_close_matches(spec, known, 3)
+        _log.warning(
+            "%s: there is no torchvision classification model %r%s; the emulated device serves it as a model of "
+            "images, with the service times of its profile",
+            model,
+            spec,
+            f", but {', '.join(similar)}" if similar else "",
+        )
 
 
 def _check_weights(settings: Settings) -> None:

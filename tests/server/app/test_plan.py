@@ -43,6 +43,17 @@ def test_an_emulated_device_needs_no_weights() -> None:
         assert device_plan(weights=weights).chosen
 
 
+def test_a_name_that_torchvision_does_not_have_is_a_warning_on_an_emulated_device(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server_plan(device=f"{P4},{P4}", models=["googlenet", "a=resnet18"])
+    assert caplog.messages == []
+    server_plan(device=f"{P4},{P4}", models=["googlnet", "b=something"])
+    first, second = caplog.messages
+    assert first.startswith("googlnet: there is no torchvision classification model 'googlnet', but googlenet; the ")
+    assert second.startswith("b: there is no torchvision classification model 'something'; the emulated device serves")
+
+
 def test_a_configuration_without_weights_has_to_be_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra text is not installed")
     config = tmp_path / "tiny.json"
