@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
@@ -69,6 +70,18 @@ def store_profile(key: CacheKey, profile: Profile) -> None:
         write_atomically(path, profile.to_json())
     except OSError as error:
         _log.warning("the profile is not cached, the next start measures again: %s", error)
+
+
+def measured_at(key: CacheKey) -> str:
+    """The time at which the cached profile was stored, in UTC; empty without one."""
+    with suppress(OSError):
+        return f"{datetime.fromtimestamp(key.path.stat().st_mtime, UTC):%Y-%m-%d %H:%M} UTC"
+    return ""
+
+
+def sample_settings(sample: Path | None) -> str:
+    """The setting of a key that stands for the file of a sample; empty without one."""
+    return "" if sample is None else f"sample {hashlib.sha256(sample.read_bytes()).hexdigest()[:12]}"
 
 
 def unfinished(key: CacheKey, plan: str) -> CacheKey:

@@ -31,6 +31,7 @@ from profiler.measure import (
     OnProgress,
     Subject,
     full_plan,
+    is_quick,
     measure_service_times,
     quick_plan,
 )
@@ -69,7 +70,10 @@ _EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class _ProfilingJob:
-    """The model under measurement and the metadata of its profile; the profile is cached if `key` is given."""
+    """The model under measurement and the metadata of its profile; the profile is cached if `key` is given.
+
+    `keeps_cached`: a cached profile of this key is kept.
+    """
 
     executor: ThreadExecutor
     subject: Subject
@@ -81,6 +85,7 @@ class _ProfilingJob:
     pads: bool = False  # to buckets, which alone are measured
     key: cache.CacheKey | None = None
     stages: int | None = None
+    keeps_cached: bool = False
 
     def quick_plan(self) -> MeasurementPlan:
         return quick_plan(self.max_batch_size, self.autotunes, self._buckets)
@@ -177,8 +182,9 @@ def profile_model(
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
     job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise)
-    if quick and job.key is not None and cache.load_cached_profile(job.key) is not None:
-        job = replace(job, key=None)  # a quick profile must not replace a cached full one
+    if quick and (key := job.key) is not None and _is_full(key):
+        job = replace(job, keeps_cached=True)
+        _log.warning("%s is of a full measurement and is kept; to replace it, delete it or omit --quick", key.path)
     profile, sweep = _measure(job, _Plans(quick, energy_time))
     _write(job, profile, output, plot)
     if as_json:
@@ -187,7 +193,13 @@ def profile_model(
         console = Console()
         console.print(profile_table(profile, job.quick_plan().sizes, sweep))
         console.print("\n".join(summary(profile, sweep)), highlight=False)
-        _print_paths(output, job.key)
+        _print_paths(output, None if job.keeps_cached else job.key)
+
+
+def _is_full(key: cache.CacheKey) -> bool:
+    """Whether the cached profile of this key is of a full measurement."""
+    cached = cache.load_cached_profile(key)
+    return cached is not None and not is_quick(cached)
 
 
 def _make_job(
@@ -243,7 +255,7 @@ def _upstream_job(
     (upstream,) = upstreams_of(source.spec)
     served = _with_sample(source, served, sample)
     executor = UpstreamExecutor(ModelDevices({model: UpstreamDevice(served)}), upstream.device)
-    about = source.settings(model)
+    about = ", ".join(filter(None, (source.settings(model), cache.sample_settings(sample))))
     key = cache.CacheKey(model, upstream.device, max_batch_size, about)
     subject = make_subject(executor, served, meter_for(meter))
     name = f"{model}-{cache.slug(upstream.device)}"
@@ -275,9 +287,8 @@ def _torch_job(
     models = make_device([(served, net)], place, optimise)
     executor = ThreadExecutor(models)
     executor.call(models.load).result()
-    setting = ", ".join(
-        filter(None, (device_settings(place, stages=stages, optimise=optimise), source.settings(model)))
-    )
+    settings = device_settings(place, stages=stages, optimise=optimise), source.settings(model)
+    setting = ", ".join(filter(None, (*settings, cache.sample_settings(sample))))
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
@@ -346,7 +357,7 @@ def _progress_bar() -> Iterator[Callable[[str], OnProgress]]:
 
 
 def _write(job: _ProfilingJob, profile: Profile, output: Path | None, plot: Path | None) -> None:
-    if job.key is not None:
+    if job.key is not None and not job.keeps_cached:
         cache.store_profile(job.key, profile)
     if output is not None:
         with writing("--output", output):

@@ -31,6 +31,7 @@ from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 OnProgress = Callable[[float], None]  # share of the work done, 0..1
 
 _QUICK_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+_QUICK_NOTE = "quick: "  # begins the notes of quick profiles
 _ENERGY_SOURCE: Mapping[str, EnergySource] = {"emulated": "modelled"}
 
 
@@ -70,6 +71,7 @@ class MeasurementPlan:
         max_repeats: maximum number of repeats of each size.
         half_width: a size is done once its mean's 95 % confidence interval has this half-width, relative to the mean.
         max_time: a repeat beyond the minimum is started only if it ends within this time after the start, s.
+        quick: whether the profile's note says that it is a quick one.
     """
 
     sizes: tuple[int, ...]
@@ -79,6 +81,7 @@ class MeasurementPlan:
     max_repeats: int = 50
     half_width: float = 0.02
     max_time: float = 600.0
+    quick: bool = False
 
     def required_repeats(self, size: int) -> int:
         """Minimum number of repeats of a size."""
@@ -110,11 +113,15 @@ class SizeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Estimates of all measured sizes, ascending, the meter's name, and the shape of the samples if it varies."""
+    """Estimates of all measured sizes, ascending, the meter's name, and the shape of the samples if it varies.
+
+    `quick` is that of the plan.
+    """
 
     estimates: tuple[SizeEstimate, ...]
     meter: str
     shape: str = ""
+    quick: bool = False
 
     def profile(self, name: str, model: str, device: str, about: str = "") -> Profile:
         """Profile of every size up to the largest; `about` (versions, threads) is appended to its note."""
@@ -157,7 +164,7 @@ class Measurement:
             else f"95 % half-width of the mean at most {widest.half_width:.1%} (size {widest.batch_size})"
         )
         return (
-            f"service time from launch to launch through the executor, "
+            f"{_QUICK_NOTE if self.quick else ''}service time from launch to launch through the executor, "
             f"{fewest}{f' to {most}' if most > fewest else ''} repeats of each of "
             f"{len(repeats)} sizes in random order{', linear between them' if gaps else ''}; {precision}; "
             f"{outliers} outliers of {sum(repeats) + outliers} repeats dropped"
@@ -182,7 +189,12 @@ def quick_plan(max_batch_size: int, autotunes: bool, sizes: tuple[int, ...] = ()
     """
     sizes = sizes or coarse_sizes(max_batch_size)
     warm_ups = tuple(b for b in sizes[::-1] if autotunes or b <= 4 or b == max_batch_size)
-    return MeasurementPlan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0)
+    return MeasurementPlan(sizes, warm_ups, min_repeats=1, min_samples=8, max_repeats=20, max_time=10.0, quick=True)
+
+
+def is_quick(profile: Profile) -> bool:
+    """Whether a measured profile is a quick one, by its note."""
+    return profile.note.startswith(_QUICK_NOTE)
 
 
 def coarse_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -207,7 +219,8 @@ async def measure_service_times(
     while todo := runs.unfinished(time.monotonic() - start):
         await runs.visit(rng.permutation(todo).tolist(), start, on_progress)
     on_progress(1.0)
-    return Measurement(tuple(runs.estimate(size) for size in plan.sizes), subject.meter.source, subject.shape)
+    estimates = tuple(runs.estimate(size) for size in plan.sizes)
+    return Measurement(estimates, subject.meter.source, subject.shape, plan.quick)
 
 
 class _Runs:

@@ -12,7 +12,7 @@ from policies.profile import Profile, load_profile
 from profiler import cache, cli
 from profiler.cli import main
 from profiler.first_profile import FirstProfiles
-from server.config import read_settings
+from server.config import load_settings, read_settings
 
 P4 = "emulated:googlenet-tesla-p4"
 
@@ -187,15 +187,35 @@ def test_a_model_of_named_tensors_is_measured_up_to_its_own_largest_batch_and_ca
     assert FirstProfiles().cached(settings, "mine", 3) is None, "another file"
 
 
+def test_a_quick_profile_replaces_a_cached_quick_one_and_keeps_a_full_one(
+    run: Run, model_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = (f"mine={model_file}:Mine", "--device", "cpu", "--energy-time", "0")
+    measured = [run(*arguments, *flags, "--json")[1] for flags in (("--quick",), ("--quick",))]
+    (path,) = (tmp_path / "cache" / "batchwright" / "profiles").iterdir()
+    assert path.read_text() == measured[1] != measured[0]
+    full = run(*arguments, "--json")[1]
+    assert path.read_text() == full
+    kept = f"{path} is of a full measurement and is kept; to replace it, delete it or omit --quick"
+    assert kept not in caplog.text
+    assert f"written to {path}" not in run(*arguments, "--quick")[1]
+    assert path.read_text() == full
+    assert kept in caplog.messages
+
+
 def test_the_sample_of_a_file_is_measured(run: Run, model_file: str, tmp_path: Path) -> None:
     sample = tmp_path / "sample.json"
     sample.write_text('{"inputs": {"x": [[1, 2], [3, 4], [5, 6]], "k": 2}}')
+    flags = {"models": [f"mine={model_file}:Mine"], "device": "cpu"}
+    without, with_sample = load_settings(flags, None), load_settings(flags | {"sample": [str(sample)]}, None)
     for device in ("cpu", P4):
         arguments = (f"mine={model_file}:Mine", "--device", device, "--quick", "--json", "--energy-time", "0")
         code, out, _ = run(*arguments, "--sample", str(sample))
         profile = json.loads(out)
         assert (code, profile["model"], profile["batch_size"]) == (0, "mine", [1, 2, 3])
         assert "; samples of shape 3x2" in profile["note"]
+    assert FirstProfiles().cached(with_sample, "mine", 3) is not None
+    assert FirstProfiles().cached(without, "mine", 3) is None, "synthetic samples have another shape"
 
 
 @pytest.mark.parametrize(
