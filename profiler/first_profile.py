@@ -1,11 +1,12 @@
 """The profile a server starts with: the cached one, else a quick measurement that is then cached."""
 
 import asyncio
-import hashlib
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,6 +21,7 @@ from profiler.energy_plan import quick_energy_plan
 from profiler.energy_sweep import is_sensor, make_rig, with_energy
 from profiler.lengths import power_of_two_sizes, with_lengths
 from profiler.measure import MeasurementPlan, Subject, measure_service_times, quick_plan
+from profiler.preflight import NOTHING_FOUND, Findings, preflight
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pads_to_buckets
 from server.backends.executor import Executor, uploaded
@@ -43,6 +45,7 @@ def first_profile(
     autotunes: bool,
     stages: int | None = None,
     pads: bool = False,
+    found: Findings = NOTHING_FOUND,
 ) -> Profile:
     """Return the cached profile of `key`, else measure one and cache it.
 
@@ -53,13 +56,16 @@ def first_profile(
         autotunes: whether the device's first batch of each size is slow (cuDNN).
         stages: number of stages the model is split into; None: it is not, and no stage is measured.
         pads: whether the device pads batches to buckets, which alone are then measured.
+        found: state of the device before the measurement; its warnings are logged if a profile is measured.
     """
     cached = cache.load_cached_profile(key)
     if cached is None:
         with cache.device_lock(key.device):
             cached = cache.load_cached_profile(key)  # another process may have measured it while this one waited
             if cached is None:
-                profile = _measure_all(subject, key, autotunes, stages, pads)
+                for warning in found.warnings:
+                    _log.warning("%s: %s", subject.model, warning)
+                profile = _measure_all(subject, key, autotunes, stages, pads, found)
                 cache.store_profile(key, profile)
                 _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
@@ -68,12 +74,17 @@ def first_profile(
 
 
 def _measure_all(
-    subject: Subject, key: cache.CacheKey, autotunes: bool, stages: int | None, pads: bool = False
+    subject: Subject,
+    key: cache.CacheKey,
+    autotunes: bool,
+    stages: int | None,
+    pads: bool,
+    found: Findings = NOTHING_FOUND,
 ) -> Profile:
     plan = quick_plan(key.max_batch_size, autotunes, bucket_sizes(key.max_batch_size) if pads else ())
     model, began = subject.model, monotonic()
     _log.info("%s: measuring a quick profile up to batch size %d on %s", model, key.max_batch_size, key.device)
-    profile = _measure(subject, plan, key)
+    profile = _measure(subject, plan, key, found)
     if stages is not None:
         staged = profile.in_stages(stages)
         progress = _Progress(f"{model}, by stage")
@@ -88,10 +99,29 @@ def _measure_all(
 class FirstProfiles:
     """The server's interface to the profiler."""
 
+    def __init__(self) -> None:
+        self._found: dict[str, Findings] = {}  # by device, before models were loaded, which is a load of its own
+
     def cached(self, settings: Settings, model: str, largest: int) -> Profile | None:
         """Return the cached profile of a model on a real device for batches of up to `largest`, or None."""
-        profile = cache.load_cached_profile(_key(settings, model, largest))
-        return None if profile is None else _earned(settings, profile)
+        key = _key(settings, model, largest)
+        profile = cache.load_cached_profile(key)
+        if profile is None:
+            self._findings(settings)
+            return None
+        _log.info(
+            "%s: the cached profile of %s is used, %s; delete the file, or run %s, to measure it again",
+            model,
+            cache.measured_at(key),
+            key.path,
+            _profile_model(settings, key),
+        )
+        return _earned(settings, profile)
+
+    def _findings(self, settings: Settings) -> Findings:
+        if settings.device not in self._found:
+            self._found[settings.device] = _preflight(settings)
+        return self._found[settings.device]
 
     def cached_or_measured(
         self, settings: Settings, model: ServedModel, executor: Executor, meter: EnergyMeter
@@ -103,10 +133,11 @@ class FirstProfiles:
         """
         key, tunes = _key(settings, model.name, model.max_batch_size), autotunes(settings.device, model)
         subject = replace(make_subject(executor, model, meter), conditions=_conditions(settings))
+        found, pads, again = self._findings(settings), _pads(settings, model.name), _profile_model(settings, key)
+        warnings = tuple(f"{each}; if the profile is wrong, measure it again: {again}" for each in found.warnings)
+        found = replace(found, warnings=warnings)
         with _memory_errors(key):
-            profile = first_profile(
-                subject, key.max_batch_size, key, tunes, settings.stages, _pads(settings, model.name)
-            )
+            profile = first_profile(subject, key.max_batch_size, key, tunes, settings.stages, pads, found)
         return _earned(settings, profile)
 
     def measured_while_serving(
@@ -186,13 +217,39 @@ def _conditions(settings: Settings) -> Callable[[], Conditions | None]:
     return conditions_of(str(torch_device.resolve_device(settings.device)[0]))
 
 
+def _preflight(settings: Settings) -> Findings:
+    if is_upstream(settings.device):
+        return NOTHING_FOUND
+    from server.backends import torch_device
+
+    return preflight(str(torch_device.resolve_device(settings.device)[0]))
+
+
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     device_name, device_about = _device(settings)
     model_about = source_of(settings.specs[model]).settings(model)
-    sample = by_model(settings.sample, settings.specs).get(model)
-    sample_about = "" if sample is None else f"sample {hashlib.sha256(Path(sample).read_bytes()).hexdigest()[:12]}"
-    about = ", ".join(filter(None, (device_about, model_about, sample_about)))
+    about = ", ".join(filter(None, (device_about, model_about, cache.sample_settings(_sample(settings, model)))))
     return cache.CacheKey(model, device_name, largest, about)
+
+
+def _sample(settings: Settings, model: str) -> Path | None:
+    sample = by_model(settings.sample, settings.specs).get(model)
+    return None if sample is None else Path(sample)
+
+
+def _profile_model(settings: Settings, key: cache.CacheKey) -> str:
+    """The command that measures the profile of this key again, and replaces the cached one."""
+    spec, upstream = settings.specs[key.model], is_upstream(settings.device)
+    flags = {  # each with its default
+        "--device": (None if upstream else settings.device, "auto"),
+        "--meter": (settings.of(key.model).meter, "none"),
+        "--max-batch-size": (key.max_batch_size, None),
+        "--sample": (_sample(settings, key.model), None),
+        "--stages": (settings.stages, None),
+        "--optimise": (settings.optimise, "auto"),
+    }
+    given = [(flag, str(value)) for flag, (value, default) in flags.items() if value not in (None, default)]
+    return shlex.join(["profile-model", key.model if spec == key.model else f"{key.model}={spec}", *chain(*given)])
 
 
 def make_subject(executor: Executor, model: ServedModel, meter: EnergyMeter) -> Subject:
@@ -228,11 +285,12 @@ def cold_copies(samples: Sequence[Any]) -> list[Any]:
     return [sample.copy() for _ in range(min(rounds, largest)) for sample in samples]
 
 
-def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey) -> Profile:
+def _measure(subject: Subject, plan: MeasurementPlan, key: cache.CacheKey, found: Findings) -> Profile:
     """Measure service times and, on a device with a sensor, the energy of four sizes, which takes about 20 s more."""
     rng, progress = np.random.default_rng(0), _Progress(subject.model)
     measurement = asyncio.run(measure_service_times(subject, plan, rng, progress))
     about = ", ".join([key.settings, *(f"{name} {number}" for name, number in cache.package_versions().items())])
+    about = f"{about}; {found.note}" if found.facts else about
     profile = measurement.profile(f"{subject.model}-{cache.slug(key.device)}", subject.model, key.device, about)
     if is_sensor(subject.meter):
         _log.info("%s: measuring the energy of a few batch sizes by %s", subject.model, subject.meter.about)

@@ -31,6 +31,9 @@ class Findings:
         return f"before the measurement: {', '.join(self.facts)}"
 
 
+NOTHING_FOUND = Findings()
+
+
 class Gpu(Protocol):
     """State of one GPU. Every call may raise NvmlError."""
 
@@ -97,7 +100,7 @@ def inspect_cpu(cpu: Cpu) -> Findings:
     if set(governors) - {"performance"}:
         warnings.append(f"the clock governor is {' and '.join(governors)}: service times depend on recent load")
     if load > _BUSY * cores:
-        warnings.append(f"a load average of {load:.2f} on {cores} cores: other processes are running")
+        warnings.append(f"a load average of {load:.2f} on {cores} cores: other processes are or were running")
     facts = f"governor {' and '.join(governors) or 'unknown'}", f"load average {load:.2f} on {cores} cores"
     return Findings(facts, tuple(warnings))
 

@@ -1,6 +1,7 @@
 """Tests of the profile a server starts with: measured once and cached."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from batchwright import Model, Tensor
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
-from profiler.first_profile import FirstProfiles, cold_copies, first_profile, make_subject
+from profiler.first_profile import FirstProfiles, _key, cold_copies, first_profile, make_subject
+from profiler.preflight import Findings
 from server.backends import torch_device
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Completion
@@ -60,6 +62,52 @@ def test_a_profile_is_measured_once_and_cached() -> None:
     assert "; fp32, torch " in first.note
     assert first_profile(subject, 4, KEY, autotunes=False) == first
     assert executor.batches == ran
+
+
+def test_what_was_found_before_models_were_loaded_is_logged_once_measured_and_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    findings = [Findings(("load average 9.00 on 2 cores",), ("a load average of 9.00 on 2 cores",))]
+    monkeypatch.setattr("profiler.first_profile.preflight", lambda _: findings.pop())
+    caplog.set_level("INFO")
+    settings, profiles = (
+        load_settings({"models": ["a", "b"], "device": "cpu", "max_batch_size": 4}, None),
+        FirstProfiles(),
+    )
+    assert profiles.cached(settings, "a", 4) is None
+    assert caplog.messages == []
+    for name in ("a", "b"):
+        caplog.clear()
+        measured = profiles.cached_or_measured(settings, emulated_model(name, 4), KnownExecutor(), NoMeter())
+        assert "; before the measurement: load average 9.00 on 2 cores" in measured.note
+        (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+        command = f"profile-model {name} --device cpu --max-batch-size 4"
+        assert warning == (
+            f"{name}: a load average of 9.00 on 2 cores; if the profile is wrong, measure it again: {command}"
+        )
+        caplog.clear()
+        assert FirstProfiles().cached(settings, name, 4) == measured
+        (message,) = caplog.messages
+        (path,) = cache._folder().glob(f"{name}-*.json")
+        assert re.search(
+            rf"profile of 20\d\d-.* UTC is used, {re.escape(str(path))}; delete the file, or run {command}", message
+        )
+
+
+def test_the_command_that_measures_again_has_the_flags_that_change_the_profile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, sample = tmp_path / "a model.py", tmp_path / "sample.json"
+    file.write_text("from batchwright import Model\n")
+    sample.write_text("{}")
+    flags = {"models": [f"m={file}:M"], "device": "cpu", "optimise": "none", "stages": 2, "sample": [str(sample)]}
+    settings = load_settings(flags, None)
+    caplog.set_level("INFO")
+    key = _key(settings, "m", 3)
+    cache.store_profile(key, Profile("n", (1.0, 2.0, 3.0), model="m", device=key.device, source="measured"))
+    FirstProfiles().cached(settings, "m", 3)
+    command = f"profile-model 'm={file}:M' --device cpu --max-batch-size 3 --sample {sample} --stages 2 --optimise none"
+    assert f"or run {command}, to measure it again" in caplog.text
 
 
 def test_stages_are_measured_one_after_the_other() -> None:
