@@ -59,6 +59,13 @@ _EXAMPLES = examples(
     "generate-load http://127.0.0.1:8000 --rate 100 --duration 30 --compare greedy --compare timeout:20",
     "generate-load --simulate googlenet-tesla-p4 --policy smdp --rate 3000 --duration 20",
 )
+_REMEDIES = {  # of runs without an answered request, by status
+    "429": "give a lower --rate",
+    "503": "give a lower --rate, or check that the server is ready",
+    "504": "give a lower --rate",
+    "timeout": "give a lower --rate, or a longer --give-up-after",
+    "connection": "check that the server is running",
+}
 _SUSPICIOUS_RATIO = 10.0  # of the mean rate to --rate, above which relative rates are probably a mistake
 
 
@@ -320,7 +327,7 @@ def _run_live(job: _Job, target: LoadTarget, count: int) -> None:
     finally:
         if results:  # report finished runs even if a later one raised
             _report(job, results)
-    if warning := lateness_warning(results):
+    for warning in filter(None, (unanswered_warning(results), lateness_warning(results))):
         print(warning, file=sys.stderr)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -330,14 +337,17 @@ def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult
     """Run under each policy; return whether Ctrl-C interrupted it."""
     with closing(_policies(job, target)) as specs:
         for spec in specs:
-            log, progress = client.RunLog(), Progress(job.schedule, spec, job.json)
-            if count == 1:
-                interrupted = live_run.run_load(target, job.schedule, progress, log)
-            else:
-                interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
-            records = sorted(log.records, key=lambda record: record.scheduled)
-            results.append(_result(job, spec, records, interrupted))
-            _write_records(job, records)
+            log, progress, interrupted = client.RunLog(), Progress(job.schedule, spec, job.json), False
+            try:
+                if count == 1:
+                    interrupted = live_run.run_load(target, job.schedule, progress, log)
+                else:
+                    interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
+            finally:
+                log.records.sort(key=lambda record: record.scheduled)
+                if log.records or interrupted:  # report what was received even if a process died
+                    results.append(_result(job, spec, log, interrupted))
+                    _write_records(job, log.records)
             if interrupted:
                 return True
     return False
@@ -356,12 +366,12 @@ def _policies(job: _Job, target: LoadTarget) -> Generator[str, None, None]:
             yield spec
 
 
-def _result(job: _Job, spec: str, records: Sequence[Record], interrupted: bool) -> RunResult:
+def _result(job: _Job, spec: str, log: client.RunLog, interrupted: bool) -> RunResult:
     duration = job.schedule.duration
     if interrupted:
-        duration = min(duration, max((r.finished for r in records), default=0.0))
-    figures = make_report(outcome_from_records(records), duration, job.objective)
-    return RunResult(spec, figures, history.history_from_records(records))
+        duration = min(duration, max((r.finished for r in log.records), default=0.0))
+    figures = make_report(outcome_from_records(log.records), duration, job.objective)
+    return RunResult(spec, figures, history.history_from_records(log.records), log.first_error)
 
 
 def rate_warning(schedule: Schedule, arrivals: str, rate: float | None) -> str:
@@ -375,6 +385,21 @@ def rate_warning(schedule: Schedule, arrivals: str, rate: float | None) -> str:
         f"generate-load: the rates of --arrivals {arrivals} are relative to --rate {rate:g}, which makes {mean:,.0f}/s "
         f"on average; for absolute rates give --rate 1"
     )
+
+
+def unanswered_warning(results: Iterable[RunResult]) -> str:
+    """Warning about a run without an answered request, with the most frequent status and the remedy; empty if none."""
+    for result in results:
+        errors = {status: n for status, n in result.report["errors"].items() if status != "interrupted"}
+        if errors and not result.report["ok"]:
+            status = max(errors, key=errors.__getitem__)
+            under = f" under {result.policy}" if result.policy else ""
+            said = f"; the first error is {result.first_error!r}" if result.first_error else ""
+            return (
+                f"generate-load: no request was answered{under}, most often with {status} "
+                f"({errors[status]:,} times){said}; {_REMEDIES.get(status, 'check the URL, --model and the request')}"
+            )
+    return ""
 
 
 def lateness_warning(results: Iterable[RunResult]) -> str:
@@ -407,7 +432,7 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
             comparison_table(reports, job.objective) if job.compare else report_table(results[0].report, job.objective)
         )
         if steps:
-            console.print("\nby step of the arrival rate, ms", step_table(steps), sep="\n")
+            console.print("\nby step of the arrival rate; response times in ms", step_table(steps), sep="\n")
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
     if (plot := job.files.plot) is not None:

@@ -18,17 +18,19 @@ from loadgen.report import OK, Record, Status
 
 GIVE_UP_AFTER = 300.0
 JSON_LENGTH = "Inference-Header-Content-Length"  # header of bodies in which binary tensors follow the JSON
+_MAX_ERROR = 200  # characters of a server's error that are kept
 _MIN_SLEEP = 1e-3  # s; uvloop rounds shorter sleeps down to 0, which would be a busy wait
 
 
 class Response(NamedTuple):
-    """Response of the server: status, and how the request was served; None where the response does not say."""
+    """Response of the server: status, how the request was served, and the error; None where it does not say."""
 
     status: Status
     batch_size: int | None = None
     waiting: float | None = None
     service: float | None = None
     energy: float | None = None
+    error: str = ""
 
 
 class Sender(Protocol):
@@ -52,11 +54,13 @@ class RunLog:
         sent: number of requests sent.
         errors: number of completed requests whose status is not 200.
         records: records of completed requests, in order of completion.
+        first_error: the server's own text in the first response that has one and whose status is not 200.
     """
 
     sent: int = 0
     errors: int = 0
     records: list[Record] = field(default_factory=list)
+    first_error: str = ""
 
     def add(self, record: Record) -> None:
         """Add the record of a completed request."""
@@ -111,7 +115,8 @@ async def _exchange(sender: Sender, scheduled: float, elapsed: Callable[[], floa
     except (aiohttp.ClientError, OSError):
         response = Response("connection")
     finally:
-        log.add(Record(scheduled, sent, elapsed(), *response))
+        log.first_error = log.first_error or response.error
+        log.add(Record(scheduled, sent, elapsed(), *response[:-1]))
 
 
 def open_session(give_up_after: float = GIVE_UP_AFTER, key: str | None = None) -> aiohttp.ClientSession:
@@ -163,10 +168,12 @@ class PostSender:
         )
         async with post as response:
             status, body = response.status, await response.read()
+        if status != OK:
+            return Response(status, error=error_text(body))
         if (length := response.headers.get(JSON_LENGTH, "")).isdecimal():
             body = body[: int(length)]  # binary tensors follow
         document = read_object(body)
-        return to_response(status, document.get("parameters", document))  # /predict has the facts at the top level
+        return to_response(document.get("parameters", document))  # /predict has the facts at the top level
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -178,13 +185,19 @@ def read_object(body: bytes) -> dict[str, Any]:
     return {}
 
 
-def to_response(status: int, facts: Any) -> Response:
-    """Make a Response of a status and the server's facts, which other servers' responses lack."""
-    if status != OK or not isinstance(facts, dict):
-        return Response(status)
+def error_text(body: bytes) -> str:
+    """Return the error in the body of a failed request on one line: the JSON object's "error", or the body's start."""
+    text = str(read_object(body).get("error") or body[:_MAX_ERROR].decode(errors="replace"))
+    return " ".join(text[:_MAX_ERROR].split())
+
+
+def to_response(facts: Any) -> Response:
+    """Make the Response of an answered request from the server's facts, which other servers' responses lack."""
+    if not isinstance(facts, dict):
+        return Response(OK)
     size = _number(facts, "batch_size")
     return Response(
-        status,
+        OK,
         batch_size=int(size) if size and size >= 1 else None,
         waiting=_number(facts, "waiting_ms", 1e3),
         service=_number(facts, "service_ms", 1e3),

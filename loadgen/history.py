@@ -57,15 +57,25 @@ class StepFigures(TypedDict):
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+    energy_per_request_mj: float | None
+    mean_power_w: float | None
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a run: the policy's spec ("" for the server's own), the report and the history."""
+    """Result of a run.
+
+    Attributes:
+        policy: the policy's spec; "" for the server's own.
+        report: the report.
+        history: the history.
+        first_error: the server's own text in the first response whose status is not 200; "" if unknown.
+    """
 
     policy: str
     report: Report
     history: RunHistory
+    first_error: str = ""
 
 
 def history_from_records(records: Sequence[Record]) -> RunHistory:
@@ -130,22 +140,34 @@ def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> 
 
 
 def step_figures(history: RunHistory, edges: Sequence[float]) -> list[StepFigures]:
-    """Figures of each step of the arrival rate, by arrival; `edges` of at least one step, in s."""
+    """Figures of each step of the arrival rate; `edges` of at least one step, in s.
+
+    Response times are those of the step's arrivals. Energy and power are those of the batches that end in the step, and
+    the energy is divided by the number of requests answered in it.
+    """
     scheduled = np.histogram(history.offered, edges)[0]
     answered = np.histogram(history.arrivals, edges)[0]
-    shares = [
+    times = np.array(edges)
+    watts = power(history, times)
+    if watts is None:
+        watts = np.full(len(scheduled), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):  # no request answered in a step
+        joules = watts / rate(history.arrivals + history.responses, times)
+    p50, p95, p99, millijoules = (
         [float(1e3 * value) if isfinite(value) else None for value in row]
-        for row in percentiles(history, np.array(edges), (0.5, 0.95, 0.99))
-    ]
+        for row in (*percentiles(history, times, (0.5, 0.95, 0.99)), joules)
+    )
     return [
         {
             "start_s": start,
             "end_s": end,
             "scheduled": int(scheduled[step]),
             "ok": int(answered[step]),
-            "p50_ms": shares[0][step],
-            "p95_ms": shares[1][step],
-            "p99_ms": shares[2][step],
+            "p50_ms": p50[step],
+            "p95_ms": p95[step],
+            "p99_ms": p99[step],
+            "energy_per_request_mj": millijoules[step],
+            "mean_power_w": float(watts[step]) if isfinite(watts[step]) else None,
         }
         for step, (start, end) in enumerate(pairwise(edges))
     ]

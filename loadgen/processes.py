@@ -1,11 +1,12 @@
 """A live run from several processes: each sends every n-th request of the schedule.
 
 Protocol on each worker's pipe: the worker sends None (ready) or an error message; the parent sends the common start by
-time.monotonic, which all processes of a machine share; the worker sends its records in batches. Any message from the
-parent, or the end of the parent, stops the worker.
+time.monotonic, which all processes of a machine share; the worker sends reports of the number of requests sent since
+the one before, their records and the first error. Any message from the parent, or its end, stops the worker.
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,19 +62,30 @@ def run_load_in_processes(target: LoadTarget, schedule: Schedule, progress: Prog
     """Send all requests from `count` processes; return whether Ctrl-C interrupted the run.
 
     Raises:
-        SpecError: the target cannot be used, or a process died.
+        SpecError: the target cannot be used, or a process died; the log has what was reported before.
     """
     with progress, _started(target, schedule, count) as workers:
         start = time.monotonic() + _START_DELAY
         for worker in workers:
-            worker.pipe.send(start)
+            with suppress(BrokenPipeError):  # it died; see below
+                worker.pipe.send(start)
         interrupted = _gather(workers, log, lambda: progress.show(max(0.0, time.monotonic() - start), log))
-        for worker in workers:
-            worker.process.join()
-            if worker.process.exitcode:
-                code = worker.process.exitcode
-                raise SpecError(f"a sending process died (exit code {code}); give fewer --processes, or check memory")
+        deaths = [cause for worker in workers if (cause := _cause_of_death(worker.process))]
+        if deaths:
+            raise SpecError(
+                f"{len(deaths)} of {count} sending processes died, and the requests that they had not reported are "
+                f"missing from the results: {deaths[0]}"
+            )
     return interrupted
+
+
+def _cause_of_death(process: SpawnProcess) -> str:
+    """How a process that has closed its pipe failed, and what to do; empty if it did not fail."""
+    process.join()
+    code = process.exitcode or 0
+    if code < 0:
+        return f"signal {-code} ({signal.strsignal(-code)}); check the memory, or give fewer --processes"
+    return f"exit code {code}; its error is printed above" if code else ""
 
 
 @contextmanager
@@ -84,11 +96,13 @@ def _started(target: LoadTarget, schedule: Schedule, count: int) -> Iterator[lis
         for first in range(count):
             workers.append(_start(target.share(first, count), schedule.instants[first::count].tolist()))  # noqa: PERF401  (the list must be complete if this raises)
         for worker in workers:
-            if (error := worker.pipe.recv()) is not None:
+            try:
+                error = worker.pipe.recv()
+            except EOFError:
+                error = f"a sending process died before the start: {_cause_of_death(worker.process)}"
+            if error is not None:
                 raise SpecError(error)
         yield workers
-    except EOFError:
-        raise SpecError("a sending process died before the start; give fewer --processes") from None
     finally:
         for worker in workers:
             worker.pipe.close()
@@ -149,10 +163,11 @@ def _stopped_by_ctrl_c(pipes: Sequence[Connection]) -> Iterator[list[int]]:
 def _receive(pipe: Connection, log: RunLog) -> bool:
     """Receive a worker's records; return False once its pipe is closed."""
     try:
-        sent, records = pipe.recv()
+        sent, records, error = pipe.recv()
     except (EOFError, OSError):
         return False
     log.sent += sent
+    log.first_error = log.first_error or error
     for record in records:
         log.add(Record(*record))
     return True
@@ -196,6 +211,7 @@ def _cancel_on_message(sending: asyncio.Task[None], pipe: Connection) -> None:
         sending.cancel()
 
     loop.add_reader(pipe.fileno(), stop)
+    os.set_blocking(pipe.fileno(), True)  # uvloop cleared it, and a report would fail once the pipe is full
 
 
 async def _report(pipe: Connection, log: RunLog, reported: tuple[int, int]) -> tuple[int, int]:
@@ -205,5 +221,5 @@ async def _report(pipe: Connection, log: RunLog, reported: tuple[int, int]) -> t
         (r.scheduled, r.sent, r.finished, r.status, r.batch_size, r.waiting, r.service, r.energy)
         for r in log.records[reported[1] : completed]
     ]
-    await asyncio.to_thread(pipe.send, (sent - reported[0], rows))
+    await asyncio.to_thread(pipe.send, (sent - reported[0], rows, log.first_error))
     return sent, completed

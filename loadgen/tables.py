@@ -37,6 +37,17 @@ _COLUMNS: Mapping[str, str] = {
     "cost": "cost",
     "slo_violations": "late",
 }
+_STEP_COLUMNS: Mapping[str, str] = {
+    "start_s": "from s",
+    "end_s": "to s",
+    "scheduled": "requests",
+    "ok": "answered",
+    "p50_ms": "median",
+    "p95_ms": "95 %",
+    "p99_ms": "99 %",
+    "energy_per_request_mj": "mJ",
+    "mean_power_w": "W",
+}
 
 _MIN_NAME_WIDTH = 16  # terminal columns for a policy's spec, or its length if shorter
 
@@ -73,14 +84,19 @@ def comparison_table(rows: Mapping[str, Report], objective: RunObjective) -> Tab
 
 
 def step_table(rows: Mapping[str, Sequence[StepFigures]]) -> Table:
-    """Table with one row per policy spec and step of the arrival rate."""
+    """Table with one row per policy spec and step of the arrival rate; energy and power are left out if unknown."""
     grid = Table(box=None, pad_edge=False)
     named = len(rows) > 1
-    for label in (("policy",) if named else ()) + ("from s", "to s", "requests", "answered", "median", "95 %", "99 %"):
-        grid.add_column(label, justify="left" if label == "policy" else "right")
-    for spec, steps in rows.items():
+    values: dict[str, list[Mapping[str, Any]]] = {spec: [{**step} for step in steps] for spec, steps in rows.items()}
+    is_metered = any(step["mean_power_w"] is not None for steps in values.values() for step in steps)
+    shown = [key for key in _STEP_COLUMNS if is_metered or key not in ("energy_per_request_mj", "mean_power_w")]
+    if named:
+        grid.add_column("policy")
+    for key in shown:
+        grid.add_column(_STEP_COLUMNS[key], justify="right")
+    for spec, steps in values.items():
         for step in steps:
-            grid.add_row(*((spec,) if named else ()), *(figure(value) for value in step.values()))  # type: ignore[arg-type]
+            grid.add_row(*((spec,) if named else ()), *(figure(step[key]) for key in shown))
     return grid
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from loadgen import history
+from loadgen import client, history
 from loadgen.cli import lateness_warning, main
 from loadgen.history import RunResult
 from loadgen.report import Record, make_report, outcome_from_records
@@ -49,6 +50,10 @@ class Shell:
         content = json.loads(out)
         assert isinstance(content, dict)
         return content
+
+
+async def without_energy(_: web.Request) -> web.Response:
+    return web.json_response({"batch_size": 1})
 
 
 @pytest.fixture
@@ -113,6 +118,11 @@ def test_a_run_with_steps_of_the_rate_is_reported_by_step_for_each_policy(shell:
     ]
     content = shell.report(*GREEDY, *arrivals)
     assert sum(step["ok"] for step in content["steps"]) == content["ok"]
+    assert re.search(r"99 % +mJ +W", out)
+    with serving_in_a_thread(Stub([without_energy] * 100)) as url:
+        arrivals = ("--rate", "1000", "--duration", "0.02", "--arrivals", "steps:1@0.01,2@0.01")
+        _, out, _ = shell.run(url, *arrivals)
+    assert "99 %\n" in out
 
 
 @pytest.mark.parametrize("spec", ["lazy:slo_ms=100,slack=oracle", "catch-up:slo_ms=100"])
@@ -195,6 +205,57 @@ def test_ctrl_c_reports_the_requests_so_far(shell: Shell) -> None:
     assert code == 130
     assert content["scheduled"] == content["ok"] + content["errors"].get("interrupted", 0) < 60_000
     assert content["ok"] > 0
+
+
+class Killing(client.RunLog):
+    """Kills the first process of the run once a report has arrived."""
+
+    def add(self, record: Record) -> None:
+        if not self.records:
+            first = min(multiprocessing.active_children(), key=lambda child: int(child.name.rpartition("-")[2]))
+            first.kill()
+        super().add(record)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_killed_process_loses_no_results_of_the_others(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, output = tmp_path / "trace.csv", tmp_path / "run.jsonl"
+    trace.write_text("TIMESTAMP\n0\n0.001\n600\n")  # the first process sends the first and the last request
+    monkeypatch.setattr(client, "RunLog", Killing)
+    with serving_in_a_thread(Stub()) as url:
+        arguments = ("--arrivals", f"trace:{trace}", "--processes", "2", "--output", str(output), "--json")
+        code, out, err = shell.run(url, *arguments)
+    assert code == 2
+    assert "1 of 2 sending processes died" in err
+    assert "signal 9 (Killed); check the memory" in err
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert 0.001 in {record["scheduled_s"] for record in records}
+    assert json.loads(out)["ok"] == len(records)
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("count", ["1", "2"])
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (404, "404 page not found\n", "404 (3 times); the first error is '404 page not found'; check the URL"),
+        (400, '{"error": "this is\\nno image"}', "400 (3 times); the first error is 'this is no image'; check the URL"),
+        (503, "", "503 (3 times); give a lower --rate"),
+    ],
+)
+def test_a_run_without_an_answered_request_is_pointed_out(
+    shell: Shell, status: int, body: str, words: str, count: str
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    arguments = ("--rate", "1000", "--duration", "0.003", "--arrivals", "constant", "--processes", count)
+    with serving_in_a_thread(Stub([refuse] * 3)) as url:
+        code, _, err = shell.run(url, *arguments)
+    assert code == 0
+    assert f"generate-load: no request was answered, most often with {words}" in err
 
 
 def test_a_live_comparison_swaps_the_policy_and_restores_it(shell: Shell, tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_each_step_of_the_rate_has_the_figures_of_its_arrivals() -> None:
     assert make_schedule("constant", 10.0, 3.0, 1).edges == ()
 
 
+def test_each_step_of_the_rate_has_the_energy_and_power_of_the_batches_that_end_in_it() -> None:
+    finishes = ((0.5, 2.0), (0.5, 2.0), (1.5, 8.0))  # of requests: instant, J
+    records = [Record(0.1, 0.1, finished, 200, 2, energy=energy) for finished, energy in finishes]
+    first, second, third = history.step_figures(history.history_from_records(records), (0.0, 1.0, 3.0, 4.0))
+    assert (first["energy_per_request_mj"], first["mean_power_w"]) == pytest.approx((2000.0, 4.0))
+    assert (second["energy_per_request_mj"], second["mean_power_w"]) == pytest.approx((8000.0, 4.0))
+    assert (third["energy_per_request_mj"], third["mean_power_w"]) == (None, 0.0), "no batch ended"
+    (unknown,) = history.step_figures(history.history_from_records([Record(0.0, 0.0, 1.0, 200)]), (0.0, 3.0))
+    assert (unknown["energy_per_request_mj"], unknown["mean_power_w"]) == (None, None)
+
+
 @given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
 def test_the_distribution_increases_from_the_shortest_to_the_longest(responses: list[float]) -> None:
     run = RunHistory(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)

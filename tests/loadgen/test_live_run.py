@@ -15,7 +15,7 @@ import pytest
 
 from loadgen import processes
 from loadgen.client import RunLog, open_session
-from loadgen.live_run import LoadTarget
+from loadgen.live_run import LoadTarget, loop_factory
 from loadgen.policy_admin import find_policy_admin, read_policy_info, restored_policy
 from loadgen.processes import process_count
 from loadgen.progress import Progress, progress_line
@@ -62,6 +62,14 @@ def test_an_error_in_a_worker_process_is_raised_in_the_parent() -> None:
     schedule = Schedule(np.zeros(2), 1.0)
     with serving_in_a_thread(Stub()) as url, pytest.raises(SpecError, match="no model 'huge'"):
         processes.run_load_in_processes(LoadTarget(url, "huge"), schedule, quiet(schedule), RunLog(), 2)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_process_that_fails_before_the_start_is_an_error_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "work", divmod)  # raises a TypeError, since it takes two arguments
+    schedule = Schedule(np.zeros(2), 1.0)
+    with pytest.raises(SpecError, match="died before the start: exit code 1; its error is printed above"):
+        processes.run_load_in_processes(LoadTarget("http://x"), schedule, quiet(schedule), RunLog(), 2)
 
 
 VECTOR = METADATA | {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}
@@ -216,4 +224,21 @@ def test_requests_that_end_while_a_report_is_being_sent_are_reported(monkeypatch
     with serving_in_a_thread(Stub()) as url:
         asyncio.run(processes._work(pipe, LoadTarget(url, pixels=True), schedule.instants))  # type: ignore[arg-type]
     ours.close()
-    assert sum(len(records) for _, records in pipe.sent[1:]) == 2
+    assert sum(len(records) for _, records, _ in pipe.sent[1:]) == 2
+
+
+def test_a_report_larger_than_the_pipes_buffer_waits_for_the_parent() -> None:
+    ours, theirs = Pipe()
+    report = bytes(1 << 22)
+
+    async def main() -> Any:
+        processes._cancel_on_message(asyncio.create_task(asyncio.sleep(600.0)), theirs)
+        sending = asyncio.create_task(asyncio.to_thread(theirs.send, report))
+        await asyncio.wait([sending], timeout=0.05)
+        assert not sending.done(), sending.exception()
+        received = await asyncio.to_thread(ours.recv)
+        await sending
+        return received
+
+    with ours, theirs, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        assert runner.run(main()) == report
