@@ -79,7 +79,7 @@ def test_user_config_swaps_the_policies_and_overrides_args() -> None:
     [
         ({"policy": ["cat=greedy", "dog=clever"]}, "unknown policy 'clever'"),
         ({"policy": ["cat=greedy", "dog=lazy:slo_ms=50"]}, "--stages"),
-        ({"policy": "auto:w2=1", "w2": 2}, "but --w2 is 2.0"),
+        ({"policy": "auto:w2=1", "w2": 2}, "but --w2 is 2; give one"),
         ({"slo_p95_ms": -1}, "greater than 0"),
         ({"slo_p95_ms": 200}, "policy 'static:4' of cat and policy 'static:4' of dog ignore --slo-p95-ms 200"),
         ({"device": "cpu"}, "'device' cannot change while serving"),
