@@ -36,9 +36,21 @@ def pytest_configure(config: pytest.Config) -> None:
     harness.start_process = start_process  # type: ignore[assignment]  # a ForkedProcess has what servers need of Popen
 
 
+@pytest.hookimpl(trylast=True)  # after tests have been deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with slow tests, then those that wait for servers. The others compute meanwhile, and at the end."""
-    items.sort(key=lambda item: (not item.get_closest_marker("slow"), not item.nodeid.startswith("tests/system/")))
+    """Let two processes begin with slow tests and those that wait for servers, while the others compute.
+
+    Each process gets a part of the list: the first one its start, and another one, if their number is even, its middle.
+    """
+    system = [item for item in items if item.nodeid.startswith("tests/system/")]
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    files = sorted({item.path for item in system})
+    second = [item for item in system if item.path in files[::2] and item not in slow]
+    first = list(dict.fromkeys([*slow, *system, *items]))
+    for item in second:
+        first.remove(item)
+    middle = len(items) // 2
+    items[:] = [*first[:middle], *second, *first[middle:]]
 
 
 def pytest_collection_finish() -> None:

@@ -462,7 +462,8 @@ def test_the_page_of_ten_models_on_four_devices_fits_a_phone_and_shows_each(
     with visiting(browser, fleet.url, width=390) as visit:
         page = visit.page
         devices = page.locator("#device option")
-        for model in MODELS:
+        assert page.locator("#model option").all_text_contents() == MODELS
+        for model in (MODELS[1], MODELS[-1]):
             page.select_option("#model", model)
             until(page, f"document.getElementById('curl').textContent.endsWith('/predict/{model}')")
             disabled = [False, False, False, True] if model != MODELS[-1] else [True, True, True, False]
