@@ -230,7 +230,6 @@ def solve_policy(
     with _print_warnings(), closing(_with_progress(rates_hz)) as shown:
         results = [_solve_load(options.at(rate), rates is not None) for rate in shown]
     _report_missed_bounds(results)
-    _write_files(options, results, output, plot)
     rows = [result.fields for result in results]
     if as_json:
         print(json.dumps({"rows": rows} if rates is not None else rows[0]))
@@ -238,6 +237,7 @@ def solve_policy(
         _print_rows(rows)
     else:
         _print_result(rows[0])
+    _write_files(options, results, output, plot)
 
 
 def _rates_hz(options: SolveOptions, arrival_rate: float | None, load: float | None, rates: str | None) -> list[float]:
@@ -264,7 +264,7 @@ def _print_warnings() -> Iterator[None]:
 
 
 def _with_progress(rates: list[float]) -> Generator[float, None, None]:
-    """Yield the rates, and show on a terminal how many are done."""
+    """Yield the rates, and show on a terminal how many are done, or that one is being solved."""
     console = Console(stderr=True)
     if len(rates) == 1:
         with console.status("solving"):
@@ -414,9 +414,6 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
         status.update(f"simulating {plan.best.devices} devices")
         runs = devices.simulate_fleet(planning, plan.best)
     best, simulated_by_routing = plan.best, {}
-    if output is not None:
-        with writing("--output", output):
-            save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
     for routing, simulation in runs.items():
         simulated_by_routing[routing] = summary = SimulationResult.of(simulation).to_json(options.limits)
         summary["mean_power_w"] = None if best.power is None else best.devices * price.idle + summary["mean_power_w"]
@@ -437,6 +434,9 @@ def _plan(options: SolveOptions, price: prices.Price, spare: int, output: Path |
         print(json.dumps(fields))
     else:
         _print_plan(fields)
+    if output is not None:
+        with writing("--output", output):
+            save_table(table_of(planning.per_device(best.devices), [best.solution], options.bound_entry), output)
 
 
 def _print_plan(fields: dict[str, Any]) -> None:
@@ -465,8 +465,13 @@ def _print_plan(fields: dict[str, Any]) -> None:
         pairs = ((summary[f"{key}_ms"], summary["standard_error_ms"][key] or inf) for key in ("mean", "p95"))
         table.add_row(routing, *(f"{figure:.3f}" for pair in pairs for figure in pair), _watts(summary))
     Console().print(table)
-    for routing in (name for name, summary in fields["simulated"].items() if not summary["bound_kept"]):
-        print(f"Sent by {routing!r}, the bound is not kept in simulation; plan with a smaller bound.")
+    bound = ", ".join(f"{key} {value}" for key, value in fields["bound"].items())
+    for routing, summary in fields["simulated"].items():
+        if not summary["bound_kept"]:
+            within = summary.get("share_within", [])
+            shares = [f"{each['share']:.2%} in time" for each in (within if isinstance(within, list) else [within])]
+            found = ", ".join([f"mean {summary['mean_ms']:.4g} ms", *shares])
+            print(f"Sent by {routing!r}, the bound is not kept ({bound}; {found}); plan with a smaller bound.")
 
 
 def _watts(row: dict[str, Any]) -> str:

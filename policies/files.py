@@ -3,6 +3,8 @@
 import errno
 import os
 import reprlib
+import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,13 +41,14 @@ def check_writable(path: Path) -> None:
     Raises:
         OSError: it cannot.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if _is_special(path):
-        return
-    if path.exists():
-        path.open("ab").close()
-    with tempfile.TemporaryFile(dir=path.resolve().parent):
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if _written_in_place(path) is not None:
+            return
+    with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))):
         pass
 
 
@@ -63,38 +66,51 @@ def write_atomically(path: Path, text: str) -> None:
 def open_atomically(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file that appears under its name, complete, at the end of the block.
 
-    Neither a concurrent reader nor an exception nor a crash leaves a partial file. A device or a pipe, such as
-    /dev/stdout, is written to directly.
+    Neither a concurrent reader nor an exception nor a crash leaves a partial file. What cannot be replaced is written
+    in place: a device, a pipe, an output of this process, such as /dev/stdout, and a file in a folder without rights.
 
     Args:
-        path: the file; a symbolic link is followed.
+        path: the file; a symbolic link is followed, and the rights of an existing file are kept.
         mode: "w" for UTF-8, "wb" for bytes.
 
     Raises:
         OSError: it cannot be written.
     """
     encoding = None if "b" in mode else "utf-8"
-    if _is_special(path):
-        with path.open(mode, encoding=encoding) as file:
+    if (place := _written_in_place(path)) is not None:
+        with open(os.dup(place) if isinstance(place, int) else place, mode, encoding=encoding) as file:
             yield file
         return
-    path = path.resolve()
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}-", suffix=".part")
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    part = os.path.join(folder, f".{name[:100]}-{secrets.token_hex(8)}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, mode, encoding=encoding) as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
             yield file
             file.flush()
-            os.fchmod(descriptor, 0o644)  # mkstemp creates it with mode 600
             os.fsync(descriptor)  # the rename must not become durable before the content
-        os.replace(part, path)
+        os.replace(part, target)
     except BaseException:
         os.unlink(part)
         raise
-    _sync_folder(path.parent)
+    _sync_folder(Path(folder))
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+def _written_in_place(path: Path) -> Path | int | None:
+    """The path, or the descriptor of this process that is open for it, if it is written in place."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    for descriptor in (1, 2):  # whose offset must advance, lest what is printed later overwrites the file
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(descriptor)):
+                return descriptor
+    replaceable = stat.S_ISREG(found.st_mode) and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
+    return None if replaceable else path
 
 
 def _sync_folder(folder: Path) -> None:

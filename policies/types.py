@@ -6,6 +6,7 @@ I/O. The same object decides in the simulator and in the server, and a test of i
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -30,11 +31,20 @@ class ParameterError(SpecError):
         return "{}={} {}".format(*self.args)
 
     def message(self, arguments: Sequence[str]) -> str:
-        """Return the message, which has the form --NAME VALUE PROBLEM if the flag is among a command's arguments."""
+        """Return the message, which has the form --NAME VALUE PROBLEM if the arguments give the flag this value."""
         name, value, problem = self.args
         flag = f"--{name.replace('_', '-')}"
-        given = any(argument.partition("=")[0] == flag for argument in arguments)
-        return f"{flag} {value} {problem}" if given else str(self)
+        words = [word for argument in arguments for word in argument.split("=", 1)]
+        given = [text for word, text in pairwise(words) if word == flag]
+        return f"{flag} {value} {problem}" if any(_are_equal(text, value.strip("'")) for text in given) else str(self)
+
+
+def _are_equal(first: str, second: str) -> bool:
+    """Whether both are the same text or the same number."""
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return first == second
 
 
 class Kind(NamedTuple):

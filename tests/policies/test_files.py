@@ -161,7 +161,6 @@ files.write_atomically(Path({str(path)!r}), "new" * 100000)
     assert path.read_text() == "old"
     write_atomically(path, "newer")
     assert path.read_text() == "newer"
-    assert os.stat(path).st_mode & 0o777 == 0o644
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -180,6 +179,28 @@ def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
     write_atomically(link, "new")
     assert link.is_symlink()
     assert path.read_text() == "new"
+
+
+def test_the_rights_are_those_of_a_new_file_or_of_the_old_one(tmp_path: Path) -> None:
+    path, before = tmp_path / "policy.json", os.umask(0o027)
+    try:
+        write_atomically(path, "new")
+        assert os.stat(path).st_mode & 0o777 == 0o640
+        path.chmod(0o664)
+        write_atomically(path, "newer")
+        assert os.stat(path).st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
+def test_the_file_to_which_a_command_prints_has_all_of_its_output(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from policies.files import write_atomically as w; "
+        "w(Path('/dev/stdout'), 'file, '); print('printed')"
+    )
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", program], check=True, stdout=out, cwd=Path(__file__).parents[2])
+    assert (tmp_path / "out").read_text() == "file, printed\n"
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -207,3 +228,9 @@ def test_a_path_that_cannot_be_written_is_found_before(path: str, kind: type[OSE
     with pytest.raises(kind) as caught:
         check_writable(Path(path))
     assert caught.value.strerror
+
+
+def test_a_loop_of_symbolic_links_is_found_before(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        check_writable(tmp_path / "loop")
