@@ -88,6 +88,7 @@ def test_many_loads_give_rows_and_a_policy_file(tmp_path: Path) -> None:
         (["googlenet-tesla-p4", "--load", "half"], "--load"),
         (["googlenet-tesla-p4", "--load", "0.5", "--w1", "0"], "--w1 0 "),
         (["googlenet-tesla-p4", "--load", "0.5", "--w2", "-1"], "--w2 -1 "),
+        (["googlenet-tesla-p4", "--load", "0.5", "--w2", "1", "--evaluate", "smdp:w2=1e10"], ": w2=1e+10 "),
         (["googlenet-tesla-p4", "--load", "0.5", "--max-batch-size", "33"], "--max-batch-size 33 "),
         (["googlenet-tesla-p4", "--load", "0.5", "--min-batch-size", "0"], "--min-batch-size 0 "),
         (["googlenet-tesla-p4", "--load", "0.5", "--evaluate", "timeout:5"], "--simulate"),
