@@ -70,10 +70,7 @@ _EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class _ProfilingJob:
-    """The model under measurement and the metadata of its profile; the profile is cached if `key` is given.
-
-    `keeps_cached`: a cached profile of this key is kept.
-    """
+    """The model under measurement and the metadata of its profile; the profile is cached if `key` is given."""
 
     executor: ThreadExecutor
     subject: Subject
@@ -85,7 +82,6 @@ class _ProfilingJob:
     pads: bool = False  # to buckets, which alone are measured
     key: cache.CacheKey | None = None
     stages: int | None = None
-    keeps_cached: bool = False
 
     def quick_plan(self) -> MeasurementPlan:
         return quick_plan(self.max_batch_size, self.autotunes, self._buckets)
@@ -182,24 +178,27 @@ def profile_model(
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
     job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise)
-    if quick and (key := job.key) is not None and _is_full(key):
-        job = replace(job, keeps_cached=True)
-        _log.warning("%s is of a full measurement and is kept; to replace it, delete it or omit --quick", key.path)
-    profile, sweep = _measure(job, _Plans(quick, energy_time))
-    _write(job, profile, output, plot)
+    with closing(job.executor), nullcontext() if job.key is None else cache.device_lock(job.device):
+        profile, sweep = _measure(job, _Plans(quick, energy_time))
+        cached = job.key is not None and _store(job.key, profile)  # before another process may measure and store
+    _write(profile, output, plot)
     if as_json:
         print(profile.to_json(), end="")
     else:
         console = Console()
         console.print(profile_table(profile, job.quick_plan().sizes, sweep))
         console.print("\n".join(summary(profile, sweep)), highlight=False)
-        _print_paths(output, None if job.keeps_cached else job.key)
+        _print_paths(output, job.key if cached else None)
 
 
-def _is_full(key: cache.CacheKey) -> bool:
-    """Whether the cached profile of this key is of a full measurement."""
-    cached = cache.load_cached_profile(key)
-    return cached is not None and not is_quick(cached)
+def _store(key: cache.CacheKey, profile: Profile) -> bool:
+    """Cache a profile and return True; return False if it is quick and the cached one is of a full measurement."""
+    before = cache.load_cached_profile(key) if is_quick(profile) else None
+    if before is not None and not is_quick(before):
+        _log.warning("%s is of a full measurement and is kept; to replace it, delete it or omit --quick", key.path)
+        return False
+    cache.store_profile(key, profile)
+    return True
 
 
 def _make_job(
@@ -309,8 +308,7 @@ def _versions() -> str:
 
 def _measure(job: _ProfilingJob, plans: _Plans) -> tuple[Profile, EnergySweep | None]:
     rng, subject = np.random.default_rng(0), job.subject
-    lock = nullcontext() if job.key is None else cache.device_lock(job.device)
-    with closing(job.executor), lock, _progress_bar() as phase:
+    with _progress_bar() as phase:
         profile = _service_times(job, plans, rng, phase("service times"))
         if job.stages is not None:
             repeats = QUICK_REPEATS if plans.quick else _STAGE_REPEATS
@@ -356,9 +354,7 @@ def _progress_bar() -> Iterator[Callable[[str], OnProgress]]:
         yield phase
 
 
-def _write(job: _ProfilingJob, profile: Profile, output: Path | None, plot: Path | None) -> None:
-    if job.key is not None and not job.keeps_cached:
-        cache.store_profile(job.key, profile)
+def _write(profile: Profile, output: Path | None, plot: Path | None) -> None:
     if output is not None:
         with writing("--output", output):
             write_atomically(output, profile.to_json())

@@ -4,6 +4,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from policies.profile import Profile, load_profile
 from profiler import cache, cli
 from profiler.cli import main
-from profiler.first_profile import FirstProfiles
+from profiler.first_profile import FirstProfiles, _key
 from server.config import load_settings, read_settings
 
 P4 = "emulated:googlenet-tesla-p4"
@@ -201,6 +203,43 @@ def test_a_quick_profile_replaces_a_cached_quick_one_and_keeps_a_full_one(
     assert f"written to {path}" not in run(*arguments, "--quick")[1]
     assert path.read_text() == full
     assert kept in caplog.messages
+
+
+def test_a_full_profile_stored_by_another_process_during_the_wait_for_the_device_is_kept(
+    run: Run, model_file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = f"mine={model_file}:Mine"
+    key = _key(load_settings({"models": [spec], "device": "cpu"}, None), "mine", 3)
+    full = Profile("full", (1.0, 2.0, 3.0), model="mine", device=key.device, source="measured")
+
+    @contextmanager
+    def after_a_full_measurement(device: str) -> Iterator[None]:
+        assert device == key.device
+        cache.store_profile(key, full)
+        yield
+
+    monkeypatch.setattr(cache, "device_lock", after_a_full_measurement)
+    assert run(spec, "--device", "cpu", "--quick", "--energy-time", "0")[0] == 0
+    assert cache.load_cached_profile(key) == full
+    assert f"{key.path} is of a full measurement and is kept" in caplog.text
+
+
+@pytest.mark.parametrize("flags", [(), ("--quick",)])
+def test_a_profile_is_stored_before_another_process_can_measure(
+    run: Run, model_file: str, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    spec = f"mine={model_file}:Mine"
+    key = _key(load_settings({"models": [spec], "device": "cpu"}, None), "mine", 3)
+    stored = []
+
+    @contextmanager
+    def lock(_: str) -> Iterator[None]:
+        yield
+        stored.append(key.path.exists())
+
+    monkeypatch.setattr(cache, "device_lock", lock)
+    run(spec, "--device", "cpu", "--energy-time", "0", *flags)
+    assert stored == [True]
 
 
 def test_the_sample_of_a_file_is_measured(run: Run, model_file: str, tmp_path: Path) -> None:
