@@ -40,23 +40,21 @@ _MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in se
 
 def first_profile(
     subject: Subject,
-    max_batch_size: int,
     key: cache.CacheKey,
     autotunes: bool,
+    found: Findings,
     stages: int | None = None,
     pads: bool = False,
-    found: Findings = NOTHING_FOUND,
 ) -> Profile:
     """Return the cached profile of `key`, else measure one and cache it.
 
     Args:
         subject: the model under measurement; nothing else uses its executor meanwhile.
-        max_batch_size: largest batch size to measure.
-        key: cache key of the profile.
+        key: cache key of the profile, with the largest batch size to measure.
         autotunes: whether the device's first batch of each size is slow (cuDNN).
+        found: state of the device before the measurement; its warnings are logged if a profile is measured.
         stages: number of stages the model is split into; None: it is not, and no stage is measured.
         pads: whether the device pads batches to buckets, which alone are then measured.
-        found: state of the device before the measurement; its warnings are logged if a profile is measured.
     """
     cached = cache.load_cached_profile(key)
     if cached is None:
@@ -65,7 +63,7 @@ def first_profile(
             if cached is None:
                 for warning in found.warnings:
                     _log.warning("%s: %s", subject.model, warning)
-                profile = _measure_all(subject, key, autotunes, stages, pads, found)
+                profile = _measure_all(subject, key, autotunes, found, stages, pads)
                 cache.store_profile(key, profile)
                 _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
@@ -77,9 +75,9 @@ def _measure_all(
     subject: Subject,
     key: cache.CacheKey,
     autotunes: bool,
+    found: Findings,
     stages: int | None,
     pads: bool,
-    found: Findings = NOTHING_FOUND,
 ) -> Profile:
     plan = quick_plan(key.max_batch_size, autotunes, bucket_sizes(key.max_batch_size) if pads else ())
     model, began = subject.model, monotonic()
@@ -137,7 +135,7 @@ class FirstProfiles:
         warnings = tuple(f"{each}; if the profile is wrong, measure it again: {again}" for each in found.warnings)
         found = replace(found, warnings=warnings)
         with _memory_errors(key):
-            profile = first_profile(subject, key.max_batch_size, key, tunes, settings.stages, pads, found)
+            profile = first_profile(subject, key, tunes, found, settings.stages, pads)
         return _earned(settings, profile)
 
     def measured_while_serving(
@@ -158,10 +156,10 @@ class FirstProfiles:
             SpecError: the largest batch does not fit into the device's free memory.
         """
         key = _key(settings, model.name, model.max_batch_size)
-        tunes = autotunes(settings.device, model)
+        tunes, pads = autotunes(settings.device, model), _pads(settings, model.name)
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
-            profile = _measure_all(subject, key, tunes, settings.stages, _pads(settings, model.name))
+            profile = _measure_all(subject, key, tunes, NOTHING_FOUND, settings.stages, pads)
         profile = _earned(settings, profile)
         return profile if before is None else with_power_of(before, profile)
 
@@ -242,7 +240,7 @@ def _profile_model(settings: Settings, key: cache.CacheKey) -> str:
     spec, upstream = settings.specs[key.model], is_upstream(settings.device)
     flags = {  # each with its default
         "--device": (None if upstream else settings.device, "auto"),
-        "--meter": (settings.of(key.model).meter, "none"),
+        "--meter": (settings.of(key.model).meter if upstream else None, "none"),
         "--max-batch-size": (key.max_batch_size, None),
         "--sample": (_sample(settings, key.model), None),
         "--stages": (settings.stages, None),

@@ -58,9 +58,10 @@ class Replica:
         with ExitStack() as logs:
             logs.enter_context(configured_logging(*result.log_options))
             disable_created_metrics()  # type: ignore[no-untyped-call]
-            plan = await asyncio.to_thread(make_plan, result, FirstProfiles().cached, (keys_of,))
+            profiles = FirstProfiles()  # one, since it keeps the state of the device before models are loaded
+            plan = await asyncio.to_thread(make_plan, result, profiles.cached, (keys_of,))
             plan.bound.close()
-            self._server = await asyncio.to_thread(assemble, plan, FirstProfiles())
+            self._server = await asyncio.to_thread(assemble, plan, profiles)
             self._logs = logs.pop_all()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,6 +5,7 @@ import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,29 @@ from starlette.types import Message
 from deploy.expressions import DEPLOY
 from deploy.ray.autoscaling import ByBacklog
 from deploy.ray.replica import Replica, merge_metrics
+from policies.profile import Profile
 from policies.types import SpecError
+from profiler.cache import CacheKey
+from profiler.measure import Subject
+from profiler.preflight import Findings
 from server.config import load_settings
 
 CONFIG: dict[str, Any] = yaml.safe_load((DEPLOY / "ray" / "serve.yaml").read_text())
 APPLICATION = CONFIG["applications"][0]
 (DEPLOYED,) = APPLICATION["deployments"]
 SETTINGS = {"models": ["cat", "dog"], "device": "emulated:googlenet-tesla-p4-x10", "policy": ["static:4"]}
+
+MODEL = """
+from batchwright import Model, Tensor
+
+
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [1])}
+    outputs = {"y": Tensor("FP32", [1])}
+
+    def run(self, x):
+        return {"y": x}
+"""
 
 
 def play(scenario: Callable[[Replica], Awaitable[None]], **settings: Any) -> None:
@@ -108,6 +125,27 @@ def test_settings_are_validated_like_those_of_serve_model() -> None:
 
 async def _nothing(_: Replica) -> None:
     raise AssertionError("the replica was built")
+
+
+def test_the_state_of_the_device_that_planning_finds_is_that_of_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings, recorded = [Findings(("idle before models were loaded",))], list[str]()
+
+    def first_profile(subject: Subject, key: CacheKey, _: bool, found: Findings, *__: object) -> Profile:
+        recorded.extend(found.facts)
+        return Profile("p", (1.0, 2.0), model=subject.model, device=key.device, source="measured")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("profiler.first_profile.preflight", lambda _: findings.pop())
+    monkeypatch.setattr("profiler.first_profile.first_profile", first_profile)
+    (tmp_path / "model.py").write_text(MODEL)
+    play(_done, models=[f"m={tmp_path / 'model.py'}:Mine"], device="cpu", max_batch_size=2, policy=["greedy"])
+    assert recorded == ["idle before models were loaded"]
+
+
+async def _done(_: Replica) -> None:
+    pass
 
 
 def test_a_policy_change_of_a_single_replica_is_rejected() -> None:

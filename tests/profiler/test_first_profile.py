@@ -15,8 +15,8 @@ from batchwright import Model, Tensor
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
-from profiler.first_profile import FirstProfiles, _key, cold_copies, first_profile, make_subject
-from profiler.preflight import Findings
+from profiler.first_profile import FirstProfiles, _key, _profile_model, cold_copies, first_profile, make_subject
+from profiler.preflight import NOTHING_FOUND, Findings
 from server.backends import torch_device
 from server.backends.buckets import bucket_sizes
 from server.backends.executor import Batch, Completion
@@ -54,13 +54,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_is_measured_once_and_cached() -> None:
     executor = KnownExecutor()
     subject = make_subject(executor, emulated_model("net", 4), NoMeter())
-    first = first_profile(subject, 4, KEY, autotunes=False)
+    first = first_profile(subject, KEY, False, NOTHING_FOUND)
     ran = executor.batches
     assert ran > 0
     assert first.service_times == (1.0, 2.0, 3.0, 4.0)
     assert (first.model, first.device, first.energy_source) == ("net", "Some CPU", "none")
     assert "; fp32, torch " in first.note
-    assert first_profile(subject, 4, KEY, autotunes=False) == first
+    assert first_profile(subject, KEY, False, NOTHING_FOUND) == first
     assert executor.batches == ran
 
 
@@ -101,13 +101,20 @@ def test_the_command_that_measures_again_has_the_flags_that_change_the_profile(
     file.write_text("from batchwright import Model\n")
     sample.write_text("{}")
     flags = {"models": [f"m={file}:M"], "device": "cpu", "optimise": "none", "stages": 2, "sample": [str(sample)]}
-    settings = load_settings(flags, None)
+    settings = load_settings(flags | {"meter": "cpu"}, None)  # which is for models of other servers
     caplog.set_level("INFO")
     key = _key(settings, "m", 3)
     cache.store_profile(key, Profile("n", (1.0, 2.0, 3.0), model="m", device=key.device, source="measured"))
     FirstProfiles().cached(settings, "m", 3)
     command = f"profile-model 'm={file}:M' --device cpu --max-batch-size 3 --sample {sample} --stages 2 --optimise none"
     assert f"or run {command}, to measure it again" in caplog.text
+
+
+def test_the_command_that_measures_a_model_of_another_server_again_has_its_meter() -> None:
+    spec = "oip:http://127.0.0.1:8001/m"
+    (settings,) = load_settings({"models": [f"m={spec}"], "meter": "cpu"}, None).by_device()
+    command = f"profile-model m={spec} --meter cpu --max-batch-size 4"
+    assert _profile_model(settings, CacheKey("m", settings.device, 4)) == command
 
 
 def test_stages_are_measured_one_after_the_other() -> None:
@@ -123,7 +130,7 @@ def test_stages_are_measured_one_after_the_other() -> None:
             return completed(outputs, (batch.first_stage + 1.0) * len(batch.inputs))
 
     subject = make_subject(Staged(), emulated_model("net", 4), NoMeter())
-    first = first_profile(subject, 4, KEY, autotunes=False, stages=3)
+    first = first_profile(subject, KEY, False, NOTHING_FOUND, stages=3)
     assert first.service_times == (7.0, 14.0, 21.0, 28.0)
     assert first.stage_service_times == tuple((b, 2 * b, 3 * b) for b in (1.0, 2.0, 3.0, 4.0))
     assert first.stage_overhead == pytest.approx([6 / 7] * 4)
@@ -147,7 +154,7 @@ def test_samples_of_one_shape_are_measured_and_the_note_names_it() -> None:
 
     model = Sentences()
     served = ServedModel("net", TensorCodec(model, model.samples()), (), "sentences.py", 4)
-    profile = first_profile(make_subject(OfOneShape(), served, NoMeter()), 4, KEY, autotunes=False)
+    profile = first_profile(make_subject(OfOneShape(), served, NoMeter()), KEY, False, NOTHING_FOUND)
     assert "; samples of shape 3; " in profile.note
 
 
@@ -164,7 +171,7 @@ def test_a_profile_measured_by_another_process_during_the_wait_is_used(monkeypat
         yield
 
     monkeypatch.setattr(cache, "device_lock", after_another)
-    assert first_profile(subject, 4, KEY, autotunes=False).name == "other process"
+    assert first_profile(subject, KEY, False, NOTHING_FOUND).name == "other process"
     assert executor.batches == 0
 
 

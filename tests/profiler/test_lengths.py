@@ -11,6 +11,7 @@ from policies.profile import parse_profile
 from profiler.cache import CacheKey, load_cached_profile
 from profiler.first_profile import first_profile, make_subject
 from profiler.lengths import power_of_two_sizes
+from profiler.preflight import NOTHING_FOUND
 from server.backends.executor import Batch, Completion
 from server.energy.meters import NoMeter
 from server.models.model import ServedModel
@@ -45,7 +46,7 @@ def test_the_profile_of_a_text_model_has_times_by_length(
     codec = TextCodec(259, 40, 40 if generates else 0, 0, None)
     model: ServedModel = ServedModel("m", codec, (), "random", 6)
     key = CacheKey("m", "Some CPU", 6, "fp32")
-    profile = first_profile(make_subject(Known(), model, NoMeter()), 6, key, autotunes=False)
+    profile = first_profile(make_subject(Known(), model, NoMeter()), key, False, NOTHING_FOUND)
     assert profile.lengths == (1, 4, 16, 20, 40)
     for size in range(1, 7):
         assert profile.service_time(size) == 2.0 + size * 20, "the middle length"
@@ -73,7 +74,7 @@ def test_the_profile_of_a_padded_model_has_times_by_its_lengths(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model: ServedModel = ServedModel("m", TensorCodec(Padded()), (), "m.py", 6)
     key = CacheKey("m", "Some CPU", 6, "fp32")
-    profile = first_profile(make_subject(KnownByArray(), model, NoMeter()), 6, key, autotunes=False)
+    profile = first_profile(make_subject(KnownByArray(), model, NoMeter()), key, False, NOTHING_FOUND)
     assert (profile.lengths, profile.has_decode_steps) == ((4, 10, 40), False)
     for size in range(1, 7):
         assert profile.service_time(size) == 2.0 + size * 10, "the middle length"
@@ -88,7 +89,8 @@ def test_measuring_by_length_logs_its_progress(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model: ServedModel = ServedModel("m", TextCodec(259, 40, 0, 0, None), (), "random", 6)
     with caplog.at_level("INFO", "batchwright.profiler"):
-        first_profile(make_subject(Known(), model, NoMeter()), 6, CacheKey("m", "Some CPU", 6, "fp32"), autotunes=False)
+        key = CacheKey("m", "Some CPU", 6, "fp32")
+        first_profile(make_subject(Known(), model, NoMeter()), key, False, NOTHING_FOUND)
     assert [line for line in caplog.messages if "by length" in line and "100 % done" in line]
 
 
