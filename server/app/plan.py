@@ -137,8 +137,7 @@ def make_plan(
         bound.close()
     errors.raise_any()
     assert bound is not None
-    if is_emulated(settings):
-        _warn_of_unknown_names(settings)
+    _warn_of_unknown_names(settings)
     return ServerPlan(settings, bound, devices)
 
 
@@ -167,14 +166,21 @@ def plan_model(plan: DevicePlan, model: str, cached_profile: CachedProfile) -> D
 
 
 def is_emulated(settings: Settings) -> bool:
-    """Whether the (first) device is emulated."""
+    """Whether the device is emulated, in the settings of one device."""
     return settings.device.startswith(_EMULATED)
 
 
 def _warn_of_unknown_names(settings: Settings) -> None:
     """Warn of names that torchvision does not have: an emulated device serves any name, and so a misspelt one, too."""
-    for model, spec in settings.specs.items():
-        if not isinstance(source_of(spec), TorchvisionSource) or not (known := torchvision_names()) or spec in known:
+    specs = {  # by model, which several emulated devices may serve
+        model: spec
+        for one in settings.by_device()
+        for model, spec in one.specs.items()
+        if is_emulated(one) and isinstance(source_of(spec), TorchvisionSource)
+    }
+    known = torchvision_names() if specs else []
+    for model, spec in specs.items():
+        if spec in known or not known:
             continue
         similar = difflib.get_close_matches(spec, known, 3)
         _log.warning(

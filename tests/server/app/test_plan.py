@@ -54,6 +54,17 @@ def test_a_name_that_torchvision_does_not_have_is_a_warning_on_an_emulated_devic
     assert second.startswith("b: there is no torchvision classification model 'something'; the emulated device serves")
 
 
+def test_an_unknown_name_is_a_warning_if_only_the_models_entry_names_the_emulated_device(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = [{"name": "a", "source": "googlnet", "device": P4}, {"name": "b", "source": "resnet18", "device": P4}]
+    config = tmp_path / "server.yaml"
+    config.write_text(json.dumps({"models": models, "port": 0}))
+    make_plan(read_settings({}, config), lambda *_: None).bound.close()
+    (message,) = caplog.messages
+    assert message.startswith("a: there is no torchvision classification model 'googlnet', but googlenet; ")
+
+
 def test_a_configuration_without_weights_has_to_be_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra text is not installed")
     config = tmp_path / "tiny.json"
