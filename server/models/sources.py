@@ -313,6 +313,6 @@ def _make_source(spec: str) -> ModelSource:
 def _is_other_file(spec: str) -> bool:
     """Whether there is such a file, and it is no configuration.
 
-    A name without a slash and a suffix is that of a torchvision model, even if there is such a file.
+    A name with neither a slash nor a suffix is that of a torchvision model, even if there is such a file.
     """
     return ("/" in spec or "." in spec) and not spec.endswith(".json") and os.path.isfile(spec)
