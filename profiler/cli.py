@@ -181,13 +181,14 @@ def profile_model(
     with closing(job.executor), nullcontext() if job.key is None else cache.device_lock(job.device):
         profile, sweep = _measure(job, _Plans(quick, energy_time))
         cached = job.key is not None and _store(job.key, profile)  # before another process may measure and store
-    _write(profile, output, plot)
     if as_json:
         print(profile.to_json(), end="")
     else:
         console = Console()
         console.print(profile_table(profile, job.quick_plan().sizes, sweep))
         console.print("\n".join(summary(profile, sweep)), highlight=False)
+    _write(profile, output, plot)
+    if not as_json:
         _print_paths(output, job.key if cached else None)
 
 

@@ -333,8 +333,9 @@ def test_without_network_pretrained_weights_are_an_error(run: Run, monkeypatch: 
 def test_a_full_disk_after_the_measurement_is_exit_code_2(run: Run, tmp_path: Path, flag: str) -> None:
     file = tmp_path / "file.png"  # since a plot's suffix is its format
     file.symlink_to("/dev/full")
-    code, _, err = run("net", "--device", P4, "--max-batch-size", "1", flag, str(file))
+    code, out, err = run("net", "--device", P4, "--max-batch-size", "1", flag, str(file))
     assert code == 2
+    assert "googlenet-tesla-p4" in out, "the profile is printed"
     assert f"cannot write {flag} '{file}' (No space left on device); choose another file" in err
 
 
