@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -316,38 +316,52 @@ def _run_simulated(job: _Job, device: Simulation) -> None:
     if any(map(by_stages, job.specs)) and device.sizes is None and not job.json:
         over = in_stages("lazy", device.profile, device.stages).stage_overhead
         print(f"stage by stage: {over[0]:.3f} times l(1), {over[-1]:.3f} times l({len(over)})", file=sys.stderr)
-    _report(job, results)
-    _write_records(job, runs[job.specs[0]].records(instants))
+    errors: list[SpecError] = []
+    _report(job, results, errors)
+    with _collecting(errors):
+        _write_records(job, runs[job.specs[0]].records(instants))
+    _raise_all(errors)
 
 
 def _run_live(job: _Job, target: LoadTarget, count: int) -> None:
     results: list[RunResult] = []
+    errors: list[SpecError] = []
+    interrupted = False
     try:
-        interrupted = _run_each(job, target, count, results)
+        with _collecting(errors):
+            interrupted = _run_each(job, target, count, results, errors)
+    except KeyboardInterrupt:
+        if any(isfinite(result.end) for result in results):  # the second Ctrl-C: end without a report
+            results.clear()
+        raise
     finally:
         if results:  # report finished runs even if a later one raised
-            _report(job, results)
-    for warning in filter(None, (unanswered_warning(results), lateness_warning(results))):
-        print(warning, file=sys.stderr)
+            _report(job, results, errors)
+        for warning in filter(None, (unanswered_warning(results), lateness_warning(results))):
+            print(warning, file=sys.stderr)
+        _raise_all(errors)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult]) -> bool:
-    """Run under each policy; return whether Ctrl-C interrupted it."""
+def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult], errors: list[SpecError]) -> bool:
+    """Run under each policy; return whether Ctrl-C interrupted it. Errors of writing are added to `errors`."""
     with closing(_policies(job, target)) as specs:
         for spec in specs:
-            log, progress, interrupted = client.RunLog(), Progress(job.schedule, spec, job.json), False
+            log, progress = client.RunLog(), Progress(job.schedule, spec, job.json)
+            interrupted, ended_early = False, True
             try:
                 if count == 1:
                     interrupted = live_run.run_load(target, job.schedule, progress, log)
                 else:
                     interrupted = processes.run_load_in_processes(target, job.schedule, progress, log, count)
+                ended_early = interrupted
             finally:
                 log.records.sort(key=lambda record: record.scheduled)
                 if log.records or interrupted:  # report what was received even if a process died
-                    results.append(_result(job, spec, log, interrupted))
-                    _write_records(job, log.records)
+                    results.append(_result(job, spec, log, ended_early))
+                    with _collecting(errors):
+                        _write_records(job, log.records)
             if interrupted:
                 return True
     return False
@@ -366,12 +380,10 @@ def _policies(job: _Job, target: LoadTarget) -> Generator[str, None, None]:
             yield spec
 
 
-def _result(job: _Job, spec: str, log: client.RunLog, interrupted: bool) -> RunResult:
-    duration = job.schedule.duration
-    if interrupted:
-        duration = min(duration, max((r.finished for r in log.records), default=0.0))
-    figures = make_report(outcome_from_records(log.records), duration, job.objective)
-    return RunResult(spec, figures, history.history_from_records(log.records), log.first_error)
+def _result(job: _Job, spec: str, log: client.RunLog, ended_early: bool) -> RunResult:
+    end = max((r.finished for r in log.records), default=0.0) if ended_early else inf
+    figures = make_report(outcome_from_records(log.records), min(job.schedule.duration, end), job.objective)
+    return RunResult(spec, figures, history.history_from_records(log.records), log.first_error, end)
 
 
 def rate_warning(schedule: Schedule, arrivals: str, rate: float | None) -> str:
@@ -416,11 +428,26 @@ def _write_records(job: _Job, records: Iterable[Record]) -> None:
             lines.writelines(json.dumps(record.to_json(), allow_nan=False) + "\n" for record in records)
 
 
-def _report(job: _Job, results: Sequence[RunResult]) -> None:
-    """Print the report, draw the plot, write the page."""
+@contextmanager
+def _collecting(errors: list[SpecError]) -> Iterator[None]:
+    """Add a SpecError of this block to the list, so that an error of one file does not prevent writing the others."""
+    try:
+        yield
+    except SpecError as error:
+        errors.append(error)
+
+
+def _raise_all(errors: Sequence[SpecError]) -> None:
+    if errors:
+        raise SpecError("; ".join(map(str, errors))) from errors[0]
+
+
+def _report(job: _Job, results: Sequence[RunResult], errors: list[SpecError]) -> None:
+    """Print the report, draw the plot, write the page. Errors of writing are added to `errors`."""
     reports = {result.policy: result.report for result in results}
-    edges = job.schedule.edges
-    steps = {result.policy: history.step_figures(result.history, edges) for result in results} if edges else {}
+    edges, steps = job.schedule.edges, {}
+    if edges:
+        steps = {result.policy: history.step_figures(result.history, edges, result.end) for result in results}
     if job.json:
         rows = [reports[spec] | ({"steps": steps[spec]} if steps else {}) for spec in reports]
         named = [{"policy": spec, **row} for spec, row in zip(reports, rows, strict=True)]
@@ -431,16 +458,16 @@ def _report(job: _Job, results: Sequence[RunResult]) -> None:
         console.print(
             comparison_table(reports, job.objective) if job.compare else report_table(results[0].report, job.objective)
         )
-        if steps:
+        if any(steps.values()):
             console.print("\nby step of the arrival rate; response times in ms", step_table(steps), sep="\n")
     title = _title(job)
     shown = results if job.compare else [replace(results[0], policy="")]
     if (plot := job.files.plot) is not None:
-        with writing("--plot", plot):
+        with _collecting(errors), writing("--plot", plot):
             plot_runs(shown, job.objective, title, plot)
     if (page := job.files.report) is not None:
         settings = run_settings(["generate-load", *sys.argv[1:]], job.about)
-        with writing("--report", page):
+        with _collecting(errors), writing("--report", page):
             write_atomically(page, render_report_page(shown, job.objective, title, settings))
 
 

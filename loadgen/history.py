@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from typing import TypedDict
 
 import numpy as np
@@ -70,12 +70,14 @@ class RunResult:
         report: the report.
         history: the history.
         first_error: the server's own text in the first response whose status is not 200; "" if unknown.
+        end: instant of the last response, s, if the run was interrupted or a process died; inf if it is complete.
     """
 
     policy: str
     report: Report
     history: RunHistory
     first_error: str = ""
+    end: float = inf
 
 
 def history_from_records(records: Sequence[Record]) -> RunHistory:
@@ -139,12 +141,21 @@ def percentiles(history: RunHistory, edges: Values, shares: Sequence[float]) -> 
     return [np.array([np.quantile(part, share) if len(part) else np.nan for part in parts]) for share in shares]
 
 
-def step_figures(history: RunHistory, edges: Sequence[float]) -> list[StepFigures]:
-    """Figures of each step of the arrival rate; `edges` of at least one step, in s.
+def step_figures(history: RunHistory, edges: Sequence[float], end: float = inf) -> list[StepFigures]:
+    """Figures of each step of the arrival rate.
 
     Response times are those of the step's arrivals. Energy and power are those of the batches that end in the step, and
     the energy is divided by the number of requests answered in it.
+
+    Args:
+        history: history of a run.
+        edges: edges of at least one step, s.
+        end: instant at which the run ended, s; a step that begins later is left out, and one that ends later is cut.
     """
+    begun = [start for start in edges[:-1] if start < end]
+    if not begun:
+        return []
+    edges = (*begun, min(end, edges[len(begun)]))
     scheduled = np.histogram(history.offered, edges)[0]
     answered = np.histogram(history.arrivals, edges)[0]
     times = np.array(edges)

@@ -8,16 +8,18 @@ import re
 import signal
 import struct
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from loadgen import client, history
+from loadgen import client, history, live_run, processes
 from loadgen.cli import lateness_warning, main
 from loadgen.history import RunResult
 from loadgen.report import Record, make_report, outcome_from_records
+from policies.types import SpecError
 from tests.loadgen.test_report import KEYS
 from tests.support.stub_server import FACTS, METADATA, Stub, busy, serving_in_a_thread
 
@@ -258,6 +260,60 @@ def test_a_run_without_an_answered_request_is_pointed_out(
     assert f"generate-load: no request was answered, most often with {words}" in err
 
 
+def ending_with(end: BaseException | bool, records: Sequence[Record]) -> Callable[..., bool]:
+    """A run of the load that logs these records, then raises the exception or returns whether it was interrupted."""
+
+    def run_load(_target: Any, _schedule: Any, _progress: Any, log: client.RunLog, *_: Any) -> bool:
+        for record in records:
+            log.add(record)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    return run_load
+
+
+def test_an_interrupted_run_is_reported_up_to_the_interruption(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [Record(0.0, 0.0, 4.0, 200, 1, energy=50.0), Record(9.0, 9.0, 10.0, "interrupted")]
+    monkeypatch.setattr(live_run, "run_load", ending_with(True, records))
+    arguments = (URL, "--rate", "1", "--duration", "120", "--arrivals", "steps:1@60,2@60", "--json")
+    code, out, _ = shell.run(*arguments)
+    content = json.loads(out)
+    assert (code, content["arrival_rate_hz"]) == (130, 0.2)
+    assert [(step["end_s"], step["mean_power_w"]) for step in content["steps"]] == [(10.0, 5.0)]
+    monkeypatch.setattr(live_run, "run_load", ending_with(True, []))
+    code, out, _ = shell.run(*arguments)
+    assert (code, json.loads(out)["steps"]) == (130, []), "interrupted before the first request"
+
+
+def test_a_run_whose_process_died_is_reported_up_to_its_last_response(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        processes, "run_load_in_processes", ending_with(SpecError("dead"), [Record(0.0, 0.0, 10.0, 200)])
+    )
+    code, out, err = shell.run(URL, "--rate", "1", "--duration", "600", "--processes", "2", "--json")
+    assert (code, json.loads(out)["arrival_rate_hz"]) == (2, 0.1)
+    assert err == "generate-load: dead\n"
+
+
+@pytest.mark.parametrize(("second", "reported"), [([Record(0.0, 0.0, 0.1, 200)], False), ([], True)])
+def test_a_second_ctrl_c_ends_the_command_without_a_report(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: list[Record], reported: bool
+) -> None:
+    runs = iter([ending_with(False, [Record(0.0, 0.0, 0.2, 200)]), ending_with(KeyboardInterrupt(), second)])
+
+    def run_load(*arguments: Any) -> bool:
+        return next(runs)(*arguments)
+
+    monkeypatch.setattr(processes, "run_load_in_processes", run_load)
+    page = tmp_path / "run.html"
+    compare = ("--compare", "greedy", "--compare", "static:2", "--processes", "2", "--report", str(page))
+    with serving_in_a_thread(Stub()) as url:
+        code, out, _ = shell.run(url, *LOAD, *compare)
+    assert (code, page.exists(), "greedy" in out) == (130, reported, reported), "the first Ctrl-C before the start"
+
+
 def test_a_live_comparison_swaps_the_policy_and_restores_it(shell: Shell, tmp_path: Path) -> None:
     stub, path = Stub(policy="static:8", key="secret"), tmp_path / "run.html"
     compare = ["--compare", "greedy", "--compare", "timeout:5", "--api-key", "secret", "--report", str(path)]
@@ -395,3 +451,21 @@ def test_a_full_disk_costs_no_report(shell: Shell, tmp_path: Path, flag: str) ->
     assert code == 2
     assert "requests                43" in out
     assert err == f"generate-load: cannot write {flag} '{file}' (No space left on device); choose another file\n"
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("full", [["--plot"], ["--output", "--plot", "--report"]])
+def test_a_file_that_cannot_be_written_prevents_no_other(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool, full: list[str]
+) -> None:
+    monkeypatch.setattr(live_run, "run_load", ending_with(False, [Record(0.0, 0.0, 0.1, 200)]))
+    files = {flag: tmp_path / f"{flag[2:]}.png" for flag in ("--output", "--plot", "--report")}
+    for flag in full:
+        files[flag].symlink_to("/dev/full")
+    flags = [text for flag, file in files.items() for text in (flag, str(file))]
+    with serving_in_a_thread(Stub()) as url:
+        code, out, err = shell.run(*([url] if is_live else GREEDY), *LOAD, *flags)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "answered" in out
+    assert sorted(re.findall(r"cannot write (--\w+)", err)) == full
+    assert all(file.stat().st_size for flag, file in files.items() if flag not in full)

@@ -74,6 +74,20 @@ def test_each_step_of_the_rate_has_the_energy_and_power_of_the_batches_that_end_
     assert (unknown["energy_per_request_mj"], unknown["mean_power_w"]) == (None, None)
 
 
+def test_the_steps_of_a_run_that_ended_early_are_those_that_began() -> None:
+    run = history.history_from_records([Record(0.0, 0.0, 10.0, 200, 1, energy=50.0)])
+    edges = (0.0, 60.0, 120.0)
+
+    def steps(end: float) -> list[tuple[float, float, float | None]]:
+        figures = history.step_figures(run, edges, end)
+        return [(step["start_s"], step["end_s"], step["mean_power_w"]) for step in figures]
+
+    assert steps(10.0) == [(0.0, 10.0, 5.0)]
+    assert steps(90.0) == [(0.0, 60.0, 50 / 60), (60.0, 90.0, 0.0)]
+    assert steps(125.0) == [(0.0, 60.0, 50 / 60), (60.0, 120.0, 0.0)]
+    assert steps(0.0) == []
+
+
 @given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=300))
 def test_the_distribution_increases_from_the_shortest_to_the_longest(responses: list[float]) -> None:
     run = RunHistory(np.zeros(0), np.zeros(len(responses)), np.array(responses), None, np.zeros(0), None)
