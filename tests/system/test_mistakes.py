@@ -263,6 +263,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setattr("server.cli.exit_on_sigterm", lambda: None)
     monkeypatch.setenv("BATCHWRIGHT_GATEWAYS", "0")  # auto would start processes on a larger machine
+    monkeypatch.setenv("BATCHWRIGHT_PORT", "0")  # some mistakes are found only after the port is bound
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
