@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from policies.files import check_writable, first_error
 from policies.profile import shipped_profiles
-from policies.types import ParameterError, SpecError
+from policies.types import SpecError
 
 INTERRUPTED = 130  # exit code on Ctrl-C, as of shells
 _PLOT_FORMATS = {".png", ".pdf", ".svg"}
@@ -70,8 +70,7 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SpecError as error:
-        named = error.message(sys.argv) if isinstance(error, ParameterError) else str(error)  # by its flag
-        sys.exit(_report(name, named))
+        sys.exit(_report(name, error.message(sys.argv)))
     except Exception as error:
         # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):

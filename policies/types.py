@@ -20,6 +20,10 @@ class PolicyError(Exception):
 class SpecError(ValueError):
     """A profile, policy or parameter is invalid. The message names the value and says what to do."""
 
+    def message(self, arguments: Sequence[str]) -> str:
+        """Return the message for the user of a command with these arguments."""
+        return str(self)
+
 
 class ParameterError(SpecError):
     """A parameter is invalid. The message has the form NAME=VALUE PROBLEM."""
@@ -31,7 +35,7 @@ class ParameterError(SpecError):
         return "{}={} {}".format(*self.args)
 
     def message(self, arguments: Sequence[str]) -> str:
-        """Return the message, which has the form --NAME VALUE PROBLEM if the arguments give the flag this value."""
+        """Return the message, in the form --NAME VALUE PROBLEM if the arguments give the flag this value."""
         name, value, problem = self.args
         flag = f"--{name.replace('_', '-')}"
         words = [word for argument in arguments for word in argument.split("=", 1)]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from policies.catalog import Chosen, by_stages, check_spec, choose, ignored_keys, in_stages
 from policies.profile import Profile, load_profile
-from policies.types import ParameterError, SpecError
+from policies.types import SpecError
 from server.app.http_server import bind
 from server.backends.buckets import LARGEST, pads_to_buckets
 from server.config import Settings, SettingsResult, by_model
@@ -95,11 +95,9 @@ class _Errors:
         """The result of a step; None, and its message collected, if it raises SpecError."""
         try:
             return step()
-        except ParameterError as error:
-            self.messages.append(error.message(sys.argv))
         except SpecError as error:
-            self.messages.append(str(error))
-        return None
+            self.messages.append(error.message(sys.argv))
+            return None
 
     def raise_any(self) -> None:
         """Raise one SpecError with all messages, if there are any."""
