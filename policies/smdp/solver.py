@@ -195,8 +195,14 @@ def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple
 
 
 def _first_reach(closure: Closure) -> int:
-    """Return the number of added states to start with: 6 sqrt(b) give about ten digits at any load."""
-    return ceil(6.0 * sqrt(closure.action))
+    """Return the number of added states to start with: 6 sqrt(b) give about ten digits at any load.
+
+    Where a small batch takes longer than a large one, more requests may arrive during a batch than the largest one
+    takes. These states have to be there from the start: a policy that avoids such batches does not change with more.
+    """
+    model = closure.model
+    beyond = min(max(0.0, model.arrival_rate * float(model.service_times.max()) - model.max_batch_size), _REACH / 8)
+    return ceil(beyond + 6.0 * sqrt(max(closure.action, beyond)))
 
 
 def _settle(closure: Closure, run: _Run) -> _Run:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
@@ -45,8 +45,12 @@ def keeps_up(problem: Problem, table: Sequence[int]) -> bool:
     return problem.arrival_rate < table[-1] / problem.profile.service_time(table[-1])
 
 
+SLOW_SMALL_BATCHES = Profile("slow small batches", (0.0078125, 0.0078125, 1e-4, 1e-4, 1e-4), energies=(0, 0, 1, 0.5, 1))
+
+
 @settings(max_examples=40)
 @given(problems())
+@example(Problem(SLOW_SMALL_BATCHES, 12500.0, 1.0, 20.0))  # 98 requests arrive during a batch of two
 def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -> None:
     least = solve(problem).gain * (1.0 - TOLERANCE)
     for table in benchmark_tables(problem.profile.max_batch_size):
