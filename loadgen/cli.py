@@ -43,6 +43,7 @@ from policies.sample_file import SAMPLE_USAGE
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
+_UNANSWERED = 1  # exit code where no request was answered under some policy
 MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the response times
 
 app = typer.Typer()
@@ -337,11 +338,14 @@ def _run_live(job: _Job, target: LoadTarget, count: int) -> None:
     finally:
         if results:  # report finished runs even if a later one raised
             _report(job, results, errors)
-        for warning in filter(None, (unanswered_warning(results), lateness_warning(results))):
+        unanswered = unanswered_warning(results)
+        for warning in filter(None, (unanswered, lateness_warning(results))):
             print(warning, file=sys.stderr)
         _raise_all(errors)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+    if unanswered:
+        raise typer.Exit(_UNANSWERED)
 
 
 def _run_each(job: _Job, target: LoadTarget, count: int, results: list[RunResult], errors: list[SpecError]) -> bool:

@@ -504,17 +504,12 @@ def _check_keys(spec: Spec) -> None:
 
 def _with_defaults(spec: Spec, defaults: Mapping[str, str], max_wait: float) -> Spec:
     keys = rule_of(spec.name).keys
+    spec = replace(spec, defaults=defaults)
     filling = {key: value for key, value in defaults.items() if key in keys}
     for key, value in filling.items():
         if key in spec.parameters and spec.number(key) != float(value):
-            flag = f"--{key.replace('_', '-')}"
-            raise SpecError(
-                f"policy {spec.text!r} has {key}={spec.parameters[key]}, but {flag} is {float(value):g}; give one: "
-                f"leave {key} out of the policy, or start the server without {flag} and with the value in --policy, "
-                f"such as {spec.name}:{key}={float(value):g}, which can be changed while serving"
-            )
-    filled = {"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters}
-    return replace(spec, parameters=filled, defaults=defaults)
+            raise spec.conflict(key, key)
+    return replace(spec, parameters={"max_wait_ms": f"{1e3 * max_wait}", **filling, **spec.parameters})
 
 
 def _parameters(spec: Spec) -> dict[str, Any]:

@@ -50,6 +50,9 @@ def weight_of(spec: Spec) -> tuple[str, float]:
     """
     given = [key for key in ("w2", *BOUNDS) if key in spec.parameters]
     if len(given) > 1:
+        own = [key for key in given if key not in spec.defaults]
+        if 0 < len(own) < len(given):
+            raise spec.conflict(own[0], next(key for key in given if key in spec.defaults))
         raise SpecError(f"policy {spec.text!r} sets {given[0]} and {given[1]}; give one of them")
     key = given[0] if given else "w2"
     value = spec.number(key, 0.0)

@@ -54,6 +54,15 @@ class Spec:
             raise SpecError(f"policy {self.text!r}: {value:g} is not a whole number within {low}..{high}")
         return int(value)
 
+    def conflict(self, key: str, default: str) -> SpecError:
+        """Return the error of a key that excludes a default, which a flag of the server gives."""
+        flag, value = f"--{default.replace('_', '-')}", f"{float(self.defaults[default]):g}"
+        return SpecError(
+            f"policy {self.text!r} has {key}={self.parameters[key]}, but {flag} is {value}; give one: "
+            f"leave {key} out of the policy, or start the server without {flag} and with the value in --policy, "
+            f"such as {self.name}:{default}={value}, which can be changed while serving"
+        )
+
     def _usage(self, key: str) -> str:
         return f"{self.name}:VALUE" if key == "ARG" else f"{self.name}:{key}=VALUE"
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from policies.catalog import Chosen
-from policies.planning.reachability import objective_warnings
 from policies.profile import Profile
 from policies.types import SpecError
 from server.app.plan import DevicePlan, meter_of, plan_model
@@ -28,6 +27,7 @@ from server.models.model import ServedModel
 from server.models.sources import source_of
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 from server.models.upstream_spec import is_upstream
+from server.scheduling.policy_swap import log_policy
 from server.scheduling.solver_process import choose_in_process
 
 _log = logging.getLogger("batchwright")
@@ -272,27 +272,5 @@ def _same_policy(before: Chosen, model: ServedModel, profile: Profile) -> Revisi
 
 def _described(revision: Revision) -> Revision:
     """Log the policy of a revision, and return the revision."""
-    model, choice = revision.served, revision.chosen
-    flags = "".join(f", {key}={value}" for key, value in choice.defaults.items() if key in choice.parameters)
-    _log.info("%s: policy %s%s on profile %s", model.name, choice.spec, flags, choice.profile.name)
-    _warn(model.name, choice)
+    log_policy(revision.served.name, revision.chosen)
     return revision
-
-
-def _warn(model: str, choice: Chosen) -> None:
-    """Log configurations that are valid but probably not intended."""
-    profile = choice.profile
-    if choice.name == "file" and choice.table is not None and choice.table.profile != profile.name:
-        _log.warning(
-            "%s: the policy file was solved for profile %s and is used with %s; solve it for this profile",
-            model,
-            choice.table.profile,
-            profile.name,
-        )
-    if profile.energies is None and any(key in choice.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
-        _log.warning(
-            "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
-            model,
-        )
-    for warning in objective_warnings(choice):
-        _log.warning("%s: %s", model, warning)

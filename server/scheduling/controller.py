@@ -190,12 +190,12 @@ class Controller:
             drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
         objective: Objective | AgeMargin | None = None
         if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
-            objective = AgeMargin(chosen.slo, SHARE)
+            objective = AgeMargin(chosen.slo, SHARE, chosen.margin)
         elif "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(r.w2 for r in chosen.table.rows):
             objective = Objective(chosen.slo, SHARE)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
-            self._metrics.objective_margin(model, self._dispatcher.device, 0.0)
+            self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
         return _Monitored(chosen, chosen, drift, objective)
 
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:

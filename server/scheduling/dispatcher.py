@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright.dispatcher")
 _GRACE = 5.0  # s by which the loop may be late; it then is not alive
 _CHECK_INTERVAL = 1.0  # s, of an idle device that may become unavailable
+_NEGLIGIBLE = 1e-3  # 1/s; the estimate of a rate decays for ever
 
 
 class Dispatcher:
@@ -299,9 +300,10 @@ class Dispatcher:
         return max(self._clock() - self._batcher.oldest_of(model), 0.0)
 
     def arrival_rate(self, model: str) -> float:
-        """Return the measured arrival rate of `model`, 1/s."""
+        """Return the measured arrival rate of `model`, 1/s; 0 if it is negligible."""
         rates = self._batcher.monitor.rates(self._clock())
-        return sum(rate for kind, rate in rates.items() if kind.model == model)
+        rate = sum(rate for kind, rate in rates.items() if kind.model == model)
+        return rate if rate >= _NEGLIGIBLE else 0.0
 
     def slowdown(self, model: str) -> float:
         """Return the factor by which other models slow the device down in the table of `model`; 1 if it has none."""

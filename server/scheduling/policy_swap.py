@@ -1,17 +1,20 @@
 """Policy swaps while serving: new policies are solved off the event loop, then all of them are set, or none."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from policies.catalog import Chosen, by_stages
+from policies.planning.reachability import objective_warnings
 from policies.smdp.choice import SHARE
 from policies.types import SpecError
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.telemetry.metrics import Metrics
 
+_log = logging.getLogger("batchwright")
 _pool = ThreadPoolExecutor(1, "policies")  # that of asyncio.to_thread would delay the exit until they are solved
 
 
@@ -45,3 +48,28 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
         dispatcher.set_policy(model, chosen)
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
         metrics.objective(model, chosen.objective, SHARE)
+        metrics.objective_margin(model, dispatcher.device, chosen.margin)
+    logged = {(model, chosen.profile.name): chosen for (_, model), chosen in solved.items()}
+    for (model, _), chosen in logged.items():
+        await loop.run_in_executor(_pool, log_policy, model, chosen)
+
+
+def log_policy(model: str, chosen: Chosen) -> None:
+    """Log a policy that is set, and what is valid but probably not intended; may take long."""
+    profile = chosen.profile
+    flags = "".join(f", {key}={value}" for key, value in chosen.defaults.items() if key in chosen.parameters)
+    _log.info("%s: policy %s%s on profile %s", model, chosen.spec, flags, profile.name)
+    if chosen.name == "file" and chosen.table is not None and chosen.table.profile != profile.name:
+        _log.warning(
+            "%s: the policy file was solved for profile %s and is used with %s; solve it for this profile",
+            model,
+            chosen.table.profile,
+            profile.name,
+        )
+    if profile.energies is None and any(key in chosen.parameters for key in ("slo_mean_ms", "slo_p95_ms")):
+        _log.warning(
+            "%s: the profile has no energies, so the fastest policy is used for any bound; give one with energies",
+            model,
+        )
+    for warning in objective_warnings(chosen):
+        _log.warning("%s: %s", model, warning)

@@ -20,7 +20,6 @@ _GAP_SECONDS = [step * unit / 1e5 for unit in (1, 10, 100, 1000) for step in _ST
 _OUTCOMES = ("ok", "bad_input", "rejected", "expired", "cancelled", "failed")
 _TIMED = ("ok", "expired", "cancelled")  # outcomes that miss the objective if they come later
 _REJECTION_REASONS = ("queue_full", "too_late", "bytes", "draining", "unloaded")
-_NEGLIGIBLE = 1e-3  # 1/s; the estimate of a rate decays for ever
 _POLICY_CHANGES = ("drift", "objective", "memory", "sizes")
 _DENIED_STATUSES = (401, 403, 429)
 _Read = Callable[[], float]
@@ -39,10 +38,6 @@ class EnergyReading(Protocol):
     async def refresh(self) -> None:
         """Read the meter again."""
         ...
-
-
-def _negligible_as_zero(rate: float) -> float:
-    return rate if rate >= _NEGLIGIBLE else 0.0
 
 
 class Metrics:
@@ -137,7 +132,7 @@ class Metrics:
         The labelled counters of the model start at 0, since PromQL's rate() misses the first increment of a new series.
         """
         self._queue_length.labels(model).set_function(queue_length)
-        self._arrival_rate.labels(model).set_function(lambda: _negligible_as_zero(arrival_rate()))
+        self._arrival_rate.labels(model).set_function(arrival_rate)
         self._capacity.labels(model).set_function(capacity)
         self._late.labels(model)
         for outcome in _OUTCOMES:

@@ -256,7 +256,7 @@ def test_a_run_without_an_answered_request_is_pointed_out(
     arguments = ("--rate", "1000", "--duration", "0.003", "--arrivals", "constant", "--processes", count)
     with serving_in_a_thread(Stub([refuse] * 3)) as url:
         code, _, err = shell.run(url, *arguments)
-    assert code == 0
+    assert code == 1
     assert f"generate-load: no request was answered, most often with {words}" in err
 
 

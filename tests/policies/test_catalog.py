@@ -345,6 +345,14 @@ def test_a_spec_gives_one_weight_or_one_bound(spec: str) -> None:
         choose(spec, P4)
 
 
+def test_a_weight_beside_a_bound_of_the_command_line_names_the_flag() -> None:
+    message = r"'smdp:w2=1' has w2=1, but --slo-p95-ms is 20; give one: leave w2 out .* such as smdp:slo_p95_ms=20, "
+    with pytest.raises(SpecError, match=message):
+        choose("smdp:w2=1", P4, {"slo_p95_ms": "20"})
+    with pytest.raises(SpecError, match="sets w2 and slo_p95_ms; give one of them"):
+        choose("smdp", P4, {"w2": "1", "slo_p95_ms": "20"})
+
+
 def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
     slower = replace(P4, service_times=tuple(1.5 * t for t in P4.service_times))
     before = choose("smdp:w2=1.6", P4)

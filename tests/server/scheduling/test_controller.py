@@ -213,6 +213,26 @@ def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest
     assert seen.chosen.margin < 0.003
 
 
+def test_a_policy_that_is_set_with_a_margin_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
+    few = P4.truncated(8)
+    executor = ChangingExecutor(few, few, inf)
+    executor.assumed = few
+    solved = replace(choose("smdp:slo_p95_ms=60", few), margin=0.01)
+
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> str:
+        metrics = Metrics()
+        controller = Controller(dispatcher, metrics, executor.meter, Inline())
+        dispatcher.on_served = controller.served
+        dispatcher.set_policy("m", solved)
+        await dispatcher.submit("m", [0.0])
+        await asyncio.sleep(0.0)  # until the batch is evaluated
+        return metrics.render().decode()
+
+    text = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
+    assert 'batchwright_objective_margin_seconds{device="fake",model="m"} 0.01' in text
+
+
 @pytest.mark.parametrize("slower", [P4, SLOWER])
 def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detected(slower: Profile) -> None:
     executor = ChangingExecutor(P4, slower, 15.0)

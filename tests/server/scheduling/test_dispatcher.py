@@ -185,6 +185,17 @@ def test_a_swap_keeps_the_measured_rate() -> None:
     assert before == after > 0
 
 
+def test_long_after_the_last_arrival_the_rate_is_0() -> None:
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> tuple[float, float]:
+        await dispatcher.submit("m", [1.0, 2.0])
+        before = dispatcher.arrival_rate("m")
+        await asyncio.sleep(60.0)
+        return before, dispatcher.arrival_rate("m")
+
+    before, after = run_scenario(scenario, {"m": choose("greedy", STEPS)})
+    assert before > after == 0.0
+
+
 @dataclass(frozen=True)
 class EmptyLaunch:
     def decide(self, state: State, /) -> Action:

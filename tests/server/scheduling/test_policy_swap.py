@@ -1,6 +1,7 @@
 """Policy swaps by an operator: with the current profile, all policies or none."""
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
 from server.scheduling.policy_swap import swap
 from server.telemetry.metrics import Metrics
-from tests.support.fakes import STEPS, run_scenario
+from tests.support.fakes import STEPS, UNLIMITED, run_scenario
 
 
 def test_a_policy_is_solved_again_if_the_profile_was_refitted_meanwhile() -> None:
@@ -52,3 +53,31 @@ def test_no_policy_is_swapped_if_one_cannot_be_used() -> None:
         assert dispatcher.chosen["m"].spec == "greedy"
 
     run_scenario(scenario, {"m": choose("greedy", STEPS)})
+
+
+def test_a_policy_that_is_set_is_logged_with_its_warnings_and_has_no_margin(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "batchwright")
+
+    async def scenario(dispatcher: Dispatcher, _: Any) -> str:
+        metrics = Metrics()
+        metrics.objective_margin("m", dispatcher.device, 0.02)
+        await swap(Fleet([dispatcher]), metrics, {"m": lambda current: replace(serial, promised=current.promised)})
+        return metrics.render().decode()
+
+    serial = choose("serial", STEPS)
+    text = run_scenario(scenario, {"m": replace(choose("greedy", STEPS), promised=0.5)})
+    assert 'batchwright_objective_margin_seconds{device="fake",model="m"} 0.0' in text
+    first, *warnings = [record.getMessage() for record in caplog.records]
+    assert first == "m: policy serial on profile steps"
+    assert any("m: policy 'serial' does not pursue the objective, 95% within 500 ms" in each for each in warnings)
+
+
+def test_a_policy_of_several_devices_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "batchwright")
+
+    async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
+        second = Dispatcher(executor, dispatcher.chosen, Metrics(), asyncio.get_running_loop().time, UNLIMITED)
+        await swap(Fleet([dispatcher, second]), Metrics(), {"m": lambda current: choose("serial", current.profile)})
+
+    run_scenario(scenario, {"m": choose("greedy", STEPS)})
+    assert [record.getMessage() for record in caplog.records] == ["m: policy serial on profile steps"]
