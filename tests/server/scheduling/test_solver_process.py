@@ -61,8 +61,9 @@ def test_bins_that_learn_meanwhile_are_kept() -> None:
 
 
 def test_bins_decided_together_are_solved_for_the_sizes_in_the_process() -> None:
-    chosen = replace(choose("smdp-bins:2", P4), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
-    apart = solve_again_in_process(chosen, P4, 1.0, 0.0)
+    soon_solved = replace(P4, service_times=(0.001, 0.001))
+    chosen = replace(choose("smdp-bins:2", soon_solved), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
+    apart = solve_again_in_process(chosen, soon_solved, 1.0, 0.0)
     assert apart.solved_sizes == chosen.solved_sizes
     assert apart.bins is chosen.bins
     assert isinstance(getattr(apart.policy, "inner", None), SmdpBins)
