@@ -46,7 +46,8 @@ JSON_LENGTH: _Json = {
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**9},
     "description": "Bytes of JSON before the tensors; 0: the whole body is one sample",
 }
-_REQUESTS = (  # bodies of requests, which FastAPI does not parse
+_SCHEMAS = (  # of errors, for which FastAPI takes longer, and of bodies of requests, which it does not parse
+    schemas.Error,
     schemas.TextCall,
     schemas.TensorCall,
     schemas.InferRequest,
@@ -76,9 +77,8 @@ def documented(
         body: content of the request by media type.
         content: further content of the response by media type.
     """
-    responses: dict[int | str, _Json] = {
-        code: {"model": schemas.Error, "description": _DESCRIPTIONS[code]} for code in errors
-    }
+    error = {"content": json_content(schemas.Error)}
+    responses: dict[int | str, _Json] = {code: {"description": _DESCRIPTIONS[code]} | error for code in errors}
     responses[200] = {"description": summary} | ({"content": content} if content else {})
     extra: _Json = {"parameters": list(parameters)} if parameters else {}
     if body is not None:
@@ -94,16 +94,16 @@ async def bare_asgi_route() -> None:
 
 
 def json_content(*models: type[BaseModel]) -> _Json:
-    """Content of a JSON body that is one of these models, each one of `_REQUESTS`."""
+    """Content of a JSON body that is one of these models, each one of `_SCHEMAS`."""
     references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
-    return {"application/json": {"schema": {"anyOf": references}}}
+    return {"application/json": {"schema": {"anyOf": references} if len(references) > 1 else references[0]}}
 
 
 def generate(app: FastAPI, models: Sequence[str]) -> _Json:
     """Generate the OpenAPI document of an app that serves these models."""
     document = FastAPI.openapi(app)
     components = document.setdefault("components", {})
-    for model in _REQUESTS:
+    for model in _SCHEMAS:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         components["schemas"] |= schema.pop("$defs", {}) | {model.__name__: schema}
     components["securitySchemes"] = {
@@ -114,9 +114,6 @@ def generate(app: FastAPI, models: Sequence[str]) -> _Json:
         for operation in path.values():
             operation["responses"].pop("422", None)  # a request that is not valid is answered 400
             operation.pop("description", None)  # FastAPI takes it from docstrings, which are for developers
-            for status, response in operation["responses"].items():
-                if status != "200":  # errors are JSON, also of routes that return text
-                    response["content"] = {"application/json": next(iter(response["content"].values()))}
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path" and parameter["name"] in known:
                     parameter["schema"] = {"type": "string", "enum": known[parameter["name"]]}
