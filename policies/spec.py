@@ -55,7 +55,7 @@ class Spec:
         return int(value)
 
     def conflict(self, key: str, default: str) -> SpecError:
-        """Return the error of a key that excludes a default, which a flag of the server gives."""
+        """Return the error of `key`, which conflicts with the value that a flag of the server gives for `default`."""
         flag, value = f"--{default.replace('_', '-')}", f"{float(self.defaults[default]):g}"
         return SpecError(
             f"policy {self.text!r} has {key}={self.parameters[key]}, but {flag} is {value}; give one: "

@@ -46,7 +46,7 @@ JSON_LENGTH: _Json = {
     "schema": {"type": "integer", "minimum": 0, "maximum": 10**9},
     "description": "Bytes of JSON before the tensors; 0: the whole body is one sample",
 }
-_SCHEMAS = (  # of errors, for which FastAPI takes longer, and of bodies of requests, which it does not parse
+_SCHEMAS = (  # errors, since a model of each route slows the start, and request bodies, which FastAPI does not parse
     schemas.Error,
     schemas.TextCall,
     schemas.TensorCall,

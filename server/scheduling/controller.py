@@ -38,7 +38,8 @@ class _Monitored:
         configured: the policy as configured, before any adaptation.
         current: the policy that was set last; if the dispatcher has another one, it was swapped by an operator.
         drift: detector of drift from the profile.
-        objective: the response-time objective; None where the spec has none.
+        objective: the response-time objective; None where the spec has none. While greedy is in use, because a policy
+            is solved for a reduced maximum batch size, it is that policy's.
         served: answers since the objective's state last changed.
         bins_updates: those of the policy's bins that were looked at.
         solving: the running task that solves another policy.
@@ -122,6 +123,8 @@ class Controller:
         monitored = self._state(model)
         if monitored.objective is None or monitored.solving is not None or self._dispatcher.shared:
             return
+        if monitored.current.slo == inf:  # greedy, until a policy is solved for the reduced maximum batch size
+            return
         monitored.served.add(response, requests, monitored.objective.bound)
         try:
             self._evaluate_objective(model, monitored, monitored.objective)
@@ -143,7 +146,10 @@ class Controller:
         """
         last, greedy = self._monitored[model], self._dispatcher.chosen[model]
         monitored = self._monitored[model] = self._monitor(model, greedy, last)
-        monitored.configured = last.configured if before is last.current else before
+        if before is last.current:
+            monitored.configured, monitored.objective = last.configured, last.objective
+        else:
+            monitored.configured, monitored.objective = before, _objective_of(before)
         self._solve(model, greedy.profile, "memory", f"batches of at most {greedy.profile.max_batch_size} fit")
         reduced = self._reduced.get(model)
         if reduced is None:
@@ -188,11 +194,7 @@ class Controller:
             drift = before.drift
         else:
             drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
-        objective: Objective | AgeMargin | None = None
-        if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
-            objective = AgeMargin(chosen.slo, SHARE, chosen.margin)
-        elif "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(r.w2 for r in chosen.table.rows):
-            objective = Objective(chosen.slo, SHARE)
+        objective = _objective_of(chosen)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
@@ -244,6 +246,8 @@ class Controller:
         monitored.current = self._dispatcher.set_policy(model, chosen)
         monitored.served = ResponseCounts()
         self._metrics.objective_margin(model, self._dispatcher.device, margin)
+        if isinstance(monitored.objective, Objective):
+            self._metrics.objective_level(model, self._dispatcher.device, monitored.objective.level)
         self._metrics.policy(model, self._dispatcher.device, chosen.name, chosen.spec)
         self._metrics.adapted(model, kind)
         _log.info("%s: %s; policy %s is set", model, reason, chosen.spec)
@@ -276,3 +280,11 @@ class Controller:
 
     def _run_in_thread(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _objective_of(chosen: Chosen) -> Objective | AgeMargin | None:
+    if "slo_p95_ms" in chosen.parameters and chosen.has_max_ages:
+        return AgeMargin(chosen.slo, SHARE, chosen.margin)
+    if "slo_p95_ms" in chosen.parameters and chosen.table is not None and any(row.w2 for row in chosen.table.rows):
+        return Objective(chosen.slo, SHARE)
+    return None

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("batchwright.dispatcher")
 _GRACE = 5.0  # s by which the loop may be late; it then is not alive
 _CHECK_INTERVAL = 1.0  # s, of an idle device that may become unavailable
-_NEGLIGIBLE = 1e-3  # 1/s; the estimate of a rate decays for ever
+_NEGLIGIBLE = 1e-3  # 1/s; a lower rate is reported as 0, since the estimate decays for ever
 
 
 class Dispatcher:

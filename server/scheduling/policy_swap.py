@@ -49,7 +49,8 @@ async def swap(fleet: Fleet, metrics: Metrics, choosers: Mapping[str, Callable[[
         metrics.policy(model, dispatcher.device, chosen.name, chosen.spec)
         metrics.objective(model, chosen.objective, SHARE)
         metrics.objective_margin(model, dispatcher.device, chosen.margin)
-    logged = {(model, chosen.profile.name): chosen for (_, model), chosen in solved.items()}
+        metrics.objective_level(model, dispatcher.device, 0)
+    logged = {(model, chosen.profile): chosen for (_, model), chosen in solved.items()}
     for (model, _), chosen in logged.items():
         await loop.run_in_executor(_pool, log_policy, model, chosen)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies.adaptation.objective import AgeMargin
 from policies.catalog import Chosen, choose
 from policies.profile import Profile, load_profile
 from policies.queue.arrivals import poisson
@@ -182,6 +183,12 @@ def test_a_missed_objective_reduces_the_weight_of_power(monkeypatch: pytest.Monk
     assert after.rows[1].w2 < before.rows[1].w2, "at load 0.3"
 
 
+def more_than_four_do_not_fit(outputs: list[Any]) -> list[Any]:
+    if len(outputs) > 4:
+        raise OutOfMemoryError
+    return outputs
+
+
 def does_not_fit(outputs: list[Any]) -> list[Any]:
     if len(outputs) > 12:
         raise OutOfMemoryError
@@ -213,24 +220,33 @@ def test_without_overhead_maximum_ages_stay_nearly_as_solved(monkeypatch: pytest
     assert seen.chosen.margin < 0.003
 
 
-def test_a_policy_that_is_set_with_a_margin_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, adapted: bool
+) -> None:
     monkeypatch.setattr("policies.solving.default_loads", lambda: [0.5])
     few = P4.truncated(8)
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
-    solved = replace(choose("smdp:slo_p95_ms=60", few), margin=0.01)
+    solved = replace(choose("smdp:slo_p95_ms=60", few), margin=0.012)
 
-    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> str:
-        metrics = Metrics()
-        controller = Controller(dispatcher, metrics, executor.meter, Inline())
-        dispatcher.on_served = controller.served
+    async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> Chosen:
+        controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
+        dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
         dispatcher.set_policy("m", solved)
-        await dispatcher.submit("m", [0.0])
-        await asyncio.sleep(0.0)  # until the batch is evaluated
-        return metrics.render().decode()
+        if adapted:
+            await dispatcher.submit("m", [0.0])
+        executor.fault = more_than_four_do_not_fit
+        await dispatcher.submit("m", [float(n) for n in range(8)])
+        await asyncio.sleep(1.0)
+        monitored = controller._state("m")
+        assert isinstance(monitored.objective, AgeMargin)
+        assert monitored.objective.margin == 0.012
+        return dispatcher.chosen["m"]
 
-    text = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
-    assert 'batchwright_objective_margin_seconds{device="fake",model="m"} 0.01' in text
+    chosen = run_scenario(scenario, {"m": choose("greedy", few)}, executor)
+    assert (chosen.spec, chosen.profile.max_batch_size) == ("smdp:slo_p95_ms=60", 4)
+    assert chosen.margin == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize("slower", [P4, SLOWER])

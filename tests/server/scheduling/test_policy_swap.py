@@ -61,23 +61,30 @@ def test_a_policy_that_is_set_is_logged_with_its_warnings_and_has_no_margin(capl
     async def scenario(dispatcher: Dispatcher, _: Any) -> str:
         metrics = Metrics()
         metrics.objective_margin("m", dispatcher.device, 0.02)
+        metrics.objective_level("m", dispatcher.device, 3)
         await swap(Fleet([dispatcher]), metrics, {"m": lambda current: replace(serial, promised=current.promised)})
         return metrics.render().decode()
 
     serial = choose("serial", STEPS)
     text = run_scenario(scenario, {"m": replace(choose("greedy", STEPS), promised=0.5)})
     assert 'batchwright_objective_margin_seconds{device="fake",model="m"} 0.0' in text
+    assert 'batchwright_objective_level{device="fake",model="m"} 0.0' in text
     first, *warnings = [record.getMessage() for record in caplog.records]
     assert first == "m: policy serial on profile steps"
     assert any("m: policy 'serial' does not pursue the objective, 95% within 500 ms" in each for each in warnings)
 
 
-def test_a_policy_of_several_devices_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("slower", "lines"), [(1.0, 1), (2.0, 2)])
+def test_a_policy_of_several_devices_is_logged_once_for_each_profile(
+    caplog: pytest.LogCaptureFixture, slower: float, lines: int
+) -> None:
     caplog.set_level(logging.INFO, "batchwright")
+    other = replace(STEPS, service_times=tuple(slower * t for t in STEPS.service_times))
 
     async def scenario(dispatcher: Dispatcher, executor: Any) -> None:
-        second = Dispatcher(executor, dispatcher.chosen, Metrics(), asyncio.get_running_loop().time, UNLIMITED)
+        chosen, clock = {"m": choose("greedy", other)}, asyncio.get_running_loop().time
+        second = Dispatcher(executor, chosen, Metrics(), clock, UNLIMITED)
         await swap(Fleet([dispatcher, second]), Metrics(), {"m": lambda current: choose("serial", current.profile)})
 
     run_scenario(scenario, {"m": choose("greedy", STEPS)})
-    assert [record.getMessage() for record in caplog.records] == ["m: policy serial on profile steps"]
+    assert [record.getMessage() for record in caplog.records] == lines * ["m: policy serial on profile steps"]
