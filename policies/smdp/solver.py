@@ -167,8 +167,9 @@ def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]
         most: maximum number of states beyond B_max.
     """
     model = closure.model
-    policy, average, gain, iterations = _start(model, closure.action, weights), np.full(3, inf), inf, 0
+    average, gain, iterations = np.full(3, inf), inf, 0
     short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
+    policy = _start(short, weights)
     while True:
         policy, value, steps = _policy_iteration(short, policy, weights)
         before, average, iterations = average, value.average, iterations + steps
@@ -184,24 +185,43 @@ def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple
 
     If the iteration reaches its limit, the last policy is returned with its own averages.
     """
-    policy, steps = short.extend(policy), 1
-    value = short.value_of(policy)
+    (policy, value), steps = _valued(short, short.extend(policy)), 1
     while steps < _STEPS:
         better = short.improve(policy, value, weights)
         if np.array_equal(better, policy):
             break
-        policy, value, steps = better, short.value_of(better), steps + 1
+        (policy, value), steps = _valued(short, better), steps + 1
     return policy, value, steps
+
+
+def _valued(short: ShortModel, policy: Ints) -> tuple[Ints, PolicyValue]:
+    """Return a policy and its value.
+
+    If short queues stay short under it and long ones long, the policy has two averages, and the linear system is
+    singular. Then all queues from the first on at which the queue grows again act as the tail, which shortens them.
+    """
+    try:
+        return policy, short.value_of(policy)
+    except np.linalg.LinAlgError:
+        shrinks = short.closure.model.drain[policy] > 0.0
+        draining = np.maximum.accumulate(np.maximum.accumulate(shrinks) & ~shrinks)
+        policy = np.where(draining, short.closure.action, policy)
+        return policy, short.value_of(policy)
 
 
 def _first_reach(closure: Closure) -> int:
     """Return the number of added states to start with: 6 sqrt(b) give about ten digits at any load.
 
     Where a small batch takes longer than a large one, more requests may arrive during a batch than the largest one
-    takes. These states have to be there from the start: a policy that avoids such batches does not change with more.
+    takes, even if its service time is only six standard deviations above the mean. These states have to be there from
+    the start: a policy that avoids such batches does not change with more.
     """
     model = closure.model
-    beyond = min(max(0.0, model.arrival_rate * float(model.service_times.max()) - model.max_batch_size), _REACH / 8)
+    times = model.service_times
+    deviation = np.sqrt(np.maximum(2.0 * model.half_second_moment[1:] - times**2, 0.0))
+    slow = times > np.minimum.accumulate(times[::-1])[::-1]  # slower than a larger batch
+    longest = max(float(times.max()), float((times + 6.0 * deviation).max(where=slow, initial=0.0)))
+    beyond = min(max(0.0, model.arrival_rate * longest - model.max_batch_size), _REACH / 8)
     return ceil(beyond + 6.0 * sqrt(max(closure.action, beyond)))
 
 
@@ -226,18 +246,21 @@ def _change(now: Floats | float, before: Floats | float) -> float:
     return float(np.max(moved / np.maximum(scale, np.finfo(float).tiny)))  # a quantity of 0 (no energies) has converged
 
 
-def _start(model: Model, tail: int, weights: Floats) -> Ints:
-    """Return a control limit near the optimum, to start policy iteration.
+def _start(short: ShortModel, weights: Floats) -> Ints:
+    """Return the better one of two policies to start policy iteration: a control limit, or batches of the tail's size.
 
-    It is the economic order quantity: batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding,
-    with the least sum at q = lambda sqrt(2 K / w). K is the fixed part of the charges: that of the smallest batch less
-    the mean increase per request times its size.
+    The control limit is near the optimum where service times rise with the size. It is the economic order quantity:
+    batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding, with the least sum at
+    q = lambda sqrt(2 K / w). K is the fixed part of the charges: that of the smallest batch less the mean increase per
+    request times its size.
     """
+    model, tail = short.closure.model, short.closure.action
     charges = (model.charges @ weights)[model.min_batch_size :]
     fixed = max(charges[0] - (charges[-1] - charges[0]) * model.min_batch_size / max(len(charges) - 1, 1), 0.0)
     limit = model.arrival_rate * sqrt(2.0 * fixed / float(HOLDING @ weights))
     states = np.arange(tail + 1)
-    return np.where(states >= min(max(limit, model.min_batch_size), tail), states, 0)
+    starts = [np.where(states >= max(least, model.min_batch_size), states, 0) for least in (min(limit, tail), tail)]
+    return min(starts, key=lambda policy: float(_valued(short, short.extend(policy))[1].average @ weights))
 
 
 def _trimmed(policy: Ints, tail: int) -> Ints:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
-from policies.smdp.distributions import Floats, distribution
+from policies.smdp.distributions import Floats, Hyperexponential, distribution
 from policies.smdp.model import Problem
 from policies.smdp.solver import evaluate, solve
 from policies.types import SpecError
@@ -46,11 +46,20 @@ def keeps_up(problem: Problem, table: Sequence[int]) -> bool:
 
 
 SLOW_SMALL_BATCHES = Profile("slow small batches", (0.0078125, 0.0078125, 1e-4, 1e-4, 1e-4), energies=(0, 0, 1, 0.5, 1))
+ONE_FAST_BATCH = Profile("one fast batch", (1 / 512, 1 / 128, 1 / 128, 1e-4, 1 / 128), energies=(0.0625, 1, 1, 0, 1))
+CHEAP_BATCHES_OF_3 = Profile("cheap batches of 3", (1e-4, 1e-4, 1e-4, 1e-4), energies=(0.0625, 1, 0, 0.5))
+CHEAP_BATCHES_OF_1 = Profile(
+    "cheap batches of 1", (0.01, 1e-4, 1 / 128, 0.01, 1e-4), energies=(0, 1 / 16, 1 / 16, 0.5, 1)
+)
 
 
 @settings(max_examples=40)
 @given(problems())
 @example(Problem(SLOW_SMALL_BATCHES, 12500.0, 1.0, 20.0))  # 98 requests arrive during a batch of two
+@example(Problem(CHEAP_BATCHES_OF_1, 2500.0, 1.0, 20.0, service=Hyperexponential()))  # 25 arrive, often many more
+# a policy on the way to the best keeps short queues short and long ones long
+@example(Problem(ONE_FAST_BATCH, 20_000.0, 1.0, 1.0))
+@example(Problem(CHEAP_BATCHES_OF_3, 2000.0, 1.0, 20.0))
 def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -> None:
     least = solve(problem).gain * (1.0 - TOLERANCE)
     for table in benchmark_tables(problem.profile.max_batch_size):
