@@ -195,17 +195,18 @@ def _policy_iteration(short: ShortModel, policy: Ints, weights: Floats) -> tuple
 
 
 def _valued(short: ShortModel, policy: Ints) -> tuple[Ints, PolicyValue]:
-    """Return a policy and its value.
+    """Return the policy, repaired where it has no single average, and its value.
 
-    If short queues stay short under it and long ones long, the policy has two averages, and the linear system is
-    singular. Then all queues from the first on at which the queue grows again act as the tail, which shortens them.
+    If short queues stay short under it and long ones long, the linear system is singular. Then all queue lengths from
+    the first on at which the queue grows again launch the tail's size, or wait for it.
     """
     try:
         return policy, short.value_of(policy)
     except np.linalg.LinAlgError:
         shrinks = short.closure.model.drain[policy] > 0.0
-        draining = np.maximum.accumulate(np.maximum.accumulate(shrinks) & ~shrinks)
-        policy = np.where(draining, short.closure.action, policy)
+        repaired = np.maximum.accumulate(np.maximum.accumulate(shrinks) & ~shrinks)
+        tail = short.closure.action
+        policy = np.where(repaired, np.where(short.states >= tail, tail, 0), policy)
         return policy, short.value_of(policy)
 
 
@@ -213,8 +214,8 @@ def _first_reach(closure: Closure) -> int:
     """Return the number of added states to start with: 6 sqrt(b) give about ten digits at any load.
 
     Where a small batch takes longer than a large one, more requests may arrive during a batch than the largest one
-    takes, even if its service time is only six standard deviations above the mean. These states have to be there from
-    the start: a policy that avoids such batches does not change with more.
+    takes, even if only a service six standard deviations longer than the mean does that. These states have to be there
+    from the start: a policy that avoids such batches does not change with more.
     """
     model = closure.model
     times = model.service_times
@@ -249,8 +250,8 @@ def _change(now: Floats | float, before: Floats | float) -> float:
 def _start(short: ShortModel, weights: Floats) -> Ints:
     """Return the better one of two policies to start policy iteration: a control limit, or batches of the tail's size.
 
-    The control limit is near the optimum where service times rise with the size. It is the economic order quantity:
-    batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding, with the least sum at
+    The control limit is usually near the optimum where service times rise with the size. It is the economic order
+    quantity: batches of q cost K lambda / q in fixed charges and q w / (2 lambda) in holding, with the least sum at
     q = lambda sqrt(2 K / w). K is the fixed part of the charges: that of the smallest batch less the mean increase per
     request times its size.
     """

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
 from policies.smdp.distributions import Floats, Hyperexponential, distribution
-from policies.smdp.model import Problem
-from policies.smdp.solver import evaluate, solve
+from policies.smdp.model import Problem, build_model
+from policies.smdp.solver import _valued, evaluate, solve
+from policies.smdp.tail import ShortModel, close
 from policies.types import SpecError
 from tests.support.random_profiles import profiles
 
@@ -56,7 +57,7 @@ CHEAP_BATCHES_OF_1 = Profile(
 @settings(max_examples=40)
 @given(problems())
 @example(Problem(SLOW_SMALL_BATCHES, 12500.0, 1.0, 20.0))  # 98 requests arrive during a batch of two
-@example(Problem(CHEAP_BATCHES_OF_1, 2500.0, 1.0, 20.0, service=Hyperexponential()))  # 25 arrive, often many more
+@example(Problem(CHEAP_BATCHES_OF_1, 2500.0, 1.0, 20.0, service=Hyperexponential()))  # 25 arrive in one, sometimes more
 # a policy on the way to the best keeps short queues short and long ones long
 @example(Problem(ONE_FAST_BATCH, 20_000.0, 1.0, 1.0))
 @example(Problem(CHEAP_BATCHES_OF_3, 2000.0, 1.0, 20.0))
@@ -68,6 +69,31 @@ def test_no_static_greedy_or_control_limit_policy_costs_less(problem: Problem) -
         else:  # an unstable policy is rejected
             with pytest.raises(SpecError, match="cannot keep up"):
                 evaluate(problem, table)
+
+
+@pytest.mark.parametrize(
+    ("times", "energies", "rate", "policy"),
+    [
+        ((2e-4, 2e-4, 1e-4, 1e-4), (0.06, 0.06, 0.0, 1.0), 1e-5, [0, 1, 0, 1, 1, 0, 0, 4]),
+        ((2e-4, 1e-4, 1e-4, 2e-4, 1e-4, 2e-4), (0.5, 0.0, 0.06, 0.06, 0.0, 1.0), 1e-5, [0, 0, 2, 0, 4, 0, 0, 1, 5]),
+        (
+            (1e-4, 2e-4, 1e-4, 1e-4, 2e-4, 2e-4),
+            (0.0, 0.5, 0.06, 1.0, 0.5, 0.0),
+            1e-8,
+            [0, 1, 0, 0, 0, 1, 0, 0, 1, 1, 4],
+        ),
+    ],
+)
+def test_a_policy_without_a_single_average_is_repaired_by_feasible_actions(
+    times: tuple[float, ...], energies: tuple[float, ...], rate: float, policy: list[int]
+) -> None:
+    model = build_model(Problem(Profile("drawn", times, energies=energies), rate, 1.0, 20.0))
+    short = ShortModel(close(model, policy[-1]), 16)
+    with pytest.raises(np.linalg.LinAlgError):
+        short.value_of(short.extend(np.array(policy)))
+    repaired, value = _valued(short, short.extend(np.array(policy)))
+    assert np.all(repaired <= short.states)
+    assert 0.0 < value.average[0] < policy[-1] / rate, "s, the time in which the tail's size arrives"
 
 
 @settings(max_examples=40)
