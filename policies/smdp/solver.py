@@ -167,7 +167,7 @@ def _improve(closure: Closure, weights: Floats, most: int) -> tuple[_Run, float]
         most: maximum number of states beyond B_max.
     """
     model = closure.model
-    average, gain, iterations = np.full(3, inf), inf, 0
+    average, gain, iterations = np.full(3, inf), inf, 2  # linear systems of _start
     short = ShortModel(closure, model.max_batch_size + _first_reach(closure))
     policy = _start(short, weights)
     while True:

@@ -183,16 +183,15 @@ def test_a_missed_objective_reduces_the_weight_of_power(monkeypatch: pytest.Monk
     assert after.rows[1].w2 < before.rows[1].w2, "at load 0.3"
 
 
-def more_than_four_do_not_fit(outputs: list[Any]) -> list[Any]:
-    if len(outputs) > 4:
-        raise OutOfMemoryError
-    return outputs
+def at_most(size: int) -> Callable[[list[Any]], list[Any]]:
+    """A fault: larger batches run out of memory."""
 
+    def fault(outputs: list[Any]) -> list[Any]:
+        if len(outputs) > size:
+            raise OutOfMemoryError
+        return outputs
 
-def does_not_fit(outputs: list[Any]) -> list[Any]:
-    if len(outputs) > 12:
-        raise OutOfMemoryError
-    return outputs
+    return fault
 
 
 def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kept_over_http(
@@ -236,7 +235,7 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
         dispatcher.set_policy("m", solved)
         if adapted:
             await dispatcher.submit("m", [0.0])
-        executor.fault = more_than_four_do_not_fit
+        executor.fault = at_most(4)
         await dispatcher.submit("m", [float(n) for n in range(8)])
         await asyncio.sleep(1.0)
         monitored = controller._state("m")
@@ -252,7 +251,7 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
 @pytest.mark.parametrize("slower", [P4, SLOWER])
 def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detected(slower: Profile) -> None:
     executor = ChangingExecutor(P4, slower, 15.0)
-    executor.fault = does_not_fit
+    executor.fault = at_most(12)
     seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity)
     assert seen.changes("memory") >= 1
     assert (seen.changes("drift") >= 1) == (slower is SLOWER)
@@ -264,7 +263,7 @@ def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detec
 
 def test_greedy_service_stays_if_the_policy_needs_larger_batches_than_fit() -> None:
     executor = ChangingExecutor(P4, P4, inf)
-    executor.fault = does_not_fit
+    executor.fault = at_most(12)
     seen = serve(executor, "static:16", 0.3 * P4.capacity)
     assert seen.chosen.spec == "greedy"
     assert seen.chosen.profile.max_batch_size == 8
@@ -282,7 +281,7 @@ def test_a_policy_set_since_the_last_batch_is_the_one_solved_for_the_reduced_bat
         )
         await dispatcher.submit("m", [0.0])
         dispatcher.set_policy("m", choose("timeout:1", P4))
-        executor.fault = does_not_fit
+        executor.fault = at_most(12)
         await dispatcher.submit("m", [float(n) for n in range(20)])
         await asyncio.sleep(1.0)
         assert dispatcher.chosen["m"].spec == "timeout:1"
@@ -460,7 +459,7 @@ def test_larger_batches_of_a_revision_that_was_replaced_are_not_tried() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, Inline())
         dispatcher.on_served, dispatcher.on_batch_size_reduced = controller.served, controller.batch_size_reduced
-        executor.fault = does_not_fit
+        executor.fault = at_most(12)
         await dispatcher.submit("m", [1.0] * 20)
         await asyncio.sleep(1.0)
         small = choose("smdp:w2=0", P4.truncated(4))
@@ -479,7 +478,7 @@ def test_a_policy_set_while_another_one_is_solved_stays() -> None:
     async def scenario(dispatcher: Dispatcher, _: FakeExecutor) -> None:
         controller = Controller(dispatcher, Metrics(), executor.meter, solving)
         dispatcher.on_batch_size_reduced = controller.batch_size_reduced
-        executor.fault = does_not_fit
+        executor.fault = at_most(12)
         await dispatcher.submit("m", [1.0] * 20)
         assert len(solving.jobs) == 1
         dispatcher.set_policy("m", choose("timeout:1", dispatcher.chosen["m"].profile))
