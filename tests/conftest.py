@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support.fork_server import start_process
 
     harness.start_process = start_process  # type: ignore[assignment]  # a ForkedProcess has what servers need of Popen
+
+
+@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Fork the processes, too."""
+    from tests.support.forked_worker import fork_workers
+
+    fork_workers(specs)
 
 
 @pytest.hookimpl(trylast=True)  # after tests have been deselected

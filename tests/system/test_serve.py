@@ -110,7 +110,7 @@ def test_each_sample_of_a_call_gets_its_own_output(server: Server) -> None:
         ("POST", "/predict", b"x", {"Content-Encoding": "gzip"}, 400),
         ("POST", "/predict", b"x", {"Content-Type": "multipart/form-data"}, 400),
         ("POST", "/predict", b"x", {"Content-Type": "multipart/form-data; boundary=y"}, 400),
-        ("POST", "/predict", gzip.compress(bytes(70_000_000)), {"Content-Encoding": "gzip"}, 413),
+        ("POST", "/predict", gzip.compress(bytes(70_000_000), 1), {"Content-Encoding": "gzip"}, 413),
         ("POST", "/v2/models/googlenet/infer", b"{", {}, 400),
         ("POST", "/v2/models/googlenet/infer", b"{}", {"Inference-Header-Content-Length": "9"}, 400),
         ("POST", "/v2/models/alexnet/infer", b"{}", {}, 404),
