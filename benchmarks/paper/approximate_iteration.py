@@ -11,7 +11,6 @@ outside is 0, as at the start. The paper gives CPU times where we give iteration
 A policy is evaluated on S_trunc = {0..160, 161} by equation (21), with the abstract cost c_o = 100 in the last state.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +25,7 @@ from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import LINE_STYLES, PALETTE, benchmarks
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import HOLDING, Model, Problem, build_model, objective_weights
-from policies.smdp.rvi import Rvi, relative_value_iteration
+from policies.smdp.rvi import Rvi, results_by_iteration
 from policies.smdp.solver import solve
 
 LENGTH, OVERFLOW_COST = 160, 100.0  # s_max of S_trunc, c_o
@@ -132,6 +131,11 @@ def truncated_gain(problem: Problem, policy: Ints, overflow_cost: float = OVERFL
     return float(stationary @ costs / (stationary @ sojourn))
 
 
+@cache  # an iteration often keeps the policy of the one before
+def _gain_of(problem: Problem, policy: tuple[int, ...]) -> float:
+    return truncated_gain(problem, np.array(policy))
+
+
 @dataclass(frozen=True, eq=False)
 class Convergence:
     """Gains on S_trunc by iteration.
@@ -156,7 +160,7 @@ class Convergence:
 def avi(problem: Problem, iterations: int, solved_for: Problem | None = None, length: int = LENGTH) -> Convergence:
     """Gains of AVI's policies truncated to S_trunc, once they cover it; `solved_for`: what AVI is given instead."""
     found = [
-        (n, truncated_gain(problem, policy[: length + 2]))
+        (n, _gain_of(problem, tuple(policy[: length + 2].tolist())))
         for n, policy in enumerate(value_iteration(solved_for or problem, iterations), 1)
         if n > length
     ]
@@ -166,7 +170,7 @@ def avi(problem: Problem, iterations: int, solved_for: Problem | None = None, le
 def api(problem: Problem, inner: int, outer: int, length: int = LENGTH) -> Convergence:
     """Gains of API's policies truncated to S_trunc, by the number of all steps, once they cover it."""
     found = [
-        (len(policy) - 1, truncated_gain(problem, policy[: length + 2]))
+        (len(policy) - 1, _gain_of(problem, tuple(policy[: length + 2].tolist())))
         for policy in policy_iteration(problem, inner, outer)
         if len(policy) > length + 1
     ]
@@ -174,12 +178,11 @@ def api(problem: Problem, inner: int, outer: int, length: int = LENGTH) -> Conve
 
 
 def rvi(problem: Problem, overflow_cost: float, iterations: int, length: int = LENGTH) -> Convergence:
-    """Gains of relative value iteration stopped after 1, 2, ..., iterations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the limit of iterations, and policies that wait for ever
-        schemes = (Rvi(overflow_cost, length, max_iterations=n) for n in range(1, iterations + 1))
-        gains = tuple(relative_value_iteration(problem, scheme).gain for scheme in schemes)
-    return Convergence(tuple(range(1, iterations + 1)), gains)
+    """Gains of relative value iteration stopped after 1, 2, ..., iterations, or at its end before."""
+    found = results_by_iteration(problem, Rvi(overflow_cost, length, max_iterations=iterations))
+    gains = [result.gain for result in found]
+    gains += [gains[-1]] * (iterations - len(gains))
+    return Convergence(tuple(range(1, iterations + 1)), tuple(gains))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,14 +23,19 @@ from benchmarks.paper.tradeoffs import by_load, legend, not_beaten, tradeoffs
 from benchmarks.support.harness import finish_axes, new_figure
 from policies.charts.averages import PALETTE, Tradeoff, benchmarks, frontier_chart, tradeoff
 from policies.profile import Profile
+from policies.smdp.choice import breakpoint_of
 from policies.smdp.distributions import Floats, distribution
-from policies.smdp.solver import Solution
+from policies.smdp.model import Problem
+from policies.smdp.solver import Solution, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONSTANT_MS = 6.0859
 _SIZES = np.arange(1, 33)
+_LOADS_9 = (0.3, 0.7)
+_POWER_ONLY = 1e4  # w2, per W, at which only power matters
+_NEAR = 0.1  # of a frontier's width in power: between nearer vertices it is taken as a line
 _DISTRIBUTIONS = ("deterministic", "erlang2", "exponential", "hyperexponential")
 
 
@@ -158,20 +162,20 @@ def figure_9() -> Section:
     text = f"""\
 {save_numbered(figure, 9)}
 
-The same means l(b). {agreement(claims_9(shown))} The coefficients of variation are 0, 0.707, 1 and 1.414; the paper's
+The same means l(b). {agreement(claims_9())} The coefficients of variation are 0, 0.707, 1 and 1.414; the paper's
 0.5 and 2 are their squares."""
     return Section("Figure 9: distributions of the service time", text)
 
 
-def claims_9(shown: Mapping[float, Sequence[Tradeoff]] | None = None) -> list[Claim]:
+def claims_9() -> list[Claim]:
     """Section VII-C 3, on figure 9."""
-    shown = shown or by_distribution()
     mean = googlenet().service_time(8)
     tails = [1.0 - float(function[0]) for function in service_functions(mean, np.array([4.0 * mean])).values()]
-    greedy = {load: [one.benchmarks["greedy"] for one in curves] for load, curves in shown.items()}
+    problems = {load: list(_by_distribution(load).values()) for load in _LOADS_9}
+    greedy = {load: [benchmarks(problem)["greedy"] for problem in found] for load, found in problems.items()}
     powers = {load: [solution.mean_power or 0.0 for solution in found] for load, found in greedy.items()}
     sizes = {load: [solution.mean_batch_size for solution in found] for load, found in greedy.items()}
-    times = {load: [_time_at_middle(one, curves[0]) for one in curves] for load, curves in shown.items()}
+    times = {load: _times_at_middle(found) for load, found in problems.items()}
     slower = {load: found[-1] / found[0] - 1.0 for load, found in times.items()}
     return [
         Claim("the more the service time varies, the heavier its tail", tails == sorted(tails)),
@@ -189,22 +193,41 @@ def claims_9(shown: Mapping[float, Sequence[Tradeoff]] | None = None) -> list[Cl
     ]
 
 
-@cache
 def by_distribution() -> dict[float, list[Tradeoff]]:
     """For loads 0.3 and 0.7 the frontiers of the four distributions, and of the benchmarks greedy alone."""
-    found: dict[float, list[Tradeoff]] = {}
-    for load in (0.3, 0.7):
-        problems = {name: at(googlenet(), load, service=distribution(name, googlenet())) for name in _DISTRIBUTIONS}
-        curves = [tradeoff(problem, name) for name, problem in problems.items()]
-        found[load] = [replace(one, benchmarks={"greedy": one.benchmarks["greedy"]}) for one in curves]
-    return found
+    curves = {load: [tradeoff(problem, name) for name, problem in _by_distribution(load).items()] for load in _LOADS_9}
+    return {
+        load: [replace(one, benchmarks={"greedy": one.benchmarks["greedy"]}) for one in found]
+        for load, found in curves.items()
+    }
 
 
-def _time_at_middle(shown: Tradeoff, reference: Tradeoff) -> float:
-    """Mean response time on a frontier, s, at the middle of the powers of the reference's ends."""
-    middle = sum(reference.vertices[end].mean_power or 0.0 for end in (0, -1)) / 2.0
-    powers = [vertex.mean_power or 0.0 for vertex in reversed(shown.vertices)]  # ascending
-    return float(np.interp(middle, powers, [vertex.mean_response_time for vertex in reversed(shown.vertices)]))
+def _by_distribution(load: float) -> dict[str, Problem]:
+    return {name: at(googlenet(), load, service=distribution(name, googlenet())) for name in _DISTRIBUTIONS}
+
+
+def _times_at_middle(problems: Sequence[Problem]) -> list[float]:
+    """Mean response times on the frontiers, s, at the middle of the powers of the first frontier's ends."""
+    middle = sum(end.mean_power or 0.0 for end in _ends(problems[0])) / 2.0
+    return [_time_at(problem, middle) for problem in problems]
+
+
+def _ends(problem: Problem) -> tuple[Solution, Solution]:
+    """The fastest and the cheapest solved policy."""
+    return solve(problem), solve(replace(problem, w2=_POWER_ONLY))
+
+
+def _time_at(problem: Problem, power: float) -> float:
+    """Mean response time on the frontier, s, at this power, W; between two vertices that are near each other."""
+    fast, cheap = _ends(problem)
+    width = (fast.mean_power or 0.0) - (cheap.mean_power or 0.0)
+    while (fast.mean_power or 0.0) - (cheap.mean_power or 0.0) > _NEAR * width:
+        between = solve(replace(problem, w2=breakpoint_of(fast, cheap)))
+        if between.batch_size in (fast.batch_size, cheap.batch_size):
+            break
+        fast, cheap = (between, cheap) if (between.mean_power or 0.0) > power else (fast, between)
+    powers, times = zip(*((end.mean_power or 0.0, end.mean_response_time) for end in (cheap, fast)), strict=True)
+    return float(np.interp(power, powers, times))
 
 
 def service_functions(mean: float, times: Floats) -> dict[str, Floats]:

@@ -29,6 +29,8 @@ papers' rates are milliseconds of response time and watts. So are the weighted r
 """
 
 import warnings
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -202,8 +204,29 @@ class _Truncated:
         return np.column_stack([inside, _tails(self.model, self.length)[policy, self.length - left]])
 
 
+def results_by_iteration(problem: Problem, scheme: Rvi) -> Iterator[RviResult]:
+    """Yield the result after each iteration, up to the one at which the method ends; without its warnings.
+
+    Args:
+        problem: as for `relative_value_iteration`.
+        scheme: with a max_queue_length.
+    """
+    assert scheme.max_queue_length is not None
+    model = build_model(problem)
+    _check(problem, model, scheme)
+    truncated = _Truncated(model, objective_weights(problem), scheme.overflow_cost, scheme.max_queue_length)
+    for iterations, (total, span) in enumerate(_iterations(truncated, scheme), 1):
+        yield _result(truncated, total.argmin(axis=0), iterations, span)
+
+
 def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
-    """Run Algorithm 1: the policy (s_max + 2,), the number of iterations, and the last span.
+    """Run Algorithm 1: the policy (s_max + 2,), the number of iterations, and the last span."""
+    ((iterations, (total, span)),) = deque(enumerate(_iterations(truncated, scheme), 1), maxlen=1)
+    return total.argmin(axis=0), iterations, span
+
+
+def _iterations(truncated: _Truncated, scheme: Rvi) -> Iterator[tuple[Floats, float]]:
+    """Yield the costs (B_max + 1, s_max + 2), overwritten by the next iteration, and the span of each iteration.
 
     With H(S_o) = 0 no overflow probability is needed: H is padded with zeros. One matrix product gives the expectation
     for every (action, queue length just after the launch). Read with a row stride shorter by one, the same memory is
@@ -231,7 +254,7 @@ def _iterate(truncated: _Truncated, scheme: Rvi) -> tuple[Ints, int, float]:
         np.subtract(values, held, out=growth)
         np.subtract(values, values[-1], out=held)
         span, iterations = float(growth.max() - growth.min()), iterations + 1
-    return total.argmin(axis=0), iterations, span
+        yield total, span
 
 
 def _result(truncated: _Truncated, policy: Ints, iterations: int, span: float) -> RviResult:

@@ -27,7 +27,6 @@ from functools import cached_property
 from math import inf
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from policies.smdp.distributions import Floats, Ints
 from policies.smdp.model import HOLDING, Model
@@ -126,12 +125,14 @@ class ShortModel:
 
     def extend(self, policy: Ints) -> Ints:
         """Return the policy on exactly these states, padded with the action of the tail."""
-        missing = max(len(self.states) - len(policy), 0)
-        return np.pad(policy, (0, missing), constant_values=self.closure.action)[: len(self.states)]
+        missing = len(self.states) - len(policy)
+        if missing <= 0:
+            return policy[: len(self.states)]
+        return np.concatenate([policy, np.full(missing, self.closure.action)])
 
     def resume(self, policy: Ints, value: PolicyValue, weights: Floats) -> Ints:
         """Extend the policy of a shorter model to these queue lengths and improve it once."""
-        bias = np.pad(value.bias, ((0, self.length - len(value.bias)), (0, 0)))
+        bias = np.concatenate([value.bias, np.zeros((self.length - len(value.bias), value.bias.shape[1]))])
         return self.improve(self.extend(policy), PolicyValue(bias, value.average), weights)
 
     def value_of(self, policy: Ints, mixed: tuple[float, Ints] | None = None) -> PolicyValue:
@@ -162,8 +163,11 @@ class ShortModel:
         """Return transition probabilities (length + 1, length), kappa and f by state."""
         shifted = self._shifted_arrivals
         starts = policy * (shifted.shape[1] + 1)  # one row down and, for s - a, one to the right, per request
-        transitions = shifted.ravel()[self._window + starts[:, None]]
-        return transitions, self.closure.lost_time[policy], self.closure.charges[policy]
+        return (
+            self._windows[self.length + 1 - self.states + starts],
+            self.closure.lost_time[policy],
+            self.closure.charges[policy],
+        )
 
     def improve(self, policy: Ints, value: PolicyValue, weights: Floats) -> Ints:
         """Improve the policy in every state with a better action, equation (17); (length + 1,).
@@ -176,10 +180,13 @@ class ShortModel:
         bias, gain = value.bias @ weights, value.average @ weights
         counts = self._likely.shape[1]
         padded = np.concatenate([bias, np.zeros(counts)])
-        after = self._likely @ np.ascontiguousarray(sliding_window_view(padded, counts)).T
-        cost = after.ravel()[self._after_launch] + self._infeasible
+        windows = np.ndarray((len(bias) + 1, counts), buffer=padded, strides=2 * padded.strides)
+        after = self._likely @ np.ascontiguousarray(windows).T
+        # at a and s the entry of a and s - a; where s < a another one, which does not count
+        by_state = np.ndarray(after.shape, buffer=after, strides=(after.strides[0] - after.itemsize, after.itemsize))
+        cost = by_state + self._infeasible
         cost += (self.closure.charges @ weights)[:, None]
-        cost += np.outer(self.closure.lost_time, self._holding @ weights - gain)
+        cost += self.closure.lost_time[:, None] * (self._holding @ weights - gain)
         best = cost.argmin(axis=0)
         gained = cost[policy, self.states] - cost[best, self.states]
         # keep the current action in a tie, or rounding could make the iteration cycle
@@ -200,20 +207,15 @@ class ShortModel:
         return np.hstack([np.zeros((len(self._arrivals), self.length + 1)), self._arrivals])
 
     @cached_property
-    def _window(self) -> Ints:
-        """Flat index into `_shifted_arrivals` of the probability of j after s for action 0; (length + 1, length)."""
-        return self.length + 1 + self.states[:-1] - self.states[:, None]
+    def _windows(self) -> Floats:
+        """A view of the `length` successive numbers from each place of `_shifted_arrivals` on, by flat index."""
+        flat = self._shifted_arrivals.ravel()
+        return np.ndarray((len(flat) - self.length + 1, self.length), buffer=flat, strides=2 * flat.strides)
 
     @cached_property
     def _holding(self) -> Floats:
         """Holding cost w s / lambda for each state and accumulated quantity; (length + 1, 3)."""
         return np.outer(self.states / self.closure.model.arrival_rate, HOLDING)
-
-    @cached_property
-    def _after_launch(self) -> Ints:
-        """Flat index of (action, queue length just after the launch)."""
-        actions = self.closure.model.actions[:, None]
-        return np.asarray(np.maximum(self.states - actions, 0) + (self.length + 1) * actions)
 
     @cached_property
     def _infeasible(self) -> Floats:

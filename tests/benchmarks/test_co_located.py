@@ -62,7 +62,7 @@ def test_the_average_cost_of_a_table_is_that_of_the_exact_solver_and_longer_queu
 
 
 @pytest.mark.parametrize(
-    ("w2", "most", "first_formed", "requests"), [(0.0, 1.08, 1.1, 10_000), (2.0, 1.02, 0.99, 20_000)]
+    ("w2", "most", "first_formed", "requests"), [(0.0, 1.08, 1.1, 5_000), (2.0, 1.02, 0.99, 20_000)]
 )
 def test_two_models_cost_nearly_as_little_as_the_best_decision_for_both_queues(
     w2: float, most: float, first_formed: float, requests: int, monkeypatch: pytest.MonkeyPatch

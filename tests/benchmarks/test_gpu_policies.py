@@ -5,12 +5,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 
+from batchwright.analysis import simulate
 from benchmarks.support import gpu_policies
 from benchmarks.support.gpu_policies import LOADS, TIMEOUT, DeviceUnderTest, compare, joules, predicted
+from policies.profile import Profile
+from policies.results import SimulationResult
 from policies.types import SpecError
 from profiler.energy import Mean, RunningLoad, Steady
 from tests.support.fakes import STEPS, FakeExecutor
@@ -28,13 +32,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def device(loop: asyncio.AbstractEventLoop) -> DeviceUnderTest:
-    """A device that always draws 160 W, measured for ten seconds after one second."""
+def device(loop: asyncio.AbstractEventLoop, seconds: float = 4.0) -> DeviceUnderTest:
+    """A device that always draws 160 W, measured for these seconds after one second."""
 
     async def measure_power(load: RunningLoad) -> Steady:
         await asyncio.sleep(1.0)
         before = load()
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(seconds)
         after = load()
         rate = (after.batches - before.batches) / (after.time - before.time)
         return Steady(Mean(WATTS, 0.0), Mean(rate, 0.0), Mean(WATTS / rate, 0.0))
@@ -67,7 +71,7 @@ def run(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[_T]]) -> _
 
 
 def test_joules_per_request_are_the_devices_energy_over_the_requests_answered(loop: asyncio.AbstractEventLoop) -> None:
-    cell = run(loop, lambda: joules(device(loop), "greedy", 200.0))
+    cell = run(loop, lambda: joules(device(loop, 10.0), "greedy", 200.0))
     # three standard deviations of 2000 Poisson arrivals, 45 each
     assert cell["answered_hz"] == pytest.approx(200.0, rel=0.07)
     assert cell["total_mj"] == pytest.approx(1e3 * WATTS / cell["answered_hz"])
@@ -78,8 +82,7 @@ def test_joules_per_request_are_the_devices_energy_over_the_requests_answered(lo
 
 
 def test_a_waiting_policy_serves_larger_batches_with_longer_response_times(loop: asyncio.AbstractEventLoop) -> None:
-    greedy = run(loop, lambda: joules(device(loop), "greedy", 200.0))
-    full = run(loop, lambda: joules(device(loop), "static:8", 200.0))
+    greedy, full = (run(loop, partial(joules, device(loop, 10.0), name, 200.0)) for name in ("greedy", "static:8"))
     assert full["mean_batch_size"] == pytest.approx(8.0, rel=0.01)  # the last batch may be smaller
     assert greedy["mean_batch_size"] < 5.0
     assert full["mean_ms"] > greedy["mean_ms"]
@@ -96,6 +99,10 @@ def test_no_task_is_left_running(loop: asyncio.AbstractEventLoop) -> None:
 def test_each_load_compares_greedy_with_both_objectives(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fewer(profile: Profile, spec: str, arrival_rate: float, requests: int) -> SimulationResult:
+        return simulate(profile, spec, arrival_rate=arrival_rate, requests=requests // 5)
+
+    monkeypatch.setattr(gpu_policies, "simulate", fewer)
     monkeypatch.setattr(gpu_policies, "LOADS", LOADS[1:2])
     monkeypatch.setattr("policies.solving.default_loads", lambda: list(LOADS[1:2]))
     cells: list[dict[str, Any]] = []
@@ -113,7 +120,7 @@ def test_each_load_compares_greedy_with_both_objectives(
 
 def test_no_cell_is_started_after_the_end_of_the_time(loop: asyncio.AbstractEventLoop) -> None:
     cells: list[dict[str, Any]] = []
-    run(loop, lambda: compare(device(loop), 5.0, cells.append))  # the first cell ends after 11 s
+    run(loop, lambda: compare(device(loop), 3.0, cells.append))  # the first cell ends after 5 s
     assert [cell["policy"] for cell in cells] == ["greedy"]
 
 

@@ -8,6 +8,7 @@ from benchmarks.paper import actions, runs, tradeoffs, truncation, variants
 from benchmarks.paper.setting import CONSTANT_MS, PAGE, Claim, affine_energy, agreement, at, googlenet, log_energy
 from benchmarks.paper.truncation import TABLE_II, Printed, acceptable_from, beside_printed, rvi, with_slope
 from policies.smdp.choice import frontier
+from policies.smdp.response_law import response_law
 from policies.smdp.rvi import RviResult
 from policies.smdp.solver import solve
 
@@ -65,11 +66,17 @@ def test_of_table_i_the_95th_percentile_of_static_8_differs_most() -> None:
     assert max(differences, key=differences.__getitem__) == ("static 8", 4)
 
 
-def test_the_policy_of_figure_6_with_a_95th_percentile_below_10_ms_is_that_of_table_i() -> None:
-    cheapest_first = frontier(at(googlenet(), 0.7))[::-1]
+def test_the_policy_of_figure_6_with_a_95th_percentile_below_10_ms_is_that_of_table_i(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a grid of 250 times instead of 1000 changes these percentiles by 0.07 ms or less, and those next to 10 ms, 9.96
+    # and 10.58 ms, by 0.002
+    monkeypatch.setattr("policies.smdp.response_law._STEPS", 250)
+    problem = at(googlenet(), 0.7)
+    cheapest_first = frontier(problem)[::-1]
     powers = [solution.mean_power or 0.0 for solution in cheapest_first]
     assert powers == sorted(powers)
-    least = next(solution for solution in cheapest_first if runs.exact_figures(solution)[4] < 10.0)
+    least = next(s for s in cheapest_first if response_law(problem, s.batch_size).percentile(0.95) < 10e-3)
     assert least.batch_size == runs.table_i_policies()["solved, w2 = 1.6"].batch_size
 
 

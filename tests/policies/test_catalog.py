@@ -25,6 +25,17 @@ P4 = load_profile("googlenet-tesla-p4")
 B = P4.max_batch_size
 
 
+@pytest.fixture
+def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve tables for five loads instead of 49, the least included, and those for multiples of w2 for fewer, too."""
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.02, 0.3, 0.5, 0.7, 0.9])
+    monkeypatch.setattr("policies.solving._STEP", 2.5)
+
+
+def solve_for(loads: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: loads)
+
+
 @pytest.mark.parametrize(
     ("text", "inner"),
     [
@@ -100,6 +111,7 @@ def test_a_profile_without_energies_cannot_weigh_power() -> None:
         choose("smdp:w2=1", replace(P4, energies=None))
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_flags_fill_keys_that_the_spec_leaves_open_and_a_conflict_is_an_error() -> None:
     assert choose("smdp", P4, {"w2": "1.6"}).parameters["w2"] == "1.6"
     assert choose("greedy", P4, {"w2": "1.6"}).name == "greedy"
@@ -178,6 +190,7 @@ def test_a_lone_request_is_launched_at_once_as_the_first_one_and_after_silence(
     assert isinstance(batcher.decide(now), Launch)
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_devices_with_the_same_profile_share_a_table_and_others_have_their_own() -> None:
     table = choose("smdp:w2=3", P4).table
     assert choose("smdp:w2=3", replace(P4)).table is table
@@ -188,7 +201,7 @@ def test_devices_with_the_same_profile_share_a_table_and_others_have_their_own()
 def test_only_a_table_solved_for_a_weight_is_weighted_by_the_mean_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.02, 0.5, 0.9])
+    solve_for([0.02, 0.5, 0.9], monkeypatch)
     path = tmp_path / "p.json"
     save_table(solve_table(Problem(P4, 1.0, w2=1.0), [0.3, 0.7]), path)
     for spec in (str(path), "smdp:w2=0", "auto", "smdp:slo_mean_ms=8"):
@@ -248,13 +261,14 @@ def test_a_policy_that_depends_on_waiting_times_has_no_table(spec: str) -> None:
     assert choose(spec, P4, max_wait=1.0).action_table(100.0) is None
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_a_solved_table_acts_by_its_row_nearest_in_rate() -> None:
     chosen = choose("smdp:w2=1.6", P4, max_wait=inf)
     assert chosen.table is not None
-    assert chosen.action_table(0.7 * P4.capacity) == ActionTable(chosen.table.rows[34].batch_size, 32)
+    assert chosen.action_table(0.7 * P4.capacity) == ActionTable(chosen.table.rows[3].batch_size, 32)
     assert chosen.action_table(0.001 * P4.capacity) == ActionTable((0, *range(1, 33)), 32)
-    again = solved(chosen.table.rows[34].batch_size, P4)
-    assert again.action_table(123.0) == ActionTable(chosen.table.rows[34].batch_size, 32)
+    again = solved(chosen.table.rows[3].batch_size, P4)
+    assert again.action_table(123.0) == ActionTable(chosen.table.rows[3].batch_size, 32)
 
 
 def test_models_of_one_device_keep_their_own_policies_and_monitors() -> None:
@@ -319,12 +333,15 @@ def test_a_simulation_by_stages_has_ten_equal_stages_by_default() -> None:
     assert in_stages("greedy", P4) is P4
 
 
-def test_a_bound_chooses_a_row_for_each_rate_and_the_nearest_where_none_keeps_it() -> None:
+def test_a_bound_chooses_a_row_for_each_rate_and_the_nearest_where_none_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solve_for([0.02, 0.1, 0.3, 0.5, 0.7, 0.84, 0.98], monkeypatch)
     chosen = choose("smdp:slo_mean_ms=8,max_wait_ms=inf", P4)
     assert chosen.table is not None
     assert chosen.table.bound == {"slo_mean_ms": 8.0}
     times = [row.mean_response_time or inf for row in chosen.table.rows]
-    assert times[:42] == pytest.approx([0.008] * 42)  # up to load 0.84
+    assert times[:-1] == pytest.approx([0.008] * 6)  # up to load 0.84
     assert times[-1] > 0.019
     found = chosen.action_table(0.5 * P4.capacity)
     assert found is not None
@@ -353,6 +370,7 @@ def test_a_weight_beside_a_bound_of_the_command_line_names_the_flag() -> None:
         choose("smdp", P4, {"w2": "1", "slo_p95_ms": "20"})
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
     slower = replace(P4, service_times=tuple(1.5 * t for t in P4.service_times))
     before = choose("smdp:w2=1.6", P4)
@@ -361,7 +379,7 @@ def test_solved_again_on_a_slower_device_each_load_keeps_its_weight() -> None:
     assert again.table is not None
     assert [row.load for row in again.table.rows] == pytest.approx([row.load for row in before.table.rows])
     assert {row.w2 for row in again.table.rows} == {1.6}
-    assert again.table.rows[10].batch_size == choose("smdp:w2=1.6", slower).table.rows[10].batch_size  # type: ignore[union-attr]
+    assert again.table.rows[2].batch_size == choose("smdp:w2=1.6", slower).table.rows[2].batch_size  # type: ignore[union-attr]
     assert solved_again(choose("rate-matching", P4), slower).policy != choose("rate-matching", P4).policy
 
 
@@ -377,12 +395,13 @@ def test_solved_again_for_a_percentile_each_load_keeps_its_weight_times_the_fact
     assert again.slo == 0.012
 
 
-def test_solved_again_other_bounds_hold_on_the_new_device_too() -> None:
+def test_solved_again_other_bounds_hold_on_the_new_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve_for([0.1, 0.32, 0.36, 0.4, 0.7, 0.98], monkeypatch)
     dearer = replace(P4, energies=tuple(1.5 * e for e in P4.energies or ()))
     again = solved_again(choose("smdp:power_cap_w=40", P4), dearer)
     assert again.table is not None
     powers = [row.mean_power or inf for row in again.table.rows]
-    assert powers[15:20] == pytest.approx([40.0] * 5)  # loads 0.32 to 0.4, where the cap binds and can be kept
+    assert powers[1:4] == pytest.approx([40.0] * 3)  # loads 0.32 to 0.4, where the cap binds and can be kept
 
 
 def test_a_files_table_is_kept_on_another_device(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_a_printed_plan_says_what_spare_devices_are_for() -> None:
 
 
 def test_a_plan_says_by_which_routing_its_bound_is_not_kept() -> None:
-    plan = ("--plan", "--arrival-rate", "200", "--slo-mean-ms", "30", "--spare", "1", "--simulate", "20000")
+    plan = ("--plan", "--arrival-rate", "200", "--slo-mean-ms", "30", "--spare", "1", "--simulate", "6000")
     done = call("googlenet-tesla-p4", *plan)
     assert done.returncode == 0, done.stderr
     *_, last = done.stdout.splitlines()

@@ -1,6 +1,7 @@
 """Capacity planning: the search against an exhaustive one, and the cost of a device."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,11 +27,16 @@ def problem(rate: float, mean: float, price: Price = DEVICES, profile: Profile =
 
 
 def keeps(profile: Profile, rate: float, mean: float) -> bool:
+    return least_power(profile, rate, mean) is not None
+
+
+@cache  # several prices have the same candidates
+def least_power(profile: Profile, rate: float, mean: float) -> float | None:
+    """Return the power of a device at a rate, W; None where no policy keeps the bound on the mean, s."""
     try:
-        choose_weight(Problem(profile, rate), MeanBound(mean))
+        return choose_weight(Problem(profile, rate), MeanBound(mean)).mean_power
     except UnreachableError:
-        return False
-    return True
+        return None
 
 
 @pytest.mark.parametrize(("rate", "mean"), [(5000.0, 0.0066), (5000.0, 0.009), (300.0, 0.00145), (9000.0, 0.003)])
@@ -62,8 +68,9 @@ def test_the_cheapest_number_is_found_and_none_costs_less_than_its_lower_bound(p
     capacity = problem(rate, mean, price)
     costs = {}
     for n in range(2, 7):
-        if keeps(P4, rate / n, mean):
-            costs[n] = price.cost(n, n * (choose_weight(Problem(P4, rate / n), MeanBound(mean)).mean_power or 0.0))
+        power = least_power(P4, rate / n, mean)
+        if power is not None:
+            costs[n] = price.cost(n, n * power)
             assert costs[n] >= capacity.least_cost(n)
     found = plan_capacity(capacity)
     assert found.best.devices == min(costs, key=costs.__getitem__)

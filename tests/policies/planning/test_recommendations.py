@@ -1,6 +1,7 @@
 """Recommended bins and batch sizes for a size distribution, a rate and a bound."""
 
 import json
+from functools import cache
 from subprocess import CompletedProcess
 
 import numpy as np
@@ -24,6 +25,7 @@ def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recommendations, "_SIMULATED", 20_000)
 
 
+@cache
 def recommended(bound: float | None, rate: float = 0.5) -> list[SimulatedCandidate]:
     return recommend(BinningProblem(rate, PAPER.sizes, None, 8), bound)
 

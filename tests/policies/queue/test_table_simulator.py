@@ -95,7 +95,7 @@ def assert_same(a: Run, b: Run) -> None:
         assert a.energies.tolist() == b.energies.tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(cases())
 def test_the_fast_simulation_equals_the_general_one_to_the_bit(case: Case) -> None:
     table = case.table

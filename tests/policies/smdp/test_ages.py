@@ -36,17 +36,17 @@ def averages(ages: AgeModel, first: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("load", "service"),
+    ("load", "service", "size"),
     [
-        *product((0.1, 0.5, 0.9), (Gamma((0.0,)), Gamma((0.3,)))),
-        *product((0.1, 0.5, 0.7), (Gamma((1.0,)),)),
-        *product((0.1, 0.4), (Hyperexponential(),)),
+        *product((0.1, 0.5, 0.9), (Gamma((0.0,)), Gamma((0.3,))), (32,)),
+        *product((0.1, 0.5, 0.7), (Gamma((1.0,)),), (16,)),
+        *product((0.1, 0.4), (Hyperexponential(),), (16,)),
     ],
 )
-def test_ages_of_zero_are_greedy_with_its_exact_averages(load: float, service: ServiceDistribution) -> None:
-    problem = at_load(load, None, service)
+def test_ages_of_zero_are_greedy_with_its_exact_averages(load: float, service: ServiceDistribution, size: int) -> None:
+    problem = at_load(load, size, service)
     ages = build_age_model(problem, (0.01,))
-    found, exact = averages(ages, [0] * 32), evaluate(problem, range(33))
+    found, exact = averages(ages, [0] * size), evaluate(problem, range(size + 1))
     # queues are cut at 300 requests above B_max, which matters where very random services meet a high load
     assert found[RESPONSE] == pytest.approx(exact.mean_response_time, rel=2e-3)
     assert found[POWER] == pytest.approx(exact.mean_power, rel=1e-3)
@@ -81,8 +81,8 @@ def test_no_threshold_on_a_coarse_grid_is_better(size: int, load: float, limit: 
         (at_load(0.5), within(12.0, 0.99)),
         (at_load(0.9), within(18.0, 0.95)),
         (at_load(0.8, 8), within(14.0, 0.97)),
-        (at_load(0.5, None, Gamma((0.3,))), within(12.0, 0.95)),
-        (at_load(0.4, None, Gamma((1.0,))), within(20.0, 0.9)),
+        (at_load(0.5, 16, Gamma((0.3,))), within(12.0, 0.95)),
+        (at_load(0.4, 16, Gamma((1.0,))), within(20.0, 0.9)),
     ],
 )
 def test_simulation_has_the_same_averages(problem: Problem, bounds: ResponseBounds) -> None:
@@ -118,7 +118,7 @@ def test_ages_do_not_increase_in_the_queue_length_and_end_at_zero() -> None:
 
 
 def test_several_bounds_and_a_mean_are_kept_together() -> None:
-    problem = at_load(0.5)
+    problem = at_load(0.5, 16)
     loose = solved(problem, within(10.0, 0.95))[0]
     both = solve_ages(problem, ResponseBounds(((0.010, 0.95), (0.020, 0.999))))[0]
     three = solve_ages(problem, ResponseBounds(((0.010, 0.95), (0.020, 0.999)), 0.005))[0]
@@ -132,7 +132,7 @@ def test_several_bounds_and_a_mean_are_kept_together() -> None:
 
 
 def test_one_table_is_not_better_than_a_mix_and_keeps_the_bound() -> None:
-    alone, mixed = (solve_ages(at_load(0.1), within(10.0, 0.95), mixed)[0] for mixed in (False, True))
+    alone, mixed = (solved(at_load(0.1), within(10.0, 0.95), *options)[0] for options in ((False,), ()))
     assert alone.max_ages.probability == 0.0
     assert alone.share_within[0] >= 0.95
     assert (mixed.mean_power or 0.0) < (alone.mean_power or 0.0)
@@ -161,7 +161,7 @@ def test_a_loose_bound_gives_full_batches() -> None:
 
 
 def test_no_batch_is_below_the_smallest_size() -> None:
-    problem = replace(at_load(0.5), min_batch_size=4)
+    problem = replace(at_load(0.5, 16), min_batch_size=4)
     found, _ = solve_ages(problem, within(15.0, 0.95))
     run = Trial(problem, 20_000).run(found)
     assert run.batch_sizes[:-1].min() >= 4

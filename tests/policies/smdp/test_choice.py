@@ -215,7 +215,7 @@ def test_a_bound_is_kept_to_the_last_digit() -> None:
 
 
 def test_a_coarse_frontier_has_no_gap() -> None:
-    problem = Problem(P4, 0.7 * P4.capacity, service=Gamma((1.0,)))
+    problem = Problem(P4, 0.3 * P4.capacity, service=Gamma((1.0,)))
     coarse = frontier(problem, 0.1)
     assert 10 < len(coarse) < 60
     widths = np.diff([v.mean_response_time for v in coarse]) / (

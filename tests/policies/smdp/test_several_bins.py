@@ -180,7 +180,7 @@ def test_more_states_than_fit_are_refused() -> None:
 
 
 def test_a_burst_of_long_requests_is_served_although_its_queue_is_longer_than_the_table() -> None:
-    solution = solve_bins(BinnedProblem(HALVES, (0.25, 0.25), 8))
+    solution = solve_bins(BinnedProblem(HALVES, (0.22, 0.22), 8))
     length = len(solution.batch)
     for short in range(length + 5):
         assert sum(solution.launch([short, 5 * length])) == 8
@@ -189,7 +189,7 @@ def test_a_burst_of_long_requests_is_served_although_its_queue_is_longer_than_th
     for _ in range(60 * length):
         launched = solution.launch(queues)
         queues = [
-            n - a + int(rng.poisson(0.25 * (19.0 if launched[1] else 9.5)))
+            n - a + int(rng.poisson(0.22 * (19.0 if launched[1] else 9.5)))
             for n, a in zip(queues, launched, strict=True)
         ]
     assert max(queues) < 2 * length
