@@ -193,12 +193,15 @@ class Controller:
         if before is not None and before.drift.profile is chosen.profile:
             drift = before.drift
         else:
-            drift = DriftDetector(chosen.profile, (chosen.profile.idle_power or 0.0) if self._counts_idle else 0.0)
+            drift = self._detector(chosen.profile)
         objective = _objective_of(chosen)
         if objective is not None or before is not None:
             self._metrics.objective_level(model, self._dispatcher.device, 0)
             self._metrics.objective_margin(model, self._dispatcher.device, chosen.margin)
         return _Monitored(chosen, chosen, drift, objective)
+
+    def _detector(self, profile: Profile) -> DriftDetector:
+        return DriftDetector(profile, (profile.idle_power or 0.0) if self._counts_idle else 0.0)
 
     def _evaluate_objective(self, model: str, monitored: _Monitored, objective: Objective | AgeMargin) -> None:
         answers = monitored.served
@@ -245,6 +248,8 @@ class Controller:
         monitored.configured = configured
         monitored.current = self._dispatcher.set_policy(model, chosen)
         monitored.served = ResponseCounts()
+        if chosen.profile.max_batch_size != monitored.drift.profile.max_batch_size:  # larger batches are tried again
+            monitored.drift = self._detector(chosen.profile)
         self._metrics.objective_margin(model, self._dispatcher.device, margin)
         if isinstance(monitored.objective, Objective):
             self._metrics.objective_level(model, self._dispatcher.device, monitored.objective.level)

@@ -158,13 +158,15 @@ def test_the_policy_is_solved_again_for_a_device_that_slows_down(load: float) ->
 
 
 def test_the_policy_stays_for_a_device_that_does_not_change() -> None:
-    seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.5 * P4.capacity)
+    seen = serve(ChangingExecutor(P4, P4, inf), "smdp:w2=16", 0.5 * P4.capacity, duration=20.0)
     assert seen.changes("drift") == 0
     assert seen.chosen.profile is P4
 
 
 def test_a_policy_set_by_an_operator_is_adapted_to_the_device() -> None:
-    seen = serve(ChangingExecutor(P4, SLOWER, 10.0), "smdp:w2=16", 0.3 * P4.capacity, swap="rate-matching")
+    seen = serve(
+        ChangingExecutor(P4, SLOWER, 6.0), "smdp:w2=16", 0.3 * P4.capacity, swap="rate-matching", duration=20.0
+    )
     assert seen.chosen.name == "rate-matching"
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.service_times == pytest.approx(SLOWER.service_times, rel=0.02)
@@ -202,11 +204,11 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
     bound, overhead, rate = 60.0, 0.005, 0.5 * few.capacity
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
-    seen = serve(executor, f"smdp:slo_p95_ms={bound:g}", rate, overhead=overhead, duration=120.0)
+    seen = serve(executor, f"smdp:slo_p95_ms={bound:g}", rate, overhead=overhead, duration=90.0)
     assert 1 <= seen.changes("objective") <= 15
     assert seen.chosen.margin == pytest.approx(overhead, abs=0.003)
     assert f'batchwright_objective_margin_seconds{{device="fake",model="m"}} {seen.chosen.margin}' in seen.metrics
-    late = np.mean(np.array(seen.responses[3000:]) > bound / 1e3)
+    late = np.mean(np.array(seen.responses[2000:]) > bound / 1e3)
     assert 0.02 < late < 0.07, "5 per cent may be late"
 
 
@@ -250,9 +252,9 @@ def test_a_margin_is_kept_when_an_operator_sets_the_policy_and_when_the_memory_i
 
 @pytest.mark.parametrize("slower", [P4, SLOWER])
 def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detected(slower: Profile) -> None:
-    executor = ChangingExecutor(P4, slower, 15.0)
+    executor = ChangingExecutor(P4, slower, 10.0)
     executor.fault = at_most(12)
-    seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity)
+    seen = serve(executor, "smdp:w2=16", 0.6 * P4.capacity, duration=20.0)
     assert seen.changes("memory") >= 1
     assert (seen.changes("drift") >= 1) == (slower is SLOWER)
     assert seen.chosen.spec == "smdp:w2=16"
@@ -264,7 +266,7 @@ def test_after_out_of_memory_the_policy_is_solved_again_and_drift_is_still_detec
 def test_greedy_service_stays_if_the_policy_needs_larger_batches_than_fit() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.fault = at_most(12)
-    seen = serve(executor, "static:16", 0.3 * P4.capacity)
+    seen = serve(executor, "static:16", 0.3 * P4.capacity, duration=10.0)
     assert seen.chosen.spec == "greedy"
     assert seen.chosen.profile.max_batch_size == 8
     assert 'batchwright_policy_info{device="fake",model="m",policy="greedy",spec="greedy"} 1.0' in seen.metrics
@@ -312,16 +314,16 @@ class BrokenMeter(Board):
 def test_idle_power_is_no_drift(idle: float | None) -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.assumed = replace(P4, idle_power=idle)
-    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=Board(executor.meter, 45.0))
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=Board(executor.meter, 45.0), duration=20.0)
     assert seen.changes("drift") == 0
 
 
 def test_a_failing_sensor_is_logged_once_and_drift_of_service_times_is_still_detected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    executor = ChangingExecutor(P4, SLOWER, 10.0)
+    executor = ChangingExecutor(P4, SLOWER, 6.0)
     executor.assumed = replace(P4, idle_power=0.0)
-    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=BrokenMeter(executor.meter, 0.0))
+    seen = serve(executor, "smdp:w2=16", 0.3 * P4.capacity, meter=BrokenMeter(executor.meter, 0.0), duration=20.0)
     assert seen.changes("drift") >= 1
     assert seen.chosen.profile.energies == P4.energies
     assert [record.message for record in caplog.records].count(
@@ -405,7 +407,7 @@ def test_a_reading_is_discarded_if_a_batch_failed_meanwhile() -> None:
     run_scenario(scenario, {"m": choose("greedy", P4)}, executor)
 
 
-def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
+def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.LogCaptureFixture) -> None:
     executor = ChangingExecutor(P4, P4, inf)
     largest, tried = [12], list[tuple[float, int]]()
 
@@ -440,7 +442,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
         largest[0], size = 100, 0
         while loop.time() < 8000.0:
             size = await burst()
-            await asyncio.sleep(10.0)
+            await asyncio.sleep(100.0)
         assert size == 32, "all sizes fit again"
         assert dispatcher.chosen["m"].profile.max_batch_size == 32
         assert dispatcher.chosen["m"].spec == "smdp:w2=0"
@@ -449,6 +451,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff() -> None:
         largest[0] = 12
         await burst()
         assert controller._reduced["m"].wait == 300.0, "the backoff starts again"
+        assert "the controller failed" not in caplog.text, "larger batches are compared with the profile of their sizes"
 
     run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 
@@ -519,7 +522,7 @@ def test_batches_that_a_standby_launch_follows_count_with_the_time_to_it() -> No
 
 def test_bins_are_decided_together_once_sizes_are_known() -> None:
     executor = ChangingExecutor(P4, P4, inf)
-    executor.assumed = P4.truncated(4)
+    executor.assumed = P4.truncated(2)
     seen = serve(executor, "smdp-bins:2", 20.0, sizes=np.random.default_rng(0).uniform(0.01, 0.05, 600).tolist())
     assert seen.changes("sizes") == 1
     assert len(seen.chosen.solved_sizes) == 256
