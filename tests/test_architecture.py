@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def _modules(package: str) -> Iterator[Path]:
     yield from (ROOT / package).rglob("*.py")
 
 
-def _imported(path: Path) -> set[str]:
+@cache
+def _imported(path: Path) -> frozenset[str]:
     """The modules that a file imports anywhere, in functions and for type checking too: a type is a dependency."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -51,7 +53,7 @@ def _imported(path: Path) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
 
 
 def _imported_layers(path: Path) -> set[str]:

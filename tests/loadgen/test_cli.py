@@ -453,6 +453,7 @@ def test_a_full_disk_costs_no_report(shell: Shell, tmp_path: Path, flag: str) ->
     assert err == f"generate-load: cannot write {flag} '{file}' (No space left on device); choose another file\n"
 
 
+@pytest.mark.usefixtures("coarse_plots")
 @pytest.mark.parametrize("is_live", [False, True])
 @pytest.mark.parametrize("full", [["--plot"], ["--output", "--plot", "--report"]])
 def test_a_file_that_cannot_be_written_prevents_no_other(

@@ -38,6 +38,7 @@ RUNS = {
 }
 
 
+@pytest.mark.usefixtures("coarse_plots")
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("objective", [OBJECTIVE, RunObjective()])
 def test_every_run_can_be_plotted(name: str, objective: RunObjective, tmp_path: Path) -> None:

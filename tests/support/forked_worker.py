@@ -70,7 +70,8 @@ def _fork_for_each(listening: socket.socket) -> None:
             import_module(name)
     gc.freeze()  # a collection in a fork would copy the memory of all modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no fork is waited for
-    while select.select([listening, 0], [], [])[0] == [listening]:
+    watched: list[Any] = [listening, 0]
+    while listening in select.select(watched, [], [])[0]:
         connection = listening.accept()[0]
         program, descriptors, _, _ = socket.recv_fds(connection, _MOST, 2)
         if not os.fork():

@@ -5,7 +5,7 @@ import selectors
 from typing import Any
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.PollSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:

@@ -35,7 +35,7 @@ from tests.support.closeness import BOUNDS, logits, relative_l2
 NAMES = ("resnet18", "googlenet")
 
 
-pytestmark = pytest.mark.usefixtures("few_calibration_images")
+pytestmark = pytest.mark.usefixtures("few_calibration_images", "small_images_in_the_module")
 
 
 @pytest.fixture(scope="module")

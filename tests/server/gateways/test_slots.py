@@ -113,7 +113,7 @@ class SlotUses(RuleBasedStateMachine):
 
 
 TestSlotUses = SlotUses.TestCase
-TestSlotUses.settings = settings(max_examples=100, stateful_step_count=40)
+TestSlotUses.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_the_slot_that_became_free_last_is_taken_first() -> None:

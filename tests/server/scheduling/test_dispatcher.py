@@ -43,7 +43,7 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
         profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in profile.service_times))
     spec = f"{rule.example}{',' if ':' in rule.example else ':'}max_wait_ms={max_wait_ms}"
     rate = load * profile.capacity
-    instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 300 / rate, np.random.default_rng(7)).tolist()
+    instants = poisson(rate, 4.0 if name == "rate-matching-literal" else 200 / rate, np.random.default_rng(7)).tolist()
 
     async def serve(dispatcher: Dispatcher, executor: FakeExecutor) -> list[tuple[float, float, list[Any]]]:
         calls = []

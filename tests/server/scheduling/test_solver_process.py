@@ -1,17 +1,19 @@
 """Policies solved in a process of their own are those solved here, and its failures are reported."""
 
+import os
 import pickle
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from policies.catalog import choose, solved_again
 from policies.profile import Profile, load_profile
+from policies.rules import smdp_bins
 from policies.rules.smdp_bins import SmdpBins
 from policies.types import SpecError
 from server.scheduling import solver_process
@@ -27,16 +29,47 @@ def solved_anew() -> None:
     solver_process._choose.cache_clear()
 
 
+class Fork:
+    """A process forked from this one instead of a new Python, with the part of subprocess.Popen that is needed here."""
+
+    def __init__(self) -> None:
+        """Fork, and run what a new process would."""
+        calls, results = os.pipe(), os.pipe()
+        self.returncode: int | None = None
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not run in it
+            self._pid = os.fork()
+        if not self._pid:
+            try:
+                os.dup2(calls[0], 0)
+                os.dup2(results[1], 1)
+                os.closerange(3, max(*calls, *results) + 1)
+                sys.stdin = os.fdopen(0)
+                solver_process.main()
+            finally:
+                os._exit(1)
+        os.close(calls[0])
+        os.close(results[1])
+        self.stdin, self.stdout = os.fdopen(calls[1], "wb"), os.fdopen(results[0], "rb")
+
+    def __enter__(self) -> "Fork":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.stdin.close()
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that are started."""
-    original, found = subprocess.Popen, []
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
+    """The processes that are started, which are forks."""
+    found = list[Fork]()
 
-    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        found.append(arguments)
-        return original(*arguments, **options)
+    def start() -> Fork:
+        found.append(Fork())
+        return found[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(solver_process, "_start", start)
     return found
 
 
@@ -47,6 +80,7 @@ def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
     assert apart.profile is P4, "the controller recognises a profile by its identity"
 
 
+@pytest.mark.usefixtures("started")
 def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None:
     chosen = choose("smdp:slo_p95_ms=40", P4)
     slower = replace(P4, service_times=tuple(1.1 * time for time in P4.service_times))
@@ -55,12 +89,15 @@ def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None
     assert apart.profile is slower
 
 
+@pytest.mark.usefixtures("started")
 def test_bins_that_learn_meanwhile_are_kept() -> None:
     chosen = choose("multi-bin:2,inner=smdp", P4)
     assert solve_again_in_process(chosen, P4, 1.0, 0.0).bins is chosen.bins
 
 
-def test_bins_decided_together_are_solved_for_the_sizes_in_the_process() -> None:
+@pytest.mark.usefixtures("started")
+def test_bins_decided_together_are_solved_for_the_sizes_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3,))
     soon_solved = replace(P4, service_times=(0.001, 0.001))
     chosen = replace(choose("smdp-bins:2", soon_solved), solved_sizes=tuple(0.001 + 1e-6 * n for n in range(300)))
     apart = solve_again_in_process(chosen, soon_solved, 1.0, 0.0)
@@ -69,6 +106,7 @@ def test_bins_decided_together_are_solved_for_the_sizes_in_the_process() -> None
     assert isinstance(getattr(apart.policy, "inner", None), SmdpBins)
 
 
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize("spec", ["smdp:w2=-1", "smdp:slo_p95_ms=soon"])
 def test_a_spec_that_cannot_be_used_is_rejected_as_here(spec: str) -> None:
     with pytest.raises(SpecError) as here:
@@ -78,6 +116,7 @@ def test_a_spec_that_cannot_be_used_is_rejected_as_here(spec: str) -> None:
     assert str(apart.value) == str(here.value)
 
 
+@pytest.mark.usefixtures("started")
 def test_a_bug_in_the_solver_is_reported_with_its_traceback() -> None:
     broken = Profile("broken", ("soon",))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="Traceback"):
@@ -104,13 +143,13 @@ def test_the_process_ends_with_the_one_that_started_it() -> None:
 
 
 @pytest.mark.parametrize(("spec", "processes"), [("greedy", 0), ("multi-bin:2,inner=static:2", 0), (LONG, 1)])
-def test_only_specs_that_take_long_get_a_process(spec: str, processes: int, started: list[Any]) -> None:
+def test_only_specs_that_take_long_get_a_process(spec: str, processes: int, started: list[Fork]) -> None:
     chosen = choose_in_process(spec, P4, {})
     solve_again_in_process(chosen, P4, 1.0, 0.0)
     assert len(started) == 2 * processes
 
 
-def test_the_same_policy_is_solved_once_whatever_the_profile_was_asked_meanwhile(started: list[Any]) -> None:
+def test_the_same_policy_is_solved_once_whatever_the_profile_was_asked_meanwhile(started: list[Fork]) -> None:
     first = choose_in_process(LONG, replace(P4), {})
     asked = replace(P4)
     assert asked.capacity > 0
@@ -123,7 +162,7 @@ def test_the_same_policy_is_solved_once_whatever_the_profile_was_asked_meanwhile
     assert len(started) == 2, "another profile is another policy"
 
 
-def test_a_process_that_failed_is_started_again(started: list[Any]) -> None:
+def test_a_process_that_failed_is_started_again(started: list[Fork]) -> None:
     broken = Profile("broken", ("soon",))  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(RuntimeError):

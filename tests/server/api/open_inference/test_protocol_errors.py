@@ -253,7 +253,7 @@ def test_a_call_with_arbitrary_values_gives_a_call_or_a_client_error(
         only_client_errors(header + blob, len(header))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(VALID), st.data())
 def test_a_mutated_call_gives_a_call_or_a_client_error(valid: tuple[bytes, int | None], data: Any) -> None:
     body, header_length = bytearray(valid[0]), valid[1]

@@ -117,7 +117,7 @@ class SlotUses(RuleBasedStateMachine):
 
 
 TestSlotUses = SlotUses.TestCase
-TestSlotUses.settings = settings(max_examples=100, stateful_step_count=40)
+TestSlotUses.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_slots_are_used_in_turn_so_that_uploads_are_consecutive() -> None:

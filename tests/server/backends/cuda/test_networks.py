@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "fused"), [("resnet18", 17), ("resnet50", 49), ("googlenet", 57), ("squeezenet1_1", 26)]
 )
-@pytest.mark.usefixtures("few_calibration_images")
+@pytest.mark.usefixtures("few_calibration_images", "small_images")
 def test_fused_convolutions_give_the_same_logits(name: str, fused: int) -> None:
     model, net = load_image_model(name, "random")
     pixels = torch.from_numpy(synthetic_images(model.codec, 2, np.random.default_rng(0)))

@@ -60,6 +60,7 @@ def logits_of(net: PixelNet, pixels: Tensor) -> Tensor:
     return logits
 
 
+@pytest.mark.usefixtures("small_images")
 @pytest.mark.parametrize("name", ["resnet18", "googlenet"])
 def test_random_weights_are_reproducible_and_logits_differ_between_images(name: str) -> None:
     (model, first), (_, again) = load_image_model(name, "random"), load_image_model(name, "random")
@@ -73,6 +74,7 @@ def test_random_weights_are_reproducible_and_logits_differ_between_images(name: 
     assert len(set(logits.argmax(1).tolist())) > 1
 
 
+@pytest.mark.usefixtures("small_images")
 @pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v3_small", "shufflenet_v2_x0_5", "mnasnet0_5"])
 def test_logits_of_other_architectures_neither_vanish_nor_overflow(name: str) -> None:
     model, net = load_image_model(name, "random")
@@ -108,7 +110,7 @@ def test_crop_and_normalisation_come_from_the_metadata() -> None:
     assert torch.allclose(pixel * net.scale.flatten() + net.shift.flatten(), (pixel / 255 - mean) / std, atol=1e-6)
 
 
-@pytest.mark.usefixtures("few_calibration_images")
+@pytest.mark.usefixtures("few_calibration_images", "small_images")
 def test_googlenet_has_its_own_input_range_and_no_auxiliary_heads() -> None:
     _, net = load_image_model("googlenet", "random")
     assert torch.allclose(net.scale.flatten(), torch.full((3,), 1 / 127.5))
@@ -116,7 +118,7 @@ def test_googlenet_has_its_own_input_range_and_no_auxiliary_heads() -> None:
     assert not any("aux" in name for name, _ in net.named_modules())
 
 
-@pytest.mark.usefixtures("few_calibration_images")
+@pytest.mark.usefixtures("few_calibration_images", "small_images")
 @pytest.mark.parametrize("name", ["resnet18", "googlenet"])
 def test_folding_removes_batch_normalisation_and_keeps_the_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folded = load_image_model(name, "random")

@@ -27,7 +27,7 @@ def repeated_numbers(weight: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "stages"), [("googlenet", 4), ("resnet18", 9), ("vgg11", 3)])
-@pytest.mark.usefixtures("few_calibration_images")
+@pytest.mark.usefixtures("few_calibration_images", "small_images")
 @torch.inference_mode()
 def test_the_stages_in_order_equal_the_whole(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for own in ("kaiming_uniform_", "normal_"):  # torchvision's initialisation, which Kaiming weights replace

@@ -59,7 +59,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> TextDevice:
     return TextDevice(nets, torch.device("cpu"))
 
 
-def random_samples(count: int, seed: int = 0, longest: int = 24) -> list[TextSample]:
+def random_samples(count: int, seed: int = 0, longest: int = 16) -> list[TextSample]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, (count, 2)).tolist()
     return [TextSample(rng.integers(2, 259, prompt).tolist(), limit, ignore_eos=True) for prompt, limit in lengths]
