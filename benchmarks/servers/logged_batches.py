@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import server.backends.emulated
+import server.app.backend
 from benchmarks.peer_servers.emulated_batch import BatchLog
 from policies.profile import Profile
 from server.backends.emulated import EmulatedDevice
@@ -30,8 +30,8 @@ class LoggedDevice(EmulatedDevice):
 
 
 def main() -> None:
-    """Serve with LoggedDevice in place of the emulated device that serve-model imports."""
-    server.backends.emulated.EmulatedDevice = LoggedDevice  # type: ignore[misc]
+    """Serve with LoggedDevice in place of the emulated device."""
+    server.app.backend.EmulatedDevice = LoggedDevice  # type: ignore[attr-defined]
     from server.cli import main as serve_model
 
     serve_model()

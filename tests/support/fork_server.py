@@ -29,7 +29,7 @@ from benchmarks.support.harness import start_process as start_by_command
 from benchmarks.support.harness import wait_until
 from server.app import supervisor
 
-_MODULE = "server.cli"
+_MODULE, _SERVERS = "server.cli", "benchmarks.servers."
 _CODE = Struct("i")
 _CREDENTIALS = Struct("3i")  # process, user and group
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
@@ -126,8 +126,8 @@ class _ForkServer:
                 os.posix_spawn(sys.executable, command, _ENVIRONMENT)  # it may end after this process: not waited for
         atexit.register(self._control.close)
 
-    def start(self, arguments: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
-        request = {"arguments": arguments, "folder": str(Path.cwd()), "environment": environment}
+    def start(self, line: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
+        request = {"line": line, "folder": str(Path.cwd()), "environment": environment}
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._lock, theirs:
             socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
@@ -143,31 +143,32 @@ def _fork_server(*imported: str) -> _ForkServer:
 
 
 def _start(
-    arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), out: int = 1, err: int = 2
+    line: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), out: int = 1, err: int = 2
 ) -> ForkedProcess:
-    imported = (*_IMPORTED, *(_ON_A_DEVICE if "cpu" in arguments else ()))
-    return _fork_server(*imported).start(arguments, {**os.environ, **environment}, out, err)
+    """Start a module with its arguments."""
+    imported = (*_IMPORTED, *(_ON_A_DEVICE if "cpu" in line else ()))
+    return _fork_server(*imported).start(line, {**os.environ, **environment}, out, err)
 
 
 def start_process(
     command: Sequence[str], stderr: int, files: int | None = None
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Run serve-model in a forked process, any other command as usual.
+    """Run serve-model, or a server of the benchmarks, in a forked process, any other command as usual.
 
     Args:
         command: the command line.
         stderr: descriptor of the process's standard error.
         files: its limit of open files, for which no process is forked; None: that of this process.
     """
-    if files is None and [*command[:3]] == [sys.executable, "-m", _MODULE]:
-        return _start(command[3:], err=stderr)
+    if files is None and [*command[:2]] == [sys.executable, "-m"] and command[2].startswith((_MODULE, _SERVERS)):
+        return _start(command[2:], err=stderr)
     return start_by_command(command, stderr, files)
 
 
 def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run serve-model in a forked process until it exits, at most two minutes; return its exit code and output."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        process = _start(arguments, environment, out.fileno(), err.fileno())
+        process = _start((_MODULE, *arguments), environment, out.fileno(), err.fileno())
         try:
             code = process.wait(120.0)
         finally:
@@ -239,7 +240,7 @@ def _user_of(connection: socket.socket) -> int:
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:
-    """Run serve-model as a new Python process would, with these descriptors as standard output and error."""
+    """Run a module as a new Python process would, with these descriptors as standard output and error."""
     for number, file in enumerate(files, 1):
         os.dup2(file, number)
         os.close(file)
@@ -247,10 +248,10 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv[1:] = request["arguments"]
+    module, *sys.argv[1:] = request["line"]
     sys.path[0] = request["folder"]
     supervisor._start = _fork  # type: ignore[assignment]  # a _Child has what the supervisor needs of a Process
-    runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 # In the supervisor, which starts the other processes of a server
@@ -329,7 +330,7 @@ def _run_program(command: Sequence[str], descriptors: Sequence[int], environment
 
 
 def main() -> None:
-    """Import modules, fork for the processes that connect to a socket, and run serve-model in each fork."""
+    """Import modules, fork for the processes that connect to a socket, and run a module in each fork."""
     _, descriptor, *imported = sys.argv
     gc.disable()
     for name in imported:
