@@ -28,13 +28,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start servers by a fork."""
+    """Start servers and commands by a fork."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # this process collects no tests, but lets others run them
     from benchmarks.support import harness  # not at the top: numpy reads the environment when it is imported
-    from tests.support.fork_server import start_process
+    from tests.support.fork_server import run_process, start_process
 
     harness.start_process = start_process  # type: ignore[assignment]  # a ForkedProcess has what servers need of Popen
+    harness.run_process = run_process
 
 
 @pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist

@@ -107,6 +107,16 @@ def start_process(command: Sequence[str], stderr: int, files: int | None = None)
     return subprocess.Popen(command, stderr=stderr, preexec_fn=limit_files)  # noqa: PLW1509
 
 
+def run_process(command: Sequence[str], within: float | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run a process until it ends; return its exit code and its output. As `start_process`, the tests have their own.
+
+    Args:
+        command: the command line.
+        within: time after which subprocess.TimeoutExpired is raised, s; None: no limit.
+    """
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=within)
+
+
 @contextmanager
 def running(
     *command: str,
@@ -226,8 +236,7 @@ def run_json(command: str, *arguments: str, within: float | None = None) -> Any:
     Raises:
         RuntimeError: the command failed.
     """
-    line = [*command_line(command), *arguments, "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=within)
+    done = run_process([*command_line(command), *arguments, "--json"], within)
     if done.returncode:
         raise RuntimeError(f"{command} {' '.join(arguments)}: {done.stderr}")
     return json.loads(done.stdout)

@@ -165,17 +165,28 @@ def start_process(
     return start_by_command(command, stderr, files)
 
 
+def run_process(command: Sequence[str], within: float | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run one of the project's commands in a forked process, as `harness.run_process` in a new one."""
+    return _run_to_end(command[2:], within)
+
+
 def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run serve-model in a forked process until it exits, at most two minutes; return its exit code and output."""
+    return _run_to_end((_MODULE, *arguments), 120.0, environment)
+
+
+def _run_to_end(
+    line: Sequence[str], within: float | None, environment: Mapping[str, str] = MappingProxyType({})
+) -> "subprocess.CompletedProcess[str]":
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        process = _start((_MODULE, *arguments), environment, out.fileno(), err.fileno())
+        process = _start(line, environment, out.fileno(), err.fileno())
         try:
-            code = process.wait(120.0)
+            code = process.wait(within)
         finally:
             process.kill()
         out.seek(0)
         err.seek(0)
-        return subprocess.CompletedProcess([_MODULE, *arguments], code, out.read(), err.read())
+        return subprocess.CompletedProcess([*line], code, out.read(), err.read())
 
 
 # In the process that forks

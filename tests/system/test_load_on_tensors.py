@@ -1,12 +1,12 @@
 """A user's model is profiled, served and loaded: the commands on one source, NAME=FILE.py:CLASS."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.support.harness import command_line, run_json, serving
+from tests.support.fork_server import run_process
 from tests.support.http_client import fetch
 
 MODEL = """
@@ -47,8 +47,7 @@ def test_a_two_input_model_is_loaded_with_synthetic_samples_and_with_a_file(sour
         report = run_json("generate-load", server.url, *load)
         assert report["ok"] == report["scheduled"] > 0
         assert report["mean_batch_size"] >= 1
-        command = [*command_line("generate-load"), server.url, *load, "--sample", str(sample), "--json"]
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = run_process([*command_line("generate-load"), server.url, *load, "--sample", str(sample), "--json"])
         assert done.returncode == 1
         failed = json.loads(done.stdout)
         assert failed["errors"] == {"500": failed["scheduled"]}, "the model got the file's seven rows"
