@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start servers and commands by a fork."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # this process collects no tests, but lets others run them
+        config.option.testrunuid = os.environ["PYTEST_XDIST_TESTRUNUID"] = uuid4().hex
     from benchmarks.support import harness  # not at the top: numpy reads the environment when it is imported
     from tests.support.fork_server import run_process, start_process
 
@@ -41,8 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Fork the processes, too."""
+    from tests.support.fork_server import import_early
     from tests.support.forked_worker import fork_workers
 
+    import_early()
     fork_workers(specs)
 
 
@@ -66,6 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Exclude the objects of all modules from garbage collection, which takes 0.3 s with them."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a garbage collection takes some milliseconds
     gc.enable()
     _modules.update(sys.modules)
 

@@ -142,6 +142,12 @@ def _fork_server(*imported: str) -> _ForkServer:
     return _ForkServer(*imported)
 
 
+def import_early() -> None:
+    """Start the processes that fork, which import modules while those that run the tests are not started yet."""
+    _fork_server(*_IMPORTED)
+    _fork_server(*_IMPORTED, *_ON_A_DEVICE)
+
+
 def _start(
     line: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), out: int = 1, err: int = 2
 ) -> ForkedProcess:
