@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start servers and commands by a fork."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # this process collects no tests, but lets others run them
-        config.option.testrunuid = os.environ["PYTEST_XDIST_TESTRUNUID"] = uuid4().hex
+        config.option.testrunuid = config.option.testrunuid or uuid4().hex  # names the fork servers, also for workers
+        os.environ["PYTEST_XDIST_TESTRUNUID"] = config.option.testrunuid
     from benchmarks.support import harness  # not at the top: numpy reads the environment when it is imported
     from tests.support.fork_server import run_process, start_process
 
@@ -42,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Fork the processes, too."""
+    """Start the workers by forks, too."""
     from tests.support.fork_server import import_early
     from tests.support.forked_worker import fork_workers
 
@@ -70,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Exclude the objects of all modules from garbage collection, which takes 0.3 s with them."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # a garbage collection takes some milliseconds
+    gc.set_threshold(20_000, 20, 20)  # collect more rarely: a collection takes some milliseconds
     gc.enable()
     _modules.update(sys.modules)
 

@@ -35,7 +35,7 @@ CONSTANT_MS = 6.0859
 _SIZES = np.arange(1, 33)
 _LOADS_9 = (0.3, 0.7)
 _POWER_ONLY = 1e4  # w2, per W, at which only power matters
-_NEAR = 0.1  # of a frontier's width in power: between nearer vertices it is taken as a line
+_NEAR = 0.1  # share of the frontier's range of power below which two vertices are interpolated linearly
 _DISTRIBUTIONS = ("deterministic", "erlang2", "exponential", "hyperexponential")
 
 

@@ -108,7 +108,7 @@ def start_process(command: Sequence[str], stderr: int, files: int | None = None)
 
 
 def run_process(command: Sequence[str], within: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run a process until it ends; return its exit code and its output. As `start_process`, the tests have their own.
+    """Run a process until it ends; return its exit code and its output. Tests replace it, as they do `start_process`.
 
     Args:
         command: the command line.

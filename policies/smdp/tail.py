@@ -182,7 +182,7 @@ class ShortModel:
         padded = np.concatenate([bias, np.zeros(counts)])
         windows = np.ndarray((len(bias) + 1, counts), buffer=padded, strides=2 * padded.strides)
         after = self._likely @ np.ascontiguousarray(windows).T
-        # at a and s the entry of a and s - a; where s < a another one, which does not count
+        # entry (a, s) is after[a, s - a]; those with s < a are made infinite by `_infeasible`
         by_state = np.ndarray(after.shape, buffer=after, strides=(after.strides[0] - after.itemsize, after.itemsize))
         cost = by_state + self._infeasible
         cost += (self.closure.charges @ weights)[:, None]
@@ -208,7 +208,7 @@ class ShortModel:
 
     @cached_property
     def _windows(self) -> Floats:
-        """A view of the `length` successive numbers from each place of `_shifted_arrivals` on, by flat index."""
+        """Windows of `length` consecutive entries of the flattened `_shifted_arrivals`, by first index; a view."""
         flat = self._shifted_arrivals.ravel()
         return np.ndarray((len(flat) - self.length + 1, self.length), buffer=flat, strides=2 * flat.strides)
 

@@ -93,7 +93,8 @@ class Controller:
         """Evaluate a served batch by its service time, s, as profiles measure it."""
         monitored = self._state(model)
         monitored.served.batches += 1
-        if monitored.current.profile.varies_by_length:  # so that a service time is no evidence of drift
+        launched_before = batch_size > monitored.drift.profile.max_batch_size  # the maximum was reduced
+        if launched_before or monitored.current.profile.varies_by_length:  # so that its time is no evidence of drift
             monitored.drift.discard_window()
         else:
             monitored.drift.observe_batch(batch_size, service_time)

@@ -27,7 +27,7 @@ B = P4.max_batch_size
 
 @pytest.fixture
 def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Solve tables for five loads instead of 49, the least included, and those for multiples of w2 for fewer, too."""
+    """Solve tables for five loads instead of 49, and those for multiples of w2 for fewer loads, too."""
     monkeypatch.setattr("policies.solving.default_loads", lambda: [0.02, 0.3, 0.5, 0.7, 0.9])
     monkeypatch.setattr("policies.solving._STEP", 2.5)
 

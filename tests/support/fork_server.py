@@ -28,10 +28,10 @@ from benchmarks.support.gateway_processes import GATEWAY, SERVING
 from benchmarks.support.harness import start_process as start_by_command
 from benchmarks.support.harness import wait_until
 from server.app import supervisor
+from tests.support.forked_worker import user_of
 
 _MODULE, _SERVERS = "server.cli", "benchmarks.servers."
 _CODE = Struct("i")
-_CREDENTIALS = Struct("3i")  # process, user and group
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 _IMPORTED = (  # all but the module itself, and what these import while a server starts
     "server.app.serving",
@@ -123,7 +123,9 @@ class _ForkServer:
                 self._control.connect(name)
                 command = [sys.executable, "-m", __name__, str(listening.fileno()), *imported]
                 listening.set_inheritable(True)
-                os.posix_spawn(sys.executable, command, _ENVIRONMENT)  # it may end after this process: not waited for
+                no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+                # it may end after this process: not waited for
+                os.posix_spawn(sys.executable, command, _ENVIRONMENT, file_actions=no_input)
         atexit.register(self._control.close)
 
     def start(self, line: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
@@ -143,7 +145,7 @@ def _fork_server(*imported: str) -> _ForkServer:
 
 
 def import_early() -> None:
-    """Start the processes that fork, which import modules while those that run the tests are not started yet."""
+    """Start both fork servers, so that their imports do not delay the first tests."""
     _fork_server(*_IMPORTED)
     _fork_server(*_IMPORTED, *_ON_A_DEVICE)
 
@@ -173,7 +175,9 @@ def start_process(
 
 def run_process(command: Sequence[str], within: float | None = None) -> "subprocess.CompletedProcess[str]":
     """Run one of the project's commands in a forked process, as `harness.run_process` in a new one."""
-    return _run_to_end(command[2:], within)
+    python, flag, *line = command
+    assert [python, flag] == [sys.executable, "-m"]
+    return _run_to_end(line, within)
 
 
 def run_serve_model(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -218,7 +222,7 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
                 control: socket.socket = key.data
                 if control is listening:
                     accepted = listening.accept()[0]
-                    if _user_of(accepted) != os.getuid():
+                    if user_of(accepted) != os.getuid():
                         accepted.close()
                         continue
                     connections.append(accepted)
@@ -248,12 +252,6 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
                 with suppress(BrokenPipeError):
                     os.write(status, _CODE.pack(pid))
     return None
-
-
-def _user_of(connection: socket.socket) -> int:
-    """The user id of the process that has connected; the socket's name is no secret."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:

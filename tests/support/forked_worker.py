@@ -1,7 +1,7 @@
-"""A Python for the processes of pytest-xdist, forked from one that has imported the large libraries of the tests.
+"""Start pytest-xdist workers by forks of a process that has imported the large libraries.
 
-Each process imports all tests, and with them these libraries: several seconds of a processor. execnet starts a process
-as `python -u -c PROGRAM`; in place of `python`, this file has one forked, and waits for its end. What pytest rewrites,
+Each worker imports all tests, and with them these libraries: several seconds of CPU time. execnet starts a worker as
+`python -u -c PROGRAM`; in place of `python`, this file has it forked, and waits for its end. What pytest rewrites,
 tests and plugins, is not imported before.
 """
 
@@ -12,9 +12,11 @@ import shlex
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 _IMPORTED = (
@@ -30,18 +32,20 @@ _IMPORTED = (
     "server.models.texts.networks",
 )
 _MOST = 2**16  # bytes of a program
+_CREDENTIALS = Struct("3i")  # process, user and group
 
 
 def fork_workers(specs: list[Any]) -> None:
-    """Have execnet start the processes with these specifications by forks."""
+    """Have execnet start the local workers among these specifications by forks."""
     for spec in specs:
-        spec.python = shlex.join([sys.executable, __file__])
+        if spec.popen and not spec.python:
+            spec.python = shlex.join([sys.executable, __file__])
 
 
 def _run_in_fork(program: str) -> None:
     """Have a program run in a fork with the standard input and output of this process, and wait for its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork receives it as well, and ends in order
-    name = f"\0batchwright-workers-{os.getppid()}"
+    name = f"\0batchwright-workers-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         if connection.connect_ex(name):  # this is the first one: they are started one after the other
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -59,20 +63,30 @@ def _run_in_fork(program: str) -> None:
         connection.recv(1)  # returns when the fork, which has the other end, has ended
 
 
+def user_of(connection: socket.socket) -> int:
+    """The user id of the process that has connected."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
 def _fork_for_each(listening: socket.socket) -> None:
     """Fork a process for each connection, until the process of the first one has ended."""
     gc.disable()
     sys.path[0] = str(Path(__file__).parents[2])  # not this folder, where libraries would find modules of their names
-    with suppress(Exception):  # of an extra that is not installed, or for the tests to report
+    with suppress(Exception):  # an extra may be missing; the tests report any other error
         import_module("server.models.images.torchvision_source").import_torchvision_models()
     for name in _IMPORTED:
-        with suppress(Exception):
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("error")  # as in the tests, which then import it again
             import_module(name)
     gc.freeze()  # a collection in a fork would copy the memory of all modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no fork is waited for
     watched: list[Any] = [listening, 0]
     while listening in select.select(watched, [], [])[0]:
         connection = listening.accept()[0]
+        if user_of(connection) != os.getuid():  # the socket's name is no secret
+            connection.close()
+            continue
         program, descriptors, _, _ = socket.recv_fds(connection, _MOST, 2)
         if not os.fork():
             listening.close()

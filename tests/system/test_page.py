@@ -520,8 +520,8 @@ def test_axe_finds_nothing(browser: "BrowserContext", models: str, request: pyte
         page = visit.page
         if models == "fleet":
             show_all_messages(page)
-        for width, dark in ((390, True), (1280, False)):  # no style depends on both
-            if width == 1280:
+        for width, dark, offline in ((390, True, False), (1280, False, True), (1280, True, True)):
+            if offline:  # in both colour schemes; no style depends on width and scheme together
                 browser.set_offline(True)
                 page.wait_for_selector("#lost")
             page.set_viewport_size({"width": width, "height": 900})

@@ -271,7 +271,7 @@ def test_nothing_is_lost_when_models_are_loaded_again_under_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("benchmarks.reload._RATE", 50.0)
+    monkeypatch.setattr("benchmarks.reload._RATE", 50.0)  # two fifths of the calls, which take most of the time
     record = reload_under_load(2, pause=0.5)
     for part in ("measured_profile", "given_profile"):
         assert record[part]["sent"] == record[part]["answered"], part

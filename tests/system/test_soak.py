@@ -57,7 +57,7 @@ def test_audit_allows_for_samples_that_the_server_never_counted(expired: int, ca
 
 @pytest.mark.slow
 def test_every_call_gets_its_own_answer_and_the_counts_agree() -> None:
-    record = soak(0.15)
+    record = soak(0.2)
     assert record["wrong"] == []
     ends = record["ends"]
     assert {

@@ -64,6 +64,10 @@ class ChangingExecutor(FakeExecutor):
         self.assumed = P4
         self._after, self._at = after, at
 
+    def slow_down(self) -> None:
+        """Serve by the second profile from now on."""
+        self._at = asyncio.get_running_loop().time()
+
     async def _run(self, batch: Batch) -> Completion:
         if asyncio.get_running_loop().time() >= self._at:
             self._profile = self._after
@@ -408,7 +412,7 @@ def test_a_reading_is_discarded_if_a_batch_failed_meanwhile() -> None:
 
 
 def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.LogCaptureFixture) -> None:
-    executor = ChangingExecutor(P4, P4, inf)
+    executor = ChangingExecutor(P4, SLOWER, inf)
     largest, tried = [12], list[tuple[float, int]]()
 
     def fault(outputs: list[Any]) -> list[Any]:
@@ -446,12 +450,18 @@ def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.
         assert size == 32, "all sizes fit again"
         assert dispatcher.chosen["m"].profile.max_batch_size == 32
         assert dispatcher.chosen["m"].spec == "smdp:w2=0"
+        executor.slow_down()
+        while loop.time() < 9000.0:
+            await burst()
+            await asyncio.sleep(10.0)
+        assert dispatcher.chosen["m"].profile.service_times == pytest.approx(SLOWER.service_times, rel=0.1), "drift"
         await asyncio.sleep(4000.0)  # longer than the next retry, which has nothing left to try
         assert not controller._reduced
         largest[0] = 12
         await burst()
         assert controller._reduced["m"].wait == 300.0, "the backoff starts again"
-        assert "the controller failed" not in caplog.text, "larger batches are compared with the profile of their sizes"
+        controller.served("m", 32, 1.0)  # launched before the maximum was reduced
+        assert "the controller failed" not in caplog.text
 
     run_scenario(scenario, {"m": choose("smdp:w2=0", P4)}, executor)
 

@@ -1,10 +1,12 @@
 """Policies solved in a process of their own are those solved here, and its failures are reported."""
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -36,15 +38,18 @@ class Fork:
         """Fork, and run what a new process would."""
         calls, results = os.pipe(), os.pipe()
         self.returncode: int | None = None
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not run in it
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # the child needs no other thread
             self._pid = os.fork()
         if not self._pid:
+            gc.disable()  # what the parent opened must not be closed here
             try:
                 os.dup2(calls[0], 0)
                 os.dup2(results[1], 1)
                 os.closerange(3, max(*calls, *results) + 1)
-                sys.stdin = os.fdopen(0)
+                sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), sys.__stdout__, sys.__stderr__
                 solver_process.main()
+            except BaseException:  # noqa: BLE001  (as a new process would)
+                traceback.print_exc()
             finally:
                 os._exit(1)
         os.close(calls[0])
