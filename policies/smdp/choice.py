@@ -267,7 +267,12 @@ def _neighbours(
 
 
 def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) -> Solution:
-    """Mix in the outside policy with the largest probability that keeps the bound."""
+    """Mix in the outside policy with the largest probability that keeps the bound.
+
+    The averages of a mix of neighbours are on the line between theirs. The solver may take two vertices for neighbours
+    although others, which it cannot tell apart, are between them. If their mix is worse than the inside policy, that is
+    returned.
+    """
     if inside is outside or inside.batch_size[-1] != outside.batch_size[-1]:
         return inside  # different tail sizes: the tail of the mix would have no closed form
 
@@ -277,11 +282,14 @@ def _mixed(problem: Problem, bound: Bound, inside: Solution, outside: Solution) 
     problem_at = replace(problem, w2=inside.w2)
     match bound:
         case MeanBound(response_time):
-            return at(_root(lambda p: at(p).mean_response_time - response_time))
+            probability = _root(lambda p: at(p).mean_response_time - response_time)
         case PowerBound(power):
-            return at(_root(lambda p: _power(at(p)) - power))
-        case ShareBound():
-            return at(_largest_probability(lambda p: _keeps(problem, bound)(at(p))))
+            probability = _root(lambda p: _power(at(p)) - power)
+        case _:
+            probability = _largest_probability(lambda p: _keeps(problem, bound)(at(p)))
+    found = at(probability)
+    cost = (lambda one: one.mean_response_time) if isinstance(bound, PowerBound) else _power
+    return found if cost(found) <= cost(inside) else inside
 
 
 def _root(excess: Callable[[float], float]) -> float:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.profile import Profile, load_profile
@@ -138,8 +138,14 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(profile, draw(st.floats(0.05, 0.7)) * profile.capacity)
 
 
+MANY_VERTICES = Profile(  # of which those with nearly the same power are not told apart
+    "drawn", (0.0078125, 0.0078125, 0.0078125, 0.001, 0.0022, 0.01), energies=(1.0, 1.0, 1.0, 1.0, 0.834, 1.0)
+)
+
+
 @settings(max_examples=20)
 @given(problems(), st.floats(0.05, 0.95))
+@example(Problem(MANY_VERTICES, 1250.0), 0.25)
 def test_a_bound_is_kept_for_any_profile_and_a_mix_costs_no_more(problem: Problem, at: float) -> None:
     fast, cheap = choose_weight(problem, PowerBound(1e9)), choose_weight(problem, MeanBound(1e9))
     between = fast.mean_response_time + at * (cheap.mean_response_time - fast.mean_response_time)
