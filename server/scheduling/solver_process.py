@@ -85,14 +85,15 @@ def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> bytes:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process, which imports from the same folders as this one."""
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
-    )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program()]
     return subprocess.Popen(  # noqa: S603  (this module)
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
+
+
+def program() -> str:
+    """The program of the process, which imports from the same folders as this one."""
+    return f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
 
 
 def main() -> None:

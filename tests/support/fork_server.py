@@ -22,12 +22,13 @@ from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self, cast
 
 from benchmarks.support.gateway_processes import GATEWAY, SERVING
 from benchmarks.support.harness import start_process as start_by_command
 from benchmarks.support.harness import wait_until
 from server.app import supervisor
+from server.scheduling import solver_process
 from tests.support.forked_worker import user_of
 
 _MODULE, _SERVERS = "server.cli", "benchmarks.servers."
@@ -109,7 +110,7 @@ class _ForkServer:
     """
 
     def __init__(self, *imported: str) -> None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        run = os.environ.setdefault("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))  # for the servers, too
         name = f"\0batchwright-tests-{run}-{'torch' if 'torch' in imported else 'emulated'}"
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
@@ -126,13 +127,16 @@ class _ForkServer:
                 no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
                 # it may end after this process: not waited for
                 os.posix_spawn(sys.executable, command, _ENVIRONMENT, file_actions=no_input)
-        atexit.register(self._control.close)
+        atexit.register(self.close)
 
-    def start(self, line: Sequence[str], environment: dict[str, str], out: int, err: int) -> ForkedProcess:
+    def close(self) -> None:
+        self._control.close()
+
+    def start(self, line: Sequence[str], environment: dict[str, str], out: int, err: int, *more: int) -> ForkedProcess:
         request = {"line": line, "folder": str(Path.cwd()), "environment": environment}
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._lock, theirs:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, theirs.fileno()])
+            socket.send_fds(self._control, [json.dumps(request).encode()], [out, err, *more, theirs.fileno()])
         received = status.recv(_CODE.size)
         if not received:
             raise RuntimeError("the process that forks servers has ended, see its traceback")
@@ -230,7 +234,7 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
                     continue
                 message, files = b"", list[int]()
                 with suppress(ConnectionResetError):  # it has died
-                    message, files, _, _ = socket.recv_fds(control, _MOST, 3)
+                    message, files, _, _ = socket.recv_fds(control, _MOST, 4)
                 if not message:
                     selector.unregister(control)
                     connections.remove(control)
@@ -255,8 +259,8 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
 
 
 def _run(request: dict[str, Any], files: list[int]) -> None:
-    """Run a module as a new Python process would, with these descriptors as standard output and error."""
-    for number, file in enumerate(files, 1):
+    """Run a module, or a program, as a new Python process would, with these as standard output, error and input."""
+    for number, file in zip((1, 2, 0), files, strict=False):
         os.dup2(file, number)
         os.close(file)
     gc.enable()
@@ -266,7 +270,46 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     module, *sys.argv[1:] = request["line"]
     sys.path[0] = request["folder"]
     supervisor._start = _fork  # type: ignore[assignment]  # a _Child has what the supervisor needs of a Process
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    solver_process._start = cast("Any", _Solver)
+    if module == "-c":
+        exec(sys.argv.pop(1), {"__name__": "__main__"})
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+# In a server
+
+
+class _Solver:
+    """The process that solves a policy, forked, with the part of subprocess.Popen that a server needs.
+
+    Many threads run in a server, so that it does not fork this process itself.
+    """
+
+    def __init__(self) -> None:
+        theirs, ours = os.pipe()
+        self.stdin = os.fdopen(ours, "wb")
+        ours, out = os.pipe()
+        self.stdout = os.fdopen(ours, "rb")
+        server = _ForkServer(*_IMPORTED)
+        self._process = server.start(("-c", solver_process.program()), dict(os.environ), out, 2, theirs)
+        server.close()
+        os.close(theirs)
+        os.close(out)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the signal, after the end."""
+        return self._process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        self._process.wait()
 
 
 # In the supervisor, which starts the other processes of a server
