@@ -9,6 +9,9 @@ from benchmarks.paper import batching, overview_batching, overview_smdp
 from benchmarks.paper.overview import RESULTS, Paper, Row, judged, overview
 from benchmarks.paper.setting import PAGE, Claim, Section, agreement
 
+# what follows uses the same results, which take more than five seconds: computed once if one process runs them
+SHARED = pytest.mark.slow
+
 
 def result_of(paper: Paper) -> dict[str, str]:
     return {row.item: row.result for row in paper.rows}
@@ -43,8 +46,8 @@ def test_the_page_counts_the_rows_of_the_journal_paper() -> None:
         overview_smdp._table_i,
         overview_smdp._figure_7,
         overview_smdp._figure_8,
-        partial(overview_smdp._figure_10, "Figure 10"),
-        partial(overview_smdp._table_ii, "Table II"),
+        pytest.param(partial(overview_smdp._figure_10, "Figure 10"), marks=SHARED),
+        pytest.param(partial(overview_smdp._table_ii, "Table II"), marks=SHARED),
         overview_smdp._figure_11,
     ],
 )
@@ -54,6 +57,7 @@ def test_the_page_has_the_rows_of_the_journal_paper(compute: Callable[[], Row]) 
     assert line in PAGE.read_text().partition("(journal)\n\n")[2].partition("\n\n")[0].splitlines()
 
 
+@SHARED
 def test_the_statements_on_figure_10() -> None:
     claims = overview_smdp._figure_10_claims()
     assert [claim.holds for claim in claims] == [True, True, False, False]
@@ -62,6 +66,7 @@ def test_the_statements_on_figure_10() -> None:
     assert all(page.count(claim.instead) == 3 for claim in claims[2:])  # in two rows and in the section
 
 
+@SHARED
 def test_the_rows_of_the_conference_paper() -> None:
     found = result_of(overview_smdp.conference_paper())
     assert [found[f"Figure {n}"] for n in range(4, 9)] == ["different", *["reproduced"] * 3, "different"]
@@ -107,6 +112,7 @@ def test_every_result_is_one_of_the_four() -> None:
         assert sum(paper.number(result) for result in RESULTS) == len(paper.rows)
 
 
+@SHARED
 def test_the_page_has_the_rows_of_today() -> None:
     papers = (
         overview_smdp.conference_paper(),

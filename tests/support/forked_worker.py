@@ -21,7 +21,7 @@ from typing import Any
 
 _IMPORTED = (
     "torch._dynamo",
-    "transformers",
+    "transformers.models.auto",
     "sklearn.base",
     "scipy.optimize",
     "scipy.stats",
