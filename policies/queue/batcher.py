@@ -262,7 +262,8 @@ class Batcher:
             self._take_scattered(batch)
         self._waiting_by_model[batch[0].kind.model] -= before - len(self._waiting)  # a batch is of one model
         for request in batch:
-            request.started = min(request.started, now)
+            if now < request.started:
+                request.started = now
         self._in_service = batch
 
     def _take_scattered(self, batch: Sequence[Request]) -> None:
@@ -284,9 +285,10 @@ class Batcher:
             raise PolicyError("a batch must have at least one request")
         if launch.stages is not None and launch.stages < 1:
             raise PolicyError(f"a launch must run at least one stage, not {launch.stages}")
-        first = batch[0]
-        any_stage = first.kind.model in self._stepwise
-        if any(r.kind != first.kind or (r.stage != first.stage and not any_stage) for r in batch):
-            raise PolicyError("a batch must be of one kind and at one stage")
-        if len(batch) > (limit := self._max_batch_size[first.kind.model]):
-            raise PolicyError(f"a batch of {len(batch)} is above the maximum {limit} of model {first.kind.model!r}")
+        kind, stage = batch[0].kind, batch[0].stage
+        any_stage = kind.model in self._stepwise
+        for request in batch:
+            if request.kind != kind or (request.stage != stage and not any_stage):
+                raise PolicyError("a batch must be of one kind and at one stage")
+        if len(batch) > (limit := self._max_batch_size[kind.model]):
+            raise PolicyError(f"a batch of {len(batch)} is above the maximum {limit} of model {kind.model!r}")

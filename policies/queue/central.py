@@ -43,25 +43,30 @@ def serve(arrivals: _Floats, times: _Floats, bins: NDArray[np.int64], batch_size
         batch_size: B.
         servers: number of servers.
     """
-    batches = _formed(bins, batch_size)
-    batch_times = np.array([times[batch].max() for batch in batches])
-    finishes = np.empty(len(batches))
+    full, left = _formed(bins, batch_size)
+    batch_times = np.array([*times[full].max(axis=1), *(times[batch].max() for batch in left)])
+    ready = [*arrivals[full[:, -1]].tolist(), *[float(arrivals[-1])] * len(left)]
+    finishes = np.empty(len(ready))
     free = [0.0] * servers
-    for i, batch in enumerate(batches):
-        ready = arrivals[batch[-1]] if len(batch) == batch_size else arrivals[-1]
-        finishes[i] = max(ready, free[0]) + batch_times[i]
-        heapq.heapreplace(free, finishes[i])
-    responses = [finish - arrivals[batch] for finish, batch in zip(finishes, batches, strict=True)]
-    return CentralRun(np.concatenate(responses), batch_times, float(finishes.max() - arrivals[0]))
+    for i, (formed, time) in enumerate(zip(ready, batch_times.tolist(), strict=True)):
+        finishes[i] = finish = max(formed, free[0]) + time
+        heapq.heapreplace(free, finish)
+    requests = np.concatenate([full.ravel(), *left])
+    responses = np.repeat(finishes, [batch_size] * len(full) + [len(batch) for batch in left]) - arrivals[requests]
+    return CentralRun(responses, batch_times, float(finishes.max() - arrivals[0]))
 
 
-def _formed(bins: NDArray[np.int64], batch_size: int) -> list[NDArray[np.int64]]:
-    """Return the indices of the requests of each batch in order of formation, then the incomplete batches by bin."""
+def _formed(bins: NDArray[np.int64], batch_size: int) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    """Return the indices of the requests of each batch.
+
+    Full batches are in order of formation, (batches, batch_size); the others are by bin.
+    """
     full: list[NDArray[np.int64]] = []
     left: list[NDArray[np.int64]] = []
     for each in np.unique(bins):
         members = np.flatnonzero(bins == each)
         end = len(members) - len(members) % batch_size
-        full.extend(members[:end].reshape(-1, batch_size))
+        full.append(members[:end].reshape(-1, batch_size))
         left.extend([members[end:]] if end < len(members) else [])
-    return sorted(full, key=lambda batch: int(batch[-1])) + left
+    formed = np.concatenate(full)
+    return formed[np.argsort(formed[:, -1])], left

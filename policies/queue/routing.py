@@ -16,14 +16,13 @@ def backlog(batcher: Batcher, profiles: Mapping[str, Profile], remaining: float,
         batcher: the queue of the device.
         profiles: profiles by model.
         remaining: expected remaining time of the batch in service, s.
-        added: number of additional requests, by model.
+        added: number of additional requests, by model that the device serves.
     """
-    waiting = batcher.waiting_by_model()
     for (model, stage), requests in groupby(batcher.suspended, lambda r: (r.kind.model, r.stage)):
         remaining += profiles[model].min_service_time(sum(1 for _ in requests), stage)
     return remaining + sum(
-        profiles[model].min_time_to_serve(waiting.get(model, 0) + n)
-        for model, n in {**dict.fromkeys(waiting, 0), **added}.items()
+        profiles[model].min_time_to_serve(waiting + added.get(model, 0))
+        for model, waiting in batcher.waiting_by_model().items()
     )
 
 

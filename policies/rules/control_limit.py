@@ -4,7 +4,7 @@ Greedy, serial, static and timeout are control limits. Source: Xu, Zhou and Niu 
 equations (15) and (16).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
@@ -34,8 +34,8 @@ class ControlLimit:
         due = state.waiting[0].arrival + self.timeout
         if len(state.waiting) < self.limit and state.now < due:
             return Wait(until=due)
-        launch = launch_oldest(state, self.max_batch_size, self.max_batch_size)
-        return launch if state.now >= due else replace(launch, formed=state.waiting[self.limit - 1].arrival)
+        formed = None if state.now >= due else state.waiting[self.limit - 1].arrival
+        return launch_oldest(state, self.max_batch_size, self.max_batch_size, formed=formed)
 
     def action_table(self, arrival_rate: float | None) -> ActionTable | None:
         """The same at every rate; None with a time-out, which depends on waiting times."""

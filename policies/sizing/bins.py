@@ -53,9 +53,17 @@ def optimised_edges(sizes: Sequence[float] | _Floats, bins: int, batch_size: int
         K - 1 edges, strictly ascending, fewer where there are fewer distinct sizes; each is the smallest size of the
         bin above it, so size s belongs to bin bisect_right(edges, s).
     """
+    return optimised_edges_of_each(sizes, (bins,), batch_size)[0]
+
+
+def optimised_edges_of_each(
+    sizes: Sequence[float] | _Floats, numbers: Sequence[int], batch_size: int
+) -> list[tuple[float, ...]]:
+    """Return the `optimised_edges` for each of several numbers of bins; the costs of the bins are computed once."""
     groups = _grouped(np.asarray(sizes, dtype=np.float64))
-    cuts = _least_cost_cuts(_costs(groups, batch_size), min(bins, len(groups.mean)))
-    return tuple(groups.smallest[cuts].tolist())
+    costs = _costs(groups, batch_size)
+    cuts = [_least_cost_cuts(costs, min(bins, len(groups.mean))) for bins in numbers]
+    return [tuple(groups.smallest[each].tolist()) for each in cuts]
 
 
 def bin_times(sizes: Sequence[float] | _Floats, edges: Sequence[float], batch_size: int) -> list[tuple[float, float]]:

@@ -357,7 +357,8 @@ def chain_of(ages: AgeModel, region: Region) -> Chain:
         launching = region[n - 1]
         columns = slice(n - 1, None)  # those to the left are 0
         value = np.zeros((count, full + 3 + limits - n))
-        if n < full:
+        waits = n < full and not launching.all()  # at some age; else there is nothing to solve
+        if waits:
             value[:-1, 1:] = sooner[:, None] * above[:-1] + later[:, None] * above[1:]
             idle = (1.0 - stay) / rate
             value[:-1, time - n + 1] += idle
@@ -369,7 +370,7 @@ def chain_of(ages: AgeModel, region: Region) -> Chain:
         value[launching] = 0.0
         value[launching, 0] = 1.0
         value[launching, first_late - n + 1 :] = ages.late[:, n - 1, launching].T
-        if n < full:
+        if waits:
             band = np.ones((2, count))
             band[0, 1:] = np.where(launching[:-1], 0.0, -stay)
             value = scipy.linalg.solve_banded((0, 1), band, value, overwrite_b=True, check_finite=False)

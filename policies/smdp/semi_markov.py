@@ -159,9 +159,8 @@ def arrival_matrix(mean: float, limit: int) -> Floats:
         mean: mean number of arrivals.
         limit: longest queue; arrivals beyond it are lost.
     """
-    masses = scipy.stats.poisson.pmf(np.arange(limit + 1), mean)
-    matrix = np.zeros((limit + 1, limit + 1))
-    for before in range(limit + 1):
-        matrix[before, before:] = masses[: limit + 1 - before]
-        matrix[before, limit] += max(0.0, 1.0 - matrix[before].sum())
+    counts = np.arange(limit + 1)
+    masses = np.exp(scipy.special.xlogy(counts, mean) - scipy.special.gammaln(counts + 1) - mean)
+    matrix: Floats = np.triu(masses[np.abs(counts - counts[:, None])])
+    matrix[:, limit] += np.maximum(0.0, 1.0 - matrix.sum(axis=1))
     return matrix

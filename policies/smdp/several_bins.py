@@ -288,14 +288,14 @@ def _groups(model: _Model, policy: Ints) -> Iterator[tuple[int, Ints, Ints, _Bat
 
 
 def _chain(model: _Model, policy: Ints) -> Chain:
-    groups = list(_groups(model, policy))
+    groups = [(*group, np.flatnonzero(group[-1].weights)) for group in _groups(model, policy)]
     flat, count = policy.ravel(), policy.size
     waits = np.flatnonzero(flat < 0)
     rate = sum(model.problem.arrival_rates)
     waiting = model.waiting.ravel().astype(float)
     sojourn, energy = np.full(count, 1.0 / rate), np.zeros(count)
     cost = model.cost(waiting, 1.0 / rate, 0.0, 0.0)
-    for _, states, _, batch in groups:
+    for _, states, _, batch, _ in groups:
         sojourn[states], energy[states] = batch.mean, batch.energy
         cost[states] = model.cost(waiting[states], batch.mean, batch.second_moment, batch.energy)
 
@@ -303,8 +303,7 @@ def _chain(model: _Model, policy: Ints) -> Chain:
         grid = values.reshape(model.shape)
         ends = model.after_service(grid).reshape(len(model.arrivals[0]), -1)
         found = np.empty(count)
-        for _, states, left, batch in groups:
-            used = np.flatnonzero(batch.weights)
+        for _, states, left, batch, used in groups:
             found[states] = batch.weights[used] @ ends[np.ix_(used, left)]
         found[waits] = model.after_wait(grid).ravel()[waits]
         return found
