@@ -94,12 +94,15 @@ def _remove_modules(file: Path) -> dict[str, ModuleType]:
 
     Installed packages stay, since compiled ones cannot be imported twice.
     """
-    removed = {}
+    removed, folder = {}, file.parent
+    installed = folder in _INSTALLED
     for name, module in [*sys.modules.items()]:
         first, origin = name.partition(".")[0], getattr(module, "__file__", None)
         if origin is None or first in _OWN_PACKAGES:
             continue
-        neighbours = () if file.parent in _INSTALLED else (file.parent / f"{first}.py", file.parent / first)
+        # the comparison of the folder's name, which is in the paths of all neighbours, excludes most modules quickly
+        near = not installed and folder.name in str(origin)
+        neighbours = (folder / f"{first}.py", folder / first) if near else ()
         if name == f"{_PREFIX}{file}" or any(Path(origin).is_relative_to(each) for each in neighbours):
             removed[name] = sys.modules.pop(name)
             compiled = getattr(module, "__cached__", None)  # taken for current if the second and the size are
