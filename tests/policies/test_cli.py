@@ -153,8 +153,8 @@ def test_a_bound_on_the_mean_chooses_the_weight_and_mixes() -> None:
 
 @pytest.fixture
 def few_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluate a share under tables of batch sizes by 50,000 requests instead of 400,000."""
-    monkeypatch.setattr("policies.solve_options.DEFAULT_SIMULATED_REQUESTS", 50_000)
+    """Evaluate a share under tables of batch sizes by 20,000 requests instead of 400,000."""
+    monkeypatch.setattr("policies.solve_options.DEFAULT_SIMULATED_REQUESTS", 20_000)
 
 
 @pytest.mark.usefixtures("few_simulated")
@@ -312,6 +312,7 @@ def test_a_plan_lists_the_candidates_and_the_simulated_fleet(tmp_path: Path) -> 
     assert row["arrival_rate_hz"] == pytest.approx(5000 / 3)
 
 
+@pytest.mark.usefixtures("few_simulated")
 def test_a_short_simulation_does_not_affect_a_plan() -> None:
     result = solve("--plan", "--arrival-rate", "5000", "--slo-p95-ms", "10", "--simulate", "1")
     assert result["devices"] == 3

@@ -31,7 +31,9 @@ from server.app import supervisor
 from server.scheduling import solver_process
 from tests.support.forked_worker import user_of
 
-_MODULE, _SERVERS = "server.cli", "benchmarks.servers."
+_MODULE = "server.cli"
+_SERVERS = (_MODULE, "benchmarks.servers.", "tests.support.short_stop_timeout")  # starts of the names of modules
+_THIS = "tests.support.fork_server"  # `__name__` is "__main__" in a forked server, which may start a fork server
 _CODE = Struct("i")
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 _IMPORTED = (  # all but the module itself, and what these import while a server starts
@@ -106,7 +108,7 @@ class ForkedProcess:
 class _ForkServer:
     """A connection to the process that forks, which all processes of a test run share.
 
-    The first one starts it. It ends when the last one has closed its connection, or has died.
+    The first one starts it. It ends when all have closed their connections, or have died, and no fork runs any more.
     """
 
     def __init__(self, *imported: str) -> None:
@@ -122,7 +124,7 @@ class _ForkServer:
             else:
                 listening.listen()
                 self._control.connect(name)
-                command = [sys.executable, "-m", __name__, str(listening.fileno()), *imported]
+                command = [sys.executable, "-m", _THIS, str(listening.fileno()), *imported]
                 listening.set_inheritable(True)
                 no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
                 # it may end after this process: not waited for
@@ -165,14 +167,14 @@ def _start(
 def start_process(
     command: Sequence[str], stderr: int, files: int | None = None
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Run serve-model, or a server of the benchmarks, in a forked process, any other command as usual.
+    """Run serve-model, or a server of the benchmarks or tests, in a forked process, any other command as usual.
 
     Args:
         command: the command line.
         stderr: descriptor of the process's standard error.
         files: its limit of open files, for which no process is forked; None: that of this process.
     """
-    if files is None and [*command[:2]] == [sys.executable, "-m"] and command[2].startswith((_MODULE, _SERVERS)):
+    if files is None and [*command[:2]] == [sys.executable, "-m"] and command[2].startswith(_SERVERS):
         return _start(command[2:], err=stderr)
     return start_by_command(command, stderr, files)
 
@@ -213,7 +215,7 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
     with selectors.DefaultSelector() as selector:
         for found in (listening, *connections):
             selector.register(found, selectors.EVENT_READ, found)
-        while connections:
+        while connections or running:  # a server closes its connection before its process has solved a policy
             for key, _ in selector.select():
                 if isinstance(key.fileobj, int):
                     selector.unregister(key.fd)

@@ -24,6 +24,7 @@ _IMPORTED = (
     "transformers.models.auto",
     "sklearn.base",
     "scipy.optimize",
+    "scipy.signal",
     "scipy.stats",
     "matplotlib.pyplot",
     "aiohttp",

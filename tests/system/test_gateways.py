@@ -248,7 +248,7 @@ def test_models_of_users_are_loaded_again_and_unloaded_while_serving(
     write(tmp_path, 1.0)
     (tmp_path / "own.py").write_text(OWN)
     models = (f"mine={tmp_path}/model.py:Mine", f"own={tmp_path}/own.py:Mine")
-    with serving(*models, "--device", "cpu", *TWO) as server:
+    with serving(*models, "--device", "cpu", "--policy", "greedy", *TWO) as server:
         assert y(predict(server, [3])) == [3.0]
         assert fetch(server.url, "/predict/own", b"4").json["outputs"]["twice"] == 8.0
         assert fetch(server.url, "/predict/own", b"four").status in (400, 500)

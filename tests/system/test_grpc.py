@@ -393,7 +393,7 @@ def test_the_ports_have_to_differ() -> None:
 
 
 def test_a_missing_package_is_reported_with_the_extra() -> None:
-    words = ["serve-model", "resnet18", *EMULATED, "--port", "0", "--grpc-port", "0"]
+    words = ["serve-model", "resnet18", *EMULATED, "--policy", "greedy", "--port", "0", "--grpc-port", "0"]
     program = f"import sys; sys.modules['grpc'] = None; sys.argv = {words!r}; from server.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

@@ -84,7 +84,7 @@ def test_a_signal_while_a_profile_is_measured_ends_the_server(
     number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    line = (*command_line("serve-model"), "googlenet", "--device", "cpu", "--weights", "random", "--port", "0")
+    line = (*command_line("serve-model"), "squeezenet1_1", "--device", "cpu", "--weights", "random", "--port", "0")
     log = tmp_path / "log"
     with log.open("w") as stderr:
         process = start_process(line, stderr.fileno())
@@ -151,7 +151,7 @@ def _call_until_refused(url: str, think: float, answered: Counter[int]) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(("delay", "think"), [("0", 0.0), ("0", 0.1), ("0.5", 0.0), ("0.5", 0.1)])
+@pytest.mark.parametrize(("delay", "think"), [("0", 0.0), ("0", 0.1), ("0.2", 0.0), ("0.2", 0.1)])
 def test_a_drain_under_load_breaks_no_connection(delay: str, think: float) -> None:
     for _ in range(2):
         with serving(*EMULATED, "--policy", "greedy", "--drain-delay-s", delay) as server:

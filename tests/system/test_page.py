@@ -232,13 +232,18 @@ class Visit:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[BrowserContext]":
-    """A browser with a profile on the disk, where it keeps the scripts that it has compiled: visits take less time."""
+    """A browser with a profile on the disk, where it keeps the scripts that it has compiled: visits take less time.
+
+    For the same reason all tabs share one process, which lives as long as the first tab.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
         found = playwright.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, args=["--no-sandbox"]
+            tmp_path_factory.mktemp("browser"),
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--renderer-process-limit=1"],
         )
         found.set_default_timeout(30_000)
         yield found

@@ -143,7 +143,8 @@ def test_a_broken_revision_leaves_the_former_one_in_service(
 def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path, 1.0)
-    with serving(f"mine={tmp_path}/model.py:Mine", "--device", "cpu", "--hung-after-s", "2") as server:
+    flags = ("--device", "cpu", "--policy", "greedy", "--hung-after-s", "2")
+    with serving(f"mine={tmp_path}/model.py:Mine", *flags) as server:
         (tmp_path / "neighbour.py").write_text(
             "import time\nclass Hangs:\n    __array_priority__ = 99\n"
             "    def __rmul__(self, x):\n        time.sleep(60)\nFACTOR = Hangs()\n"
@@ -154,6 +155,7 @@ def test_a_revision_that_hangs_holds_no_other_call(tmp_path: Path, monkeypatch: 
                 began = time.monotonic()
                 assert y(predict(server, [3])) == [3.0]
                 assert time.monotonic() - began < 2, "it waited for the batch that hangs"
+                time.sleep(0.02)
         assert loading.result().status == 400
         assert "a batch of 1 failed: it did not end within 2 s" in loading.result().json["error"]
         assert y(predict(server, [3])) == [3.0]

@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from benchmarks.servers.path_prefix import PREFIX
 from benchmarks.support.harness import Server, command_line, free_port, running, serving
 from tests.support.certificates import certificate, install
 from tests.support.fork_server import run_serve_model, start_process
+from tests.support.gateway_processes import logged_server
 from tests.support.http_client import fetch, photograph
 from tests.system.test_serve import EMULATED, outcomes, until
 
@@ -229,13 +229,10 @@ def test_the_limit_on_open_files_is_raised_to_the_hard_limit(server: Server) -> 
 
 def test_tls_is_served_and_its_address_is_logged(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "own")
-    port = free_port()
     pair = ("--tls-cert", str(cert), "--tls-key", str(key))
-    command = [*command_line("serve-model"), *EMULATED, "--policy", "greedy", "--port", str(port), *pair]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        assert any(f"https://127.0.0.1:{port}" in line for line in process.stderr)
+    with logged_server(tmp_path, *EMULATED, "--policy", "greedy", *pair) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        port = int(server.url.rpartition(":")[2])
         context = ssl.create_default_context(cafile=str(cert))
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
         for _ in range(2):
@@ -249,10 +246,6 @@ def test_tls_is_served_and_its_address_is_logged(tmp_path: Path) -> None:
         assert old.getresponse().status == 200
         old.close()
         assert exchange(f"http://127.0.0.1:{port}", b"GET / HTTP/1.1\r\n\r\n")[:5] != b"HTTP/"
-    finally:
-        process.terminate()
-        process.stderr.close()
-        process.wait(timeout=60)
 
 
 def test_invalid_key_and_certificate_files_are_reported_before_the_start(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_more_devices_than_can_be_simulated_are_rejected(monkeypatch: pytest.Mon
 def test_a_large_fleet_is_simulated_with_fewer_requests_routed_by_expected_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    capacity = problem(5000.0, 0.0066)
+    capacity = replace(problem(5000.0, 0.0066), requests=2000)
     best = plan_capacity(capacity).best
-    monkeypatch.setattr(devices, "_MAX_EVALUATIONS", 30_000)
+    monkeypatch.setattr(devices, "_MAX_EVALUATIONS", 3000)
     runs = simulate_fleet(capacity, best)
-    assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 20_000, "least expected": 10_000}
+    assert {name: ran.scheduled for name, ran in runs.items()} == {"random": 2000, "least expected": 1000}
     monkeypatch.setattr(devices, "_MAX_ROUTED", 2)
     assert list(simulate_fleet(capacity, best)) == ["random"]
 

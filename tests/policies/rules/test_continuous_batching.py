@@ -82,8 +82,8 @@ def test_a_profile_without_energies_is_an_error() -> None:
 
 def test_energy_is_saved_at_low_load() -> None:
     rng = np.random.default_rng(0)
-    sizes = RequestSizes(np.ceil(rng.exponential(40.0, 1000)))
-    instants = np.cumsum(rng.exponential(1.0 / 0.8, 1000))
+    sizes = RequestSizes(np.ceil(rng.exponential(40.0, 600)))
+    instants = np.cumsum(rng.exponential(1.0 / 0.8, 600))
     plain, solved = (
         Simulation(METERED, f"{spec},max_wait_ms=inf", sizes=sizes).run(instants)
         for spec in ("joining:8", "joining:8,w2=30")

@@ -22,8 +22,8 @@ M = Kind("m")
 
 @pytest.fixture(autouse=True)
 def loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few loads, since each is solved."""
-    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3, 0.7))
+    """A single load, since each is solved."""
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.7,))
 
 
 def table(launch: tuple[int, int]) -> BinnedSolution:
@@ -62,7 +62,7 @@ def test_a_wait_ends_once_the_rate_has_decayed_and_then_all_are_launched() -> No
 
 
 def test_a_batch_takes_the_time_of_its_longest_request_by_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3,))
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.1,))
     texts = Profile("texts", (0.5, 0.6), lengths=(10, 20), length_service_times=((1.0, 1.5), (1.2, 1.9)))
     policy = solve_smdp_bins([1.0, 1.25, 1.5] * 20, texts, 2, 0.0)
     slower = solve_smdp_bins(

@@ -13,7 +13,7 @@ from policies.smdp.ages import ResponseBounds, solve_ages
 from policies.smdp.choice import MeanBound, choose_weight
 from policies.smdp.distributions import Gamma
 from policies.smdp.model import Problem
-from policies.smdp.response_law import has_response_law, response_law
+from policies.smdp.response_law import ResponseLaw, has_response_law, response_law
 from policies.smdp.solver import Solution, evaluate, solve
 from policies.smdp.trial import Trial
 from policies.types import SpecError
@@ -37,12 +37,17 @@ def cases() -> list[Solution]:
     ]
 
 
+@cache
+def law_of(case: int) -> ResponseLaw:
+    solution = cases()[case]
+    return response_law(at_load(solution.load), solution.batch_size, solution.mix)
+
+
 @pytest.mark.parametrize("case", range(5))
 def test_the_share_of_late_requests_agrees_with_simulation(case: int) -> None:
     solution = cases()[case]
-    problem = at_load(solution.load)
-    law = response_law(problem, solution.batch_size, solution.mix)
-    responses = Trial(problem, 300_000, 11).run(solution).responses
+    law = law_of(case)
+    responses = Trial(at_load(solution.load), 300_000, 11).run(solution).responses
     for share in (0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 0.999):
         t = float(np.quantile(responses, share)) * 1.000_001  # beside an atom, not on it
         simulated = share_within(responses, t)
@@ -52,11 +57,10 @@ def test_the_share_of_late_requests_agrees_with_simulation(case: int) -> None:
 
 @pytest.mark.parametrize("case", range(5))
 def test_its_mean_is_the_exact_mean(case: int) -> None:
-    solution = cases()[case]
     times = np.linspace(1e-5, 0.08, 8001)
-    late = response_law(at_load(solution.load), solution.batch_size, solution.mix).late(times.tolist())
+    late = law_of(case).late(times.tolist())
     mean = 1e-5 + float(np.sum((late[1:] + late[:-1]) / 2.0 * np.diff(times)))  # before 1e-5 all are late
-    assert mean == pytest.approx(solution.mean_response_time, rel=1e-3)
+    assert mean == pytest.approx(cases()[case].mean_response_time, rel=1e-3)
 
 
 def test_a_request_alone_takes_one_service_time() -> None:

@@ -40,7 +40,7 @@ def loads_of_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve tables for the loads of these tests and the largest one, instead of 49."""
     monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.5, 0.6, 0.98])
     monkeypatch.setattr("policies.solving._STEP", 3.0)
-    monkeypatch.setattr(smdp_bins, "_LOADS", (0.3,))
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.1,))
 
 
 class Inline(Executor):
@@ -208,7 +208,7 @@ def test_maximum_ages_are_solved_for_a_smaller_bound_until_the_percentile_is_kep
     bound, overhead, rate = 60.0, 0.005, 0.5 * few.capacity
     executor = ChangingExecutor(few, few, inf)
     executor.assumed = few
-    seen = serve(executor, f"smdp:slo_p95_ms={bound:g}", rate, overhead=overhead, duration=90.0)
+    seen = serve(executor, f"smdp:slo_p95_ms={bound:g}", rate, overhead=overhead, duration=60.0)
     assert 1 <= seen.changes("objective") <= 15
     assert seen.chosen.margin == pytest.approx(overhead, abs=0.003)
     assert f'batchwright_objective_margin_seconds{{device="fake",model="m"}} {seen.chosen.margin}' in seen.metrics
@@ -345,7 +345,7 @@ def test_recovered_batches_are_no_drift_of_energies() -> None:
     executor = ChangingExecutor(P4, P4, inf)
     executor.fault = poisoned
     loop = virtual_loop()
-    instants = poisson(0.6 * P4.capacity, 60.0, np.random.default_rng(3)).tolist()
+    instants = poisson(0.6 * P4.capacity, 20.0, np.random.default_rng(3)).tolist()
 
     async def main() -> tuple[Seen, float]:
         metrics = Metrics()
@@ -438,7 +438,7 @@ def test_larger_batches_are_tried_again_with_exponential_backoff(caplog: pytest.
 
         while loop.time() < 4000.0:
             await burst()
-            await asyncio.sleep(10.0)
+            await asyncio.sleep(10.0 if loop.time() < 2200.0 else 100.0)
         times = [at for at, _ in tried if at > 1.0]
         assert times == pytest.approx([300.0, 900.0, 2100.0], abs=25.0), (
             "300 s after the first failure, then 600 and 1200"

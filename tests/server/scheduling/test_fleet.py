@@ -98,7 +98,7 @@ def test_each_device_measures_and_uses_its_own_share_of_the_arrival_rate() -> No
             dispatcher.set_policy("m", choose("smdp:w2=0", profile))
         loop, calls = asyncio.get_running_loop(), list[asyncio.Future[list[Sample]]]()
         rate = 0.6 * fleet.capacity("m")
-        for instant in poisson(rate, 20.0, np.random.default_rng(1)).tolist():
+        for instant in poisson(rate, 6.0, np.random.default_rng(1)).tolist():
             await asyncio.sleep(instant - loop.time())
             calls.append(fleet.submit("m", [0.0]))
         shares = [dispatcher.arrival_rate("m") for dispatcher in fleet.dispatchers]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -316,7 +317,17 @@ def test_a_request_that_is_cancelled_after_the_device_has_taken_it_is_in_service
 
 _EVENTS = st.tuples(st.sampled_from(["arrive", "cancel", "swap", "expire"]), st.floats(0.0, 0.03), st.integers(0, 99))
 _SPECS = ["greedy", "static:3,max_wait_ms=15", "timeout:5", "smdp:w2=2", "serial", "max-under-deadline:slo_ms=40"]
-_CHOSEN = [choose(spec, STEPS) for spec in _SPECS]  # solved once
+
+
+@cache
+def solved(spec: str) -> Chosen:
+    return choose(spec, STEPS)
+
+
+def started(number: int) -> Chosen:
+    """The policy with a monitor that has measured nothing yet."""
+    chosen = solved(_SPECS[number % len(_SPECS)])
+    return replace(chosen, monitor=deepcopy(chosen.monitor))
 
 
 @settings(max_examples=100)
@@ -362,7 +373,7 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
             elif what == "cancel" and calls:
                 calls[number % len(calls)].cancel()
             elif what == "swap":
-                dispatcher.set_policy("m", deepcopy(_CHOSEN[number % len(_SPECS)]))
+                dispatcher.set_policy("m", started(number))
         await dispatcher.drain()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(not isinstance(r, Exception) or isinstance(r, ExpiredError) for r in results)
@@ -371,7 +382,7 @@ def test_a_taken_launch_is_the_decision_of_that_instant(events: list[tuple[str, 
         assert len(dispatcher._batcher) == 0
 
     with patch.object(Lookahead, "_decide", noting):
-        run_scenario(scenario, {"m": deepcopy(_CHOSEN[0])}, Checking(slow))
+        run_scenario(scenario, {"m": started(0)}, Checking(slow))
 
 
 def test_no_standby_launch_is_offered_while_a_time_out_may_pass_before_the_end_of_the_stage() -> None:

@@ -78,15 +78,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
     return found
 
 
-@pytest.mark.parametrize("spec", ["greedy", LONG, "multi-bin:2,inner=smdp"])
-def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
+def check_the_policy_is_chosen_as_here(spec: str) -> None:
     apart, here = choose_in_process(spec, P4, {}), choose(spec, P4)
     assert (apart.policy, apart.table, apart.parameters) == (here.policy, here.table, here.parameters)
     assert apart.profile is P4, "the controller recognises a profile by its identity"
 
 
+@pytest.mark.parametrize("spec", ["greedy", LONG])
+def test_the_policy_is_the_one_that_is_chosen_here(spec: str) -> None:
+    check_the_policy_is_chosen_as_here(spec)
+
+
 @pytest.mark.usefixtures("started")
-def test_the_policy_for_another_profile_is_the_one_that_is_solved_here() -> None:
+def test_the_policy_within_bins_is_the_one_that_is_chosen_here() -> None:
+    check_the_policy_is_chosen_as_here("multi-bin:2,inner=smdp")
+
+
+@pytest.mark.usefixtures("started")
+def test_the_policy_for_another_profile_is_the_one_that_is_solved_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("policies.solving.default_loads", lambda: [0.3, 0.7, 0.98])
     chosen = choose("smdp:slo_p95_ms=40", P4)
     slower = replace(P4, service_times=tuple(1.1 * time for time in P4.service_times))
     apart = solve_again_in_process(chosen, slower, 1.0, 0.002)
