@@ -15,7 +15,7 @@ install: $(STAMP)  ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml
 	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
-	$(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)  # another Python over an existing one would mix both
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable ".$(EXTRAS)"

@@ -226,6 +226,10 @@ class Policy(Protocol):
 
 
 def launch_oldest(state: State, size: int, full: int, reason: Reason = "policy", formed: float | None = None) -> Launch:
-    """Launch the `size` oldest waiting requests, `formed` as in `Launch`; from `full` on "policy" becomes "full"."""
+    """Launch the `size` oldest waiting requests, with `formed` as in `Launch`.
+
+    From `full` requests on the reason "policy" becomes "full".
+    """
     batch = state.waiting[:size]
-    return Launch(batch, None, "full" if len(batch) >= full and reason == "policy" else reason, formed)
+    reason = "full" if len(batch) >= full and reason == "policy" else reason
+    return Launch(batch, reason=reason, formed=formed)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from policies.profile import Profile, load_profile
 from policies.queue.central import serve
 from policies.queue.simulator import Estimate, estimate
-from policies.sizing.bins import batch_time, least_response_time, optimised_edges_of_each
+from policies.sizing.bins import batch_time, least_response_time, optimised_edges_by_count
 from policies.sizing.size_distributions import LONGEST_REQUEST, LONGEST_REQUEST_BATCH, SIZES_USAGE, Draw, parse_sizes
 from policies.types import SpecError
 
@@ -133,8 +133,8 @@ def _candidates(problem: BinningProblem, sizes: _Floats) -> Iterator[BinningCand
     powers = [2**i for i in range(problem.max_batch_size.bit_length()) if 2**i < problem.max_batch_size]
     for batch_size in (*powers, problem.max_batch_size):
         times = problem.times(batch_size, sizes)
-        numbers = _BINS if batch_size > 1 else (1,)
-        for bins, edges in zip(numbers, optimised_edges_of_each(times, numbers, batch_size), strict=True):
+        bin_counts = _BINS if batch_size > 1 else (1,)
+        for bins, edges in zip(bin_counts, optimised_edges_by_count(times, bin_counts, batch_size), strict=True):
             if len(edges) < bins - 1:  # fewer distinct sizes than bins
                 break
             mean = batch_time(times, edges, batch_size)

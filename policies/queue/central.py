@@ -48,8 +48,8 @@ def serve(arrivals: _Floats, times: _Floats, bins: NDArray[np.int64], batch_size
     ready = [*arrivals[full[:, -1]].tolist(), *[float(arrivals[-1])] * len(left)]
     finishes = np.empty(len(ready))
     free = [0.0] * servers
-    for i, (formed, time) in enumerate(zip(ready, batch_times.tolist(), strict=True)):
-        finishes[i] = finish = max(formed, free[0]) + time
+    for i, (ready_at, batch_time) in enumerate(zip(ready, batch_times.tolist(), strict=True)):
+        finishes[i] = finish = max(ready_at, free[0]) + batch_time
         heapq.heapreplace(free, finish)
     requests = np.concatenate([full.ravel(), *left])
     responses = np.repeat(finishes, [batch_size] * len(full) + [len(batch) for batch in left]) - arrivals[requests]

@@ -16,7 +16,7 @@ def backlog(batcher: Batcher, profiles: Mapping[str, Profile], remaining: float,
         batcher: the queue of the device.
         profiles: profiles by model.
         remaining: expected remaining time of the batch in service, s.
-        added: number of additional requests, by model that the device serves.
+        added: number of additional requests by model; the device serves each of these models.
     """
     for (model, stage), requests in groupby(batcher.suspended, lambda r: (r.kind.model, r.stage)):
         remaining += profiles[model].min_service_time(sum(1 for _ in requests), stage)

@@ -53,16 +53,25 @@ def optimised_edges(sizes: Sequence[float] | _Floats, bins: int, batch_size: int
         K - 1 edges, strictly ascending, fewer where there are fewer distinct sizes; each is the smallest size of the
         bin above it, so size s belongs to bin bisect_right(edges, s).
     """
-    return optimised_edges_of_each(sizes, (bins,), batch_size)[0]
+    return optimised_edges_by_count(sizes, (bins,), batch_size)[0]
 
 
-def optimised_edges_of_each(
-    sizes: Sequence[float] | _Floats, numbers: Sequence[int], batch_size: int
+def optimised_edges_by_count(
+    sizes: Sequence[float] | _Floats, bin_counts: Sequence[int], batch_size: int
 ) -> list[tuple[float, ...]]:
-    """Return the `optimised_edges` for each of several numbers of bins; the costs of the bins are computed once."""
+    """As `optimised_edges` for several numbers of bins, in less time: the costs of bins are computed once.
+
+    Args:
+        sizes: as there.
+        bin_counts: K, each at least 1.
+        batch_size: as there.
+
+    Returns:
+        The edges for each number of bins, in their order.
+    """
     groups = _grouped(np.asarray(sizes, dtype=np.float64))
     costs = _costs(groups, batch_size)
-    cuts = [_least_cost_cuts(costs, min(bins, len(groups.mean))) for bins in numbers]
+    cuts = [_least_cost_cuts(costs, min(bins, len(groups.mean))) for bins in bin_counts]
     return [tuple(groups.smallest[each].tolist()) for each in cuts]
 
 

@@ -85,6 +85,7 @@ def _call(spec: str, function: Callable[..., Chosen], *arguments: Any) -> bytes:
 
 
 def _start() -> subprocess.Popen[bytes]:
+    """Start the process."""
     command = [sys.executable, "-c", program()]
     return subprocess.Popen(  # noqa: S603  (this module)
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -92,7 +93,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def program() -> str:
-    """The program of the process, which imports from the same folders as this one."""
+    """Return the source of the process's program, which imports from the same folders as the calling process."""
     return f"import sys; sys.path[:] = {sys.path!r}; import batchwright.commands; from {__name__} import main; main()"
 
 

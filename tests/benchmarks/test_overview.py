@@ -9,7 +9,8 @@ from benchmarks.paper import batching, overview_batching, overview_smdp
 from benchmarks.paper.overview import RESULTS, Paper, Row, judged, overview
 from benchmarks.paper.setting import PAGE, Claim, Section, agreement
 
-# what follows uses the same results, which take more than five seconds: computed once if one process runs them
+# Tests with this mark use the same results, which take more than five seconds. They are computed once if one process
+# runs all of these tests.
 SHARED = pytest.mark.slow
 
 

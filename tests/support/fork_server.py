@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from struct import Struct
@@ -32,7 +32,7 @@ from server.scheduling import solver_process
 from tests.support.forked_worker import user_of
 
 _MODULE = "server.cli"
-_SERVERS = (_MODULE, "benchmarks.servers.", "tests.support.short_stop_timeout")  # starts of the names of modules
+_SERVERS = (_MODULE, "benchmarks.servers.", "tests.support.short_stop_timeout")  # prefixes of module names
 _THIS = "tests.support.fork_server"  # `__name__` is "__main__" in a forked server, which may start a fork server
 _CODE = Struct("i")
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
@@ -108,7 +108,7 @@ class ForkedProcess:
 class _ForkServer:
     """A connection to the process that forks, which all processes of a test run share.
 
-    The first one starts it. It ends when all have closed their connections, or have died, and no fork runs any more.
+    The first one starts it. It ends when the last one has closed its connection, or has died.
     """
 
     def __init__(self, *imported: str) -> None:
@@ -129,7 +129,6 @@ class _ForkServer:
                 no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
                 # it may end after this process: not waited for
                 os.posix_spawn(sys.executable, command, _ENVIRONMENT, file_actions=no_input)
-        atexit.register(self.close)
 
     def close(self) -> None:
         self._control.close()
@@ -147,7 +146,9 @@ class _ForkServer:
 
 @cache
 def _fork_server(*imported: str) -> _ForkServer:
-    return _ForkServer(*imported)
+    server = _ForkServer(*imported)
+    atexit.register(server.close)
+    return server
 
 
 def import_early() -> None:
@@ -215,7 +216,7 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
     with selectors.DefaultSelector() as selector:
         for found in (listening, *connections):
             selector.register(found, selectors.EVENT_READ, found)
-        while connections or running:  # a server closes its connection before its process has solved a policy
+        while connections:
             for key, _ in selector.select():
                 if isinstance(key.fileobj, int):
                     selector.unregister(key.fd)
@@ -260,8 +261,14 @@ def _serve_forks(listening: socket.socket) -> tuple[dict[str, Any], list[int]] |
     return None
 
 
-def _run(request: dict[str, Any], files: list[int]) -> None:
-    """Run a module, or a program, as a new Python process would, with these as standard output, error and input."""
+def _run(request: dict[str, Any], files: list[int], imported: Sequence[str]) -> None:
+    """Run a module, or a program, as a new Python process would.
+
+    Args:
+        request: what to run, with its arguments, folder and environment.
+        files: descriptors of standard output and error, and of standard input if it is not the present one.
+        imported: modules that are imported.
+    """
     for number, file in zip((1, 2, 0), files, strict=False):
         os.dup2(file, number)
         os.close(file)
@@ -272,8 +279,9 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     module, *sys.argv[1:] = request["line"]
     sys.path[0] = request["folder"]
     supervisor._start = _fork  # type: ignore[assignment]  # a _Child has what the supervisor needs of a Process
-    solver_process._start = cast("Any", _Solver)
+    solver_process._start = cast("Any", partial(_Solver, imported))
     if module == "-c":
+        os.setsid()  # signals to the tests end the server, and with it this process
         exec(sys.argv.pop(1), {"__name__": "__main__"})
     else:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -283,19 +291,18 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
 
 
 class _Solver:
-    """The process that solves a policy, forked, with the part of subprocess.Popen that a server needs.
+    """The process that solves a policy, with the part of subprocess.Popen that a server needs.
 
-    Many threads run in a server, so that it does not fork this process itself.
+    It is forked by the process that has forked the server, because many threads run in a server.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str]) -> None:
         theirs, ours = os.pipe()
         self.stdin = os.fdopen(ours, "wb")
         ours, out = os.pipe()
         self.stdout = os.fdopen(ours, "rb")
-        server = _ForkServer(*_IMPORTED)
-        self._process = server.start(("-c", solver_process.program()), dict(os.environ), out, 2, theirs)
-        server.close()
+        self._server = _ForkServer(*imported)
+        self._process = self._server.start(("-c", solver_process.program()), dict(os.environ), out, 2, theirs)
         os.close(theirs)
         os.close(out)
 
@@ -312,6 +319,7 @@ class _Solver:
         with suppress(BrokenPipeError):
             self.stdin.close()
         self._process.wait()
+        self._server.close()
 
 
 # In the supervisor, which starts the other processes of a server
@@ -401,7 +409,7 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as listening:
         job = _serve_forks(listening)
     if job is not None:
-        _run(*job)
+        _run(*job, imported)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_audit_allows_for_samples_that_the_server_never_counted(expired: int, ca
 
 @pytest.mark.slow
 def test_every_call_gets_its_own_answer_and_the_counts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    # calls take most of the processor time: half of the load, and less of what has a fixed length
+    # half of the load, and shorter phases of filling and draining, since calls take most of the processor time
     for name, value in {"LOAD": 0.4, "_FILLING_S": 0.6, "_DRAIN_S": 3.0, "_DRAINED_AT": 1.5}.items():
         monkeypatch.setattr(f"benchmarks.soak.{name}", value)
     record = soak(0.2)

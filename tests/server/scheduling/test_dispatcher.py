@@ -43,7 +43,7 @@ def test_simulator_and_dispatcher_launch_the_same_batches_at_the_same_times(
         profile = replace(profile, lengths=(1,), length_service_times=tuple((t,) for t in profile.service_times))
     spec = f"{rule.example}{',' if ':' in rule.example else ':'}max_wait_ms={max_wait_ms}"
     rate = load * profile.capacity
-    arrivals = 100 if load == 0.1 and max_wait_ms == "25" else 200  # small batches need fewer arrivals
+    arrivals = 100 if load == 0.1 and max_wait_ms == "25" else 200  # batches are small: 100 make as many launches
     duration = 4.0 if name == "rate-matching-literal" else arrivals / rate
     instants = poisson(rate, duration, np.random.default_rng(7)).tolist()
 
