@@ -72,6 +72,14 @@ def test_a_batch_takes_the_time_of_its_longest_request_by_the_profile(monkeypatc
     assert policy.rates[-1] > 1.3 * slower.rates[-1], "the batches of two take longer"
 
 
+def test_each_table_is_solved_for_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smdp_bins, "_LOADS", (0.1, 0.7))
+    policy = solve_smdp_bins(SIZES.tolist(), PROFILE.truncated(2), 2, 0.0)
+    assert policy.rates[1] == pytest.approx(7 * policy.rates[0])
+    light, heavy = (solution.mean_response_time for solution in policy.tables)
+    assert heavy > 1.1 * light
+
+
 def simulated(spec: str, rate: float, seed: int) -> float:
     sizes = np.random.default_rng(seed).choice(SIZES, 2000)
     instants = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0 / rate, len(sizes)))
