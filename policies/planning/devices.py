@@ -158,7 +158,10 @@ def _check_reachable(planning: CapacityProblem) -> None:
     try:
         keep(_fastest_first(alone), planning.bound, planning.mixed)
     except UnreachableError as error:
-        raise SpecError(f"no number of devices is enough: {error}") from error
+        alone_ms = 1e3 * planning.problem.profile.service_times[0]
+        raise SpecError(
+            f"no number of devices is enough: one request alone takes {alone_ms:.4g} ms, and {error}"
+        ) from error
 
 
 def _fastest_first(problem: Problem) -> Problem:
@@ -186,6 +189,9 @@ def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
+    if isinstance(planning.bound, ResponseBounds) and not isinstance(solution, AgeSolution):
+        # it was chosen by a shorter simulation
+        kept = kept and all((responses <= limit).mean() >= share for limit, share in planning.bound.shares)
     working = devices * (solution.mean_power or 0.0)
     return FleetCandidate(
         devices,

@@ -83,7 +83,7 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
         mixed: whether two tables may be mixed.
 
     Raises:
-        UnreachableError: no policy keeps the bound.
+        UnreachableError: no policy keeps the bound; `nearest` is the better of the two forms.
         SpecError: the bound is invalid, or the profile has no energies.
     """
     if not isinstance(bound, ResponseBounds):
@@ -98,8 +98,9 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
     if single and not _largest_is_best(problem):
         try:
             other = choose_weight(problem, one, mixed)
-        except UnreachableError:
-            pass
+        except UnreachableError as error:
+            if not kept and one.percentile(problem, error.nearest) < one.percentile(problem, found):
+                raise
         else:
             if not kept or (other.mean_power or 0.0) < (found.mean_power or 0.0):
                 return other
@@ -117,8 +118,9 @@ def _largest_is_best(problem: Problem) -> bool:
 
 
 def _unreachable(bounds: ResponseBounds, nearest: AgeSolution) -> str:
+    largest = f"the largest at load {nearest.load:.3g}"
     missed = [
-        f"a share of {share:g} within {1e3 * limit:g} ms (the largest at load {nearest.load:.3g} is {found:.4g})"
+        f"a share of {share:g} within {1e3 * limit:g} ms ({largest} is {round(found, 6):.4g})"
         for (limit, share), found in zip(bounds.shares, nearest.share_within, strict=True)
         if found < share - 1e-9
     ]

@@ -49,6 +49,17 @@ def test_the_fewest_devices_that_keep_the_bound_are_found(rate: float, mean: flo
     assert found.beyond == fewest + 1
 
 
+def test_a_percentile_kept_in_a_short_simulation_has_to_be_kept_in_the_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("policies.smdp.bounds._COMPARED", 300)
+    step = Profile("step", tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
+    planning = CapacityProblem(Problem(step, 40_000.0), ResponseBounds(((0.005, 0.95),)), DEVICES, True, 20_000, 0)
+    rows = plan_capacity(planning).candidates
+    assert any(row.kept for row in rows)
+    assert all(row.kept == (row.percentile <= 0.005) for row in rows)
+
+
 def test_spare_devices_come_on_top_of_the_fewest_and_share_the_load() -> None:
     tried: list[int] = []
     alone = plan_capacity(problem(5000.0, 0.0066))
@@ -93,7 +104,7 @@ def test_without_energies_the_plan_has_the_fastest_policy() -> None:
 
 
 def test_a_bound_below_the_service_time_is_rejected_with_the_least() -> None:
-    with pytest.raises(SpecError, match=r"no number of devices is enough: .* the least at load 0.0001 is 1.357"):
+    with pytest.raises(SpecError, match=r"enough: one request alone takes 1\.357 ms, and .* the least .* is 1\.357"):
         plan_capacity(problem(5000.0, 0.001))
 
 

@@ -1,5 +1,7 @@
 """Which form of policy keeps a bound."""
 
+from dataclasses import replace
+
 import pytest
 
 from policies.profile import Profile, load_profile
@@ -54,3 +56,13 @@ def test_an_unreachable_percentile_says_how_near_it_comes() -> None:
     with pytest.raises(UnreachableError, match=r"0\.95 within 8 ms \(the largest at load 0\.9 is 0\.36") as caught:
         keep(Problem(P4, 0.9 * P4.capacity), parse_bounds([("slo_p95_ms", "8")]))
     assert isinstance(caught.value.nearest, AgeSolution)
+
+
+def test_the_nearest_policy_is_a_table_of_batch_sizes_where_launching_all_is_too_slow() -> None:
+    slow = replace(STEP, service_times=tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
+    with pytest.raises(UnreachableError) as caught:
+        keep(Problem(slow, 0.95 * slow.capacity), parse_bounds([("slo_p95_ms", "2.5")]))
+    nearest = caught.value.nearest
+    assert not isinstance(nearest, AgeSolution)
+    assert max(nearest.batch_size) == 8
+    assert nearest.mean_response_time < 0.02
