@@ -16,7 +16,7 @@ install: $(STAMP)  ## create .venv and install everything into it
 # An existing environment keeps its Python: another one over it would mix both.
 $(STAMP): pyproject.toml
 	@echo "batchwright: creating $(VENV) and installing (a few minutes the first time)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable ".$(EXTRAS)"

@@ -90,6 +90,10 @@ class CapacityProblem:
         """Return the problem of one of this many devices, which share the arrivals equally."""
         return replace(self.problem, arrival_rate=self.problem.arrival_rate / devices)
 
+    def keep(self, problem: Problem) -> Solution:
+        """Return the policy of one device that keeps the bound, in simulations the same as those of the plan."""
+        return keep(problem, self.bound, self.mixed, self.requests, self.seed)
+
     def least_cost(self, devices: int) -> float:
         """Return the least cost of this many devices under any policy."""
         energies = enumerate(self.problem.truncated_profile.energies or (), 1)
@@ -156,7 +160,7 @@ def _check_reachable(planning: CapacityProblem) -> None:
     """Check the bound at a load near 0, where it is easiest to keep."""
     alone = replace(planning.problem, arrival_rate=_IDLE * build_model(planning.problem).capacity)
     try:
-        keep(_fastest_first(alone), planning.bound, planning.mixed)
+        planning.keep(_fastest_first(alone))
     except UnreachableError as error:
         alone_ms = 1e3 * planning.problem.profile.service_times[0]
         raise SpecError(
@@ -185,13 +189,10 @@ def _candidate(planning: CapacityProblem, devices: int) -> FleetCandidate:
     problem, price, kept = planning.per_device(devices), planning.price, True
     known = problem.profile.energies is not None
     try:
-        solution = keep(problem if known else _fastest_first(problem), planning.bound, planning.mixed)
+        solution = planning.keep(problem if known else _fastest_first(problem))
     except UnreachableError as error:
         solution, kept = error.nearest, False
     responses = Trial(problem, planning.requests, planning.seed).run(solution).responses
-    if isinstance(planning.bound, ResponseBounds) and not isinstance(solution, AgeSolution):
-        # it was chosen by a shorter simulation
-        kept = kept and all((responses <= limit).mean() >= share for limit, share in planning.bound.shares)
     working = devices * (solution.mean_power or 0.0)
     return FleetCandidate(
         devices,

@@ -59,12 +59,12 @@ def optimised_edges(sizes: Sequence[float] | _Floats, bins: int, batch_size: int
 def optimised_edges_by_count(
     sizes: Sequence[float] | _Floats, bin_counts: Sequence[int], batch_size: int
 ) -> list[tuple[float, ...]]:
-    """As `optimised_edges` for several numbers of bins, in less time: the costs of bins are computed once.
+    """Return the `optimised_edges` for each of several numbers of bins, with the costs of all bins computed once.
 
     Args:
-        sizes: as there.
+        sizes: observed sizes, at least one, in any unit; the edges have the same unit.
         bin_counts: K, each at least 1.
-        batch_size: as there.
+        batch_size: B, at least 1.
 
     Returns:
         The edges for each number of bins, in their order.

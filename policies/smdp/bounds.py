@@ -70,7 +70,9 @@ def limits_of(bounds: Mapping[str, float | str]) -> tuple[float, ...]:
     return tuple(bound.response_time for bound in found if isinstance(bound, ShareBound))
 
 
-def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) -> Solution:
+def keep(
+    problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True, requests: int = _COMPARED, seed: int = 0
+) -> Solution:
     """Return the policy of least power within a bound (for a power cap: of least mean response time).
 
     A table of maximum ages always launches all requests, at most B_max. Where a smaller batch may be better, because
@@ -81,15 +83,17 @@ def keep(problem: Problem, bound: Bound | ResponseBounds, mixed: bool = True) ->
         problem: the system; its w2 is ignored.
         bound: the constraint.
         mixed: whether two tables may be mixed.
+        requests: number of requests simulated to evaluate a table of batch sizes in place of one of maximum ages.
+        seed: seed of that simulation.
 
     Raises:
-        UnreachableError: no policy keeps the bound; `nearest` is the better of the two forms.
+        UnreachableError: no policy keeps the bound. Where both forms are tried, `nearest` is the better one.
         SpecError: the bound is invalid, or the profile has no energies.
     """
     if not isinstance(bound, ResponseBounds):
         return choose_weight(problem, bound, mixed)
     limit, share = bound.shares[0]
-    one = ShareBound(limit, share, simulated_percentile(share, _COMPARED, 0))
+    one = ShareBound(limit, share, simulated_percentile(share, requests, seed))
     single = len(bound.shares) == 1 and bound.mean == inf
     large = problem.truncated_profile.max_batch_size > _LARGEST or not is_within_largest_load(problem)
     if single and large:

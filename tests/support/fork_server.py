@@ -267,7 +267,7 @@ def _run(request: dict[str, Any], files: list[int], imported: Sequence[str]) -> 
     Args:
         request: what to run, with its arguments, folder and environment.
         files: descriptors of standard output and error, and of standard input if it is not the present one.
-        imported: modules that are imported.
+        imported: modules that the process that forks has imported; it forks for a server that solves a policy, too.
     """
     for number, file in zip((1, 2, 0), files, strict=False):
         os.dup2(file, number)

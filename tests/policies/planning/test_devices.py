@@ -49,12 +49,9 @@ def test_the_fewest_devices_that_keep_the_bound_are_found(rate: float, mean: flo
     assert found.beyond == fewest + 1
 
 
-def test_a_percentile_kept_in_a_short_simulation_has_to_be_kept_in_the_longer_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("policies.smdp.bounds._COMPARED", 300)
+def test_tables_of_batch_sizes_are_chosen_by_the_simulation_that_is_shown() -> None:
     step = Profile("step", tuple(2e-3 if b <= 8 else 8e-3 for b in range(1, 17)))
-    planning = CapacityProblem(Problem(step, 40_000.0), ResponseBounds(((0.005, 0.95),)), DEVICES, True, 20_000, 0)
+    planning = CapacityProblem(Problem(step, 40_000.0), ResponseBounds(((0.005, 0.95),)), DEVICES, True, 300, 0)
     rows = plan_capacity(planning).candidates
     assert any(row.kept for row in rows)
     assert all(row.kept == (row.percentile <= 0.005) for row in rows)
