@@ -91,7 +91,7 @@ class CapacityProblem:
         return replace(self.problem, arrival_rate=self.problem.arrival_rate / devices)
 
     def keep(self, problem: Problem) -> Solution:
-        """Return the policy of one device that keeps the bound, chosen by the same simulation as evaluates it."""
+        """Return the policy of one device that keeps the bound, chosen by the simulation that evaluates it."""
         return keep(problem, self.bound, self.mixed, self.requests, self.seed)
 
     def least_cost(self, devices: int) -> float:
