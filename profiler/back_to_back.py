@@ -17,8 +17,7 @@ class Cycle:
     Attributes:
         batch: the batch.
         completion: its completion.
-        seconds: time from its launch to that of the batch that the device started by itself after it, s; its service
-            time where there was none.
+        seconds: time from its launch to that of the next batch, s; of the last batch its service time.
     """
 
     batch: Batch
@@ -29,9 +28,10 @@ class Cycle:
 async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGenerator[Cycle, None]:
     """Run batches, each offered to the device while the one before it is in service; yield their cycles in order.
 
-    The cycle, not the service time, is what a batch costs a loaded device: it includes the hand-over to the next batch.
-    A cycle is yielded once the next batch is complete and the one after that is offered, so that what is done with the
-    cycle delays no launch. Closing the iterator waits for the batch in service.
+    The cycle, not the service time, is what a batch costs a loaded device: it includes the hand-over to the next batch,
+    also where a batch ended before the next one was offered, which then is launched from here. Cycles are yielded while
+    a batch is in service and the next one is offered, so that what is done with them delays no launch. Closing the
+    iterator waits for the batch in service.
 
     Raises:
         SpecError: a batch fails.
@@ -39,7 +39,8 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
     standby, remaining = Standby(), iter(batches)
     running: asyncio.Future[Completion] | None = None  # of a batch that the device has started by itself
     offered: asyncio.Future[Completion] | None = None
-    last: Cycle | None = None
+    ready = list[Cycle]()
+    alone: tuple[Batch, Completion] | None = None  # a batch after which the device started none by itself
     try:
         batch = _next(remaining, standby)
         while batch is not None:
@@ -48,15 +49,24 @@ async def back_to_back(executor: Executor, batches: Iterable[Batch]) -> AsyncGen
             if following is not None:
                 offered = asyncio.get_running_loop().create_future()
                 standby.offer(following, offered)
-            if last is not None:
-                yield last
+            for cycle in ready:
+                yield cycle
+            ready.clear()
             with one_line_errors(f"{batch.model}: a batch of {len(batch.inputs)}", SAMPLE_HINT):
                 completion = await running
             running, offered = None if standby.withdraw() else offered, None
-            end = completion.finished if completion.next_started is None else completion.next_started
-            last, batch = Cycle(batch, completion, end - completion.started), following
-        if last is not None:
-            yield last
+            if alone is not None:
+                ready.append(Cycle(*alone, completion.started - alone[1].started))
+                alone = None
+            if completion.next_started is None:
+                alone = batch, completion
+            else:
+                ready.append(Cycle(batch, completion, completion.next_started - completion.started))
+            batch = following
+        for cycle in ready:
+            yield cycle
+        if alone is not None:
+            yield Cycle(*alone, alone[1].finished - alone[1].started)
     finally:
         for each in (running, None if standby.withdraw() else offered):
             if each is not None and not each.done():

@@ -3,7 +3,8 @@
 The energy of a batch is P(b) l(b): the power while batches of size b are in service, times the service time. Power is
 smooth in b while energy jumps with l(b), so power is interpolated between the measured sizes. Between two batches that
 run back to back the device waits for the next one; that share of time counts as idle, so that P(b) is the power in
-service.
+service. Where steady batches of a size take less time than l(b), which is measured among batches of other sizes, P(b)
+is lower by the same ratio, so that the energy of a batch is the one that was measured.
 
 The model assumes that power depends only on whether the device is idle or busy now. The duty-cycle check tests it with
 loads of one size that have gaps between the batches. A device that keeps its clocks up in such gaps draws more than
@@ -40,6 +41,7 @@ from server.energy.meters import EnergyMeter
 
 _log = logging.getLogger("batchwright.profiler")
 
+_FASTER = 0.05  # share by which a steady batch is faster than l(b) from which a profile's note says so
 _SOURCE: dict[str, EnergySource] = {"nvml": "nvml", "rapl": "rapl"}
 
 
@@ -141,8 +143,8 @@ class EnergySweep:
         return BatchEnergy(point.batch_size, power, total, marginal(total, baseline, service_time))
 
     def _power_in_service(self, point: LoadPoint, service_time: float) -> Mean:
-        """Power without the idle time between batches, W."""
-        share = min(1.0, point.rate.value * service_time)
+        """Power for l(b) that gives the energy above idle of a measured batch, W."""
+        share = point.rate.value * service_time
         value = self.idle.value + (point.power.value - self.idle.value) / share
         return Mean(value, hypot(point.power.standard_error, (1.0 - share) * self.idle.standard_error) / share)
 
@@ -199,6 +201,10 @@ class EnergySweep:
         ]
         if self.conditions:
             notes.append(summarise(self.conditions))
+        faster = {point.batch_size: point.rate.value * service_times[point.batch_size - 1] for point in self.points}
+        size = max(faster, key=lambda b: faster[b])
+        if faster[size] > 1.0 + _FASTER:
+            notes.append(f"steady batches of {size} take {1.0 - 1.0 / faster[size]:.0%} less time than l({size})")
         checks = [f"{check.error:+.1%} at load {load:.2f}" for load, check in self.checks(service_times)]
         if checks:
             notes.append(f"power against idle plus batches of {plan.checked}: {', '.join(checks)}")

@@ -116,12 +116,15 @@ def test_the_error_of_the_power_propagates_to_the_energy() -> None:
     assert reading.marginal.standard_error == pytest.approx(0.002 * (9.0 + 0.5) ** 0.5)  # sqrt(1/2) W of idle power
 
 
-def test_a_rate_above_the_service_rate_means_no_idle_time() -> None:
-    points = (LoadPoint(1, Mean(300.0, 0.0), Mean(600.0, 0.0)),)
-    (reading,) = EnergySweep(full_energy_plan([0.002]), points, Mean(100.0, 0.0), Mean(100.0, 0.0)).batch_energies(
-        [0.002]
-    )
-    assert reading.power.value == 300.0
+def test_steady_batches_that_are_faster_than_among_others_have_the_energy_that_was_measured() -> None:
+    points = (LoadPoint(1, Mean(300.0, 0.0), Mean(625.0, 0.0)),)
+    found = EnergySweep(full_energy_plan([0.002]), points, Mean(100.0, 0.0), Mean(100.0, 0.0))
+    (reading,) = found.batch_energies([0.002])
+    assert reading.marginal.value == pytest.approx((300.0 - 100.0) / 625.0)
+    profile = found.apply_to(Profile("n", (0.002,), note="times"), VirtualDevice(power, service_time))
+    assert "steady batches of 1 take 20% less time than l(1)" in profile.note
+    steady = replace(found, points=(replace(points[0], rate=Mean(500.0, 0.0)),))
+    assert "steady" not in steady.apply_to(profile_of(device(), 1), VirtualDevice(power, service_time)).note
 
 
 def test_marginal_energy_is_never_negative() -> None:
