@@ -7,11 +7,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.client import RequestContent
 from loadgen.requests.metadata import ModelMetadata, TensorMetadata
 from loadgen.requests.tensors import tensor_body, tensor_headers
 from policies.types import SpecError
+
+_GRID = 8  # colours of a smooth image in each direction
 
 
 def takes_images(model: ModelMetadata) -> bool:
@@ -41,7 +44,7 @@ def image_content(model: str | None, image: Path | None) -> RequestContent:
 
 
 def pixel_content(model: ModelMetadata) -> RequestContent:
-    """Send random pixels of the model's size; only the best class is requested, to keep responses small.
+    """Send a smooth image of the model's size; only the best class is requested, to keep responses small.
 
     Raises:
         SpecError: the model takes no pixels.
@@ -50,10 +53,21 @@ def pixel_content(model: ModelMetadata) -> RequestContent:
     if len(model.inputs) > 1 or not _is_pixels(tensor):
         taken = model.input_names()
         raise SpecError(f"{model.name} takes {taken}, not UINT8 [-1, H, W, 3]; leave out --pixels")
-    pixels = np.random.default_rng(0).integers(0, 256, tensor.sample_shape, np.uint8)
+    pixels = _smooth_image(*tensor.sample_shape[:2])
     best = {"name": model.outputs[0].name, "parameters": {"classification": 1, "binary_data": False}}
     length, body = tensor_body([(tensor, pixels)], {"outputs": [best]})
     return RequestContent(model.infer_path, repeat(body), tensor_headers(length))
+
+
+def _smooth_image(height: int, width: int) -> NDArray[np.uint8]:
+    """Random colours on a coarse grid, interpolated linearly: on noise, activations exceed the range of fp16."""
+    colours = np.random.default_rng(0).uniform(0.0, 255.0, (_GRID, _GRID, 3))
+    rows, columns = (
+        np.maximum(0.0, 1.0 - abs(np.linspace(0.0, _GRID - 1.0, size)[:, None] - np.arange(_GRID)))
+        for size in (height, width)
+    )
+    image: NDArray[np.uint8] = np.einsum("hi,wj,ijc->hwc", rows, columns, colours).astype(np.uint8)
+    return image
 
 
 def sample_photograph() -> Path:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadgen.requests.images import image_content, pixel_content, sample_photograph, takes_images
@@ -47,6 +48,14 @@ def test_pixels_are_sent_as_one_binary_tensor_of_the_models_size() -> None:
         {"name": "image", "datatype": "UINT8", "shape": [1, 4, 5, 3], "parameters": {"binary_data_size": 60}}
     ]
     assert document["outputs"] == [{"name": "logits", "parameters": {"classification": 1, "binary_data": False}}]
+
+
+def test_pixels_are_as_smooth_as_those_of_a_photograph_and_not_all_the_same() -> None:
+    content = pixel_content(model(shape=[-1, 64, 48, 3]))
+    length = int(content.headers["Inference-Header-Content-Length"])
+    pixels = np.frombuffer(next(content.bodies)[length:], np.uint8).reshape(64, 48, 3).astype(float)
+    assert max(abs(np.diff(pixels, axis=axis)).max() for axis in (0, 1)) < 48
+    assert pixels.std() > 30
 
 
 @pytest.mark.parametrize(
