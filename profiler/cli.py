@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import LARGEST, bucket_sizes, padded, pads_to_buckets
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import ThreadExecutor
+from server.backends.executor import SWITCH_INTERVAL, ThreadExecutor
 from server.backends.model_devices import ModelDevices
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.energy.meters import CountingMeter, meter_for
@@ -151,10 +152,10 @@ def profile_model(
         typer.Option(min=1, max=64, help="Split the network into this many stages and measure each as well."),
     ] = None,
     optimise: Annotated[
-        Literal["auto", "none", "compile"],
+        Literal["auto", "eager", "none"],
         typer.Option(
             help="Networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
-            "compile (captured graphs of torch.compile's) or none."
+            "eager (captured graphs of the network as it is) or none."
         ),
     ] = "auto",
     quick: Annotated[
@@ -178,6 +179,7 @@ def profile_model(
     logging.basicConfig(format="profile-model: %(message)s")
     check_files(output, plot)
     job = _make_job(model, device, weights, max_batch_size, stages, sample, meter, optimise)
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as the server that the profile is for
     with closing(job.executor), nullcontext() if job.key is None else cache.device_lock(job.device):
         profile, sweep = _measure(job, _Plans(quick, energy_time))
         cached = job.key is not None and _store(job.key, profile)  # before another process may measure and store
@@ -210,7 +212,7 @@ def _make_job(
     stages: int | None,
     sample: Path | None,
     meter: str,
-    optimise: Literal["auto", "none", "compile"],
+    optimise: Literal["auto", "eager", "none"],
 ) -> _ProfilingJob:
     check_weights(weights)
     model, _, spec = model.partition("=")
@@ -270,7 +272,7 @@ def _torch_job(
     max_batch_size: int | None,
     stages: int | None,
     sample: Path | None,
-    optimise: Literal["auto", "none", "compile"],
+    optimise: Literal["auto", "eager", "none"],
 ) -> _ProfilingJob:
     # imported here because torch takes seconds to import, and an emulated device needs none of it
     from server.backends.loading import make_device

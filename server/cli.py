@@ -18,6 +18,7 @@ from policies.command import INTERRUPTED, VersionFlag, complete_policies, comple
 from policies.types import SpecError
 from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
+from server.backends.executor import SWITCH_INTERVAL
 from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
@@ -74,9 +75,6 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     )
 
 
-_SWITCH_INTERVAL = 5e-4  # s; with the default of 5 ms a device's thread waits that long for a busy event loop
-
-
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each setting in place of its `**flags`."""
     (*own, _) = inspect.signature(command).parameters.values()
@@ -112,7 +110,7 @@ def serve_model(
 
 
 def _serve(result: SettingsResult, started: float) -> int:
-    sys.setswitchinterval(_SWITCH_INTERVAL)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     from profiler.first_profile import FirstProfiles  # not at the top, since the supervisor has no need of all this
     from server.app import serving
 
