@@ -40,7 +40,7 @@ RUN make install "EXTRAS=[grpc,otel]" \
 USER batchwright
 ENV TORCHINDUCTOR_CACHE_DIR=/home/batchwright/.cache/torchinductor TRITON_CACHE_DIR=/home/batchwright/.cache/triton \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# The first start compiles and profiles the model.
+# The first start compares implementations of the network and profiles it.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=600s \
     CMD [".venv/bin/python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/v2/health/ready')"]
 

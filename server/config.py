@@ -110,10 +110,10 @@ class Settings(BaseSettings):
         description="pretrained (cached or downloaded; without them the server does not start), auto (random if there "
         "are no pretrained ones), random, or a FILE of a state dict",
     )
-    optimise: Literal["auto", "none", "compile"] = Field(
+    optimise: Literal["auto", "eager", "none"] = Field(
         "auto",
         description="networks of images on CUDA: auto (captured graphs of the fastest of several implementations), "
-        "compile (captured graphs of torch.compile's) or none (one operation after the other, without graphs)",
+        "eager (captured graphs of the network as it is) or none (one operation after the other, without graphs)",
     )
     guess: Guess = Field(
         "learned",

@@ -19,7 +19,7 @@ from server.models.model import ServedModel
 _log = logging.getLogger("batchwright")
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-Optimise = Literal["auto", "none", "compile"]
+Optimise = Literal["auto", "eager", "none"]
 
 
 def resolve_device(spec: str) -> tuple[torch.device, str]:

@@ -103,17 +103,15 @@ def make_graph_device(
     optimise: Optimise = "auto",
     precision: Precision = "auto",
 ) -> GraphDevice:
-    """Put a model without stages on a CUDA device, with the fastest implementation of its network; see `optimised`.
-
-    Raises:
-        SpecError: the network cannot be compiled, which the setting demands.
-    """
+    """Put a model without stages on a CUDA device, by default with its fastest implementation; see `optimised`."""
     precision = place(model, net, device, precision)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = optimise != "eager"
     torch.cuda.synchronize(device)  # weights are copied on another stream than batches
+    if optimise == "eager":
+        return GraphDevice(model, net, CudaRuntime(device))
     key = ChoiceKey(model.name, torch.cuda.get_device_name(device), precision)
-    network = optimised(net, CudaRuntime(device), optimise, model.codec.shape, model.max_batch_size, key)
-    return GraphDevice(model, network, CudaRuntime(device))
+    samples = model.codec.synthetic_samples(model.max_batch_size, np.random.default_rng(0))
+    return GraphDevice(model, optimised(net, CudaRuntime(device), samples, key), CudaRuntime(device))
 
 
 class _CudaRun:

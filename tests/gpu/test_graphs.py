@@ -70,7 +70,7 @@ def test_every_bucket_is_captured_and_gives_the_logits_of_the_network(
 ) -> None:
     for size in reversed(bucket_sizes(LARGEST)):
         assert_close(device.serve(Batch("m", samples[:size])), expected[:size])
-    for size in (17, 3, 20, 1, 20):  # the second replays of both copies of the buffers
+    for size in (17, 3, 20, 1, 20):  # again, with both buffers
         assert_close(device.serve(Batch("m", samples[-size:])), expected[-size:])
     assert "not captured" not in caplog.text
 
@@ -128,16 +128,17 @@ def test_a_standby_launch_runs_while_the_outputs_before_are_collected(
         executor.close()
 
 
-def test_all_implementations_have_close_logits_and_outputs_that_are_not_finite_are_noticed(loaded: _Loaded) -> None:
+def test_all_implementations_have_close_logits_and_outputs_that_are_not_finite_are_noticed(
+    loaded: _Loaded, samples: list[Pixels]
+) -> None:
     model, net = loaded
     runtime = CudaRuntime(resolve_device("cuda:0")[0])
-    batches = networks.reference_batches(net, runtime, model.codec.shape, LARGEST)
+    batches = networks.reference_batches(net, runtime, samples)
     choice = networks.choose(
-        {name: make for name, make in networks.makers(net).items() if name != "compile"},
-        lambda network: networks.seconds_per_batch(network, runtime, batches, 0.1),
+        networks.implementations(net), lambda network: networks.seconds_per_batch(network, runtime, batches, 0.1)
     )
     assert choice is not None
-    assert {*choice.times} == {"eager", "fused"}
+    assert {*choice.times} == {"eager", "fused", "fused-but-stem"}
     broken = GraphDevice(model, lambda pixels: net(pixels) / 0.0, runtime)
     with pytest.raises(NotFiniteError):
         broken.serve(Batch("m", [np.zeros(model.codec.shape, np.uint8)] * 2))

@@ -34,6 +34,7 @@ class FakeRuntime:
         replays: number of replays of each graph.
         uploads: numbers of rows of the copies of each group.
         fails: what a capture raises.
+        spoiled: how often the free memory was filled with NaN.
     """
 
     device = torch.device("cpu")
@@ -41,6 +42,7 @@ class FakeRuntime:
     def __init__(self) -> None:
         self.captured = 0
         self.replays: list[int] = []
+        self.spoiled = 0
         self.uploads: list[list[int]] = []
         self.fails: Exception | None = None
         self.compute: list[Callable[[], object]] = []
@@ -58,6 +60,14 @@ class FakeRuntime:
     @contextmanager
     def computing(self) -> Iterator[None]:
         yield
+
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        self.compute.append(partial(destination.copy_, source))
+        if len(self.compute) == 1:  # nothing is before it, and what runs without a graph runs at once
+            self.compute.pop()()
+
+    def spoil_free_memory(self) -> None:
+        self.spoiled += 1
 
     def wait_for(self, copy: CopyEvent) -> None:
         copy.synchronize()

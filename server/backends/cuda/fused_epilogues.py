@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 _RELUS = (functional.relu, torch.relu, "relu", "relu_")
+_IMAGE_CHANNELS = 4  # at most; a convolution of so few channels is the stem of a network of images
 _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
@@ -33,8 +34,13 @@ class FusedConv(nn.Module):
         return torch.cudnn_convolution_add_relu(x, conv.weight, other, 1.0, conv.bias, *settings)
 
 
-def fuse_epilogues(net: fx.GraphModule) -> fx.GraphModule | None:
-    """The network with all such convolutions fused, of the same weights; None if it has none."""
+def fuse_epilogues(net: fx.GraphModule, stem: bool = True) -> fx.GraphModule | None:
+    """The network with all such convolutions fused, of the same weights; None if it has none.
+
+    Args:
+        net: the network.
+        stem: whether convolutions of an image's channels are fused, too.
+    """
     fused = fx.GraphModule(net, copy.deepcopy(net.graph))
     count = 0
     for node in [*fused.graph.nodes]:
@@ -42,7 +48,11 @@ def fuse_epilogues(net: fx.GraphModule) -> fx.GraphModule | None:
         if found is None:
             continue
         conv, other = found
-        fused.add_module(f"fused_{count}", FusedConv(fused.get_submodule(str(conv.target))))  # type: ignore[arg-type]
+        module = fused.get_submodule(str(conv.target))
+        assert isinstance(module, nn.Conv2d)
+        if not stem and module.in_channels <= _IMAGE_CHANNELS:
+            continue
+        fused.add_module(f"fused_{count}", FusedConv(module))
         with fused.graph.inserting_before(node):
             made = fused.graph.call_module(f"fused_{count}", (conv.args[0], *([] if other is None else [other])))
         node.replace_all_uses_with(made)

@@ -1,8 +1,8 @@
 """Whole networks of images as captured graphs: one replay for each batch, from samples on the device to logits.
 
-A graph copies the indices of the batch's slots to the device, gathers its pixels, runs the network, checks that the
-logits are finite, and copies them to page-locked memory. There is one for each bucket, and for each of two copies of
-the buffers: a batch is launched while the logits of the one before are still copied out of theirs.
+The indices of a batch's slots are copied to the device. The graph of its bucket gathers their pixels, runs the network,
+and checks that the logits are finite. The result is copied to one of two page-locked buffers: a batch is launched while
+the logits of the one before are still read from the other.
 """
 
 import logging
@@ -36,14 +36,16 @@ Network = Callable[[Tensor], Tensor]
 
 
 class _Buffers:
-    """Buffers of one batch, of which smaller batches use the beginning."""
+    """Host memory of one batch, of which smaller batches use the beginning.
+
+    Attributes:
+        results: of each sample its logits and whether they are finite, 1 or 0.
+    """
 
     def __init__(self, runtime: Runtime, largest: int, classes: int) -> None:
-        self.host_index = runtime.pinned((largest,), torch.int64)
-        self.host_index_array = self.host_index.numpy()
-        self.index = torch.empty(largest, dtype=torch.int64, device=runtime.device)
-        self.logits = runtime.pinned((largest, classes), torch.float32)
-        self.finite = runtime.pinned((1,), torch.bool)
+        self.index = runtime.pinned((largest,), torch.int64)
+        self.index_array = self.index.numpy()
+        self.results = runtime.pinned((largest, classes + 1), torch.float32)
         self.in_use = False
 
 
@@ -67,8 +69,11 @@ class GraphDevice:
         self._staged = runtime.pinned((largest, *shape), torch.uint8)  # samples of a batch that have no slot
         self._first_staged = slots  # their first row on the device
         self._buffers = [_Buffers(runtime, largest, len(model.labels)) for _ in range(2)]
-        self._replays: dict[int, list[Replay]] = {}  # by bucket, for each copy of the buffers
-        self._next = 0  # copy of the buffers for the next batch
+        self._next = 0  # buffers of the next batch
+        with runtime.computing():
+            self._index = torch.zeros(largest, dtype=torch.int64, device=runtime.device)
+            self._results = torch.zeros((largest, len(model.labels) + 1), device=runtime.device)
+        self._replays: dict[int, Replay] = {}  # by bucket
         self._captures = True
         self._name = model.name
 
@@ -93,10 +98,10 @@ class GraphDevice:
             if buffers.in_use:
                 raise RuntimeError("a batch is launched before the outputs of the one before the last are collected")
             size = self._sizes[bisect_left(self._sizes, len(batch.inputs))]
-            replays = self._replays.get(size) or self._capture(size, buffers)
+            replay = self._replays.get(size) or self._capture(size)
             running = GraphBatch(self._runtime, self._uploads, buffers, batch.inputs)
             try:
-                self._start(batch.inputs, running.uses, size, buffers, replays[at])
+                self._start(batch.inputs, running.uses, size, buffers, replay)
             except BaseException:
                 running.end(copied=False)
                 raise
@@ -109,7 +114,7 @@ class GraphDevice:
     ) -> None:
         staged = [sample for sample in inputs if not isinstance(sample, UploadedSample)]
         rows = iter(range(self._first_staged, self._first_staged + len(staged)))
-        index = buffers.host_index_array
+        index = buffers.index_array
         index[: len(inputs)] = [s.use.index if isinstance(s, UploadedSample) else next(rows) for s in inputs]
         index[len(inputs) : size] = index[0]
         if staged:  # unlike assignment, this raises on a sample of another shape
@@ -121,17 +126,18 @@ class GraphDevice:
             newest = max(uses, key=_GROUP, default=None)  # the groups before it have ended with it
             if newest is not None and newest.copy is not None:
                 self._runtime.wait_for(newest.copy)
+            self._runtime.copy(self._index[:size], buffers.index[:size])
             replay()
+            self._runtime.copy(buffers.results[: len(inputs)], self._results[: len(inputs)])
 
-    def _capture(self, size: int, free: _Buffers) -> list[Replay]:
-        """Capture a bucket for both copies of the buffers, of which `free` are not in use."""
+    def _capture(self, size: int) -> Replay:
+        run = partial(self._run, size)
         with self._runtime.computing():
             for _ in range(_WARM_UPS):
-                self._run(size, free)
+                run()
         self._runtime.record().synchronize()
-        replays = [self._replay_of(partial(self._run, size, buffers), size) for buffers in self._buffers]
-        self._replays[size] = replays
-        return replays
+        self._replays[size] = self._replay_of(run, size)
+        return self._replays[size]
 
     def _replay_of(self, run: Callable[[], None], size: int) -> Replay:
         if not self._captures:
@@ -148,13 +154,11 @@ class GraphDevice:
             )
             return run
 
-    def _run(self, size: int, buffers: _Buffers) -> None:
+    def _run(self, size: int) -> None:
         """What a graph does."""
-        index = buffers.index[:size]
-        index.copy_(buffers.host_index[:size], non_blocking=True)
-        logits = self._network(self._rows.index_select(0, index)).float()
-        buffers.logits[:size].copy_(logits, non_blocking=True)
-        buffers.finite.copy_(torch.isfinite(logits).all().reshape(1), non_blocking=True)
+        logits = self._network(self._rows.index_select(0, self._index[:size])).float()
+        self._results[:size, :-1] = logits
+        self._results[:size, -1] = torch.isfinite(logits).all(1)
 
 
 class GraphBatch:
@@ -193,7 +197,7 @@ class GraphBatch:
             assert self._done is not None
             with translated_errors(self._device):
                 self._done.synchronize()
-            if not self._buffers.finite.item():
+            if not self._buffers.results[: self._size, -1].all():
                 raise NotFiniteError("the model's output is not finite")
         except BaseException:
             self.end(copied=False)
@@ -202,7 +206,7 @@ class GraphBatch:
 
     def outputs(self) -> Sequence[Any]:
         """Logits, float32 [classes], for each input; the buffers are free afterwards."""
-        logits = self._buffers.logits.numpy()[: self._size].copy()
+        logits = self._buffers.results.numpy()[: self._size, :-1].copy()
         self.end(copied=True)
         return [*logits]
 

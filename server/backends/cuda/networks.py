@@ -2,9 +2,9 @@
 
 All have channels last in memory, and batch normalisation folded into the convolutions. They are:
 
-    eager      one kernel for each operation
-    fused      ReLU, and the addition before it, in the convolutions' kernels
-    compile    torch.compile with max-autotune, once for all batch sizes
+    eager           one kernel for each operation
+    fused           ReLU, and the addition before it, in the convolutions' kernels
+    fused-but-stem  the same without convolutions of an image's channels, which cuDNN may compute slowly if fused
 """
 
 import hashlib
@@ -14,31 +14,27 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from policies.files import read_text, write_atomically
-from policies.types import SpecError
+from server.backends.buckets import bucket_sizes
 from server.backends.cuda.fused_epilogues import fuse_epilogues
-from server.backends.cuda.runtime import Runtime
-from server.backends.torch_device import Optimise
+from server.backends.cuda.runtime import Replay, Runtime
+from server.errors import one_line
 from server.models.images.torchvision_source import PixelNet, trace
 
 _log = logging.getLogger("batchwright.device")
-_LIMIT = 240.0  # s for making and measuring one implementation, most of which is torch.compile's time
-_SIZES = (64, 16, 1)  # batch sizes that are measured; largest first, as graphs are captured
+_FIRST_BATCHES = 20.0  # s that the first batches of all buckets may take, projected from that of the largest one
+_SMALLER = (16, 1)  # batch sizes that are measured after the largest
 _REPLAYS, _ROUNDS = 10, 5
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 0.5}  # of logits, random weights amplify errors
-_T = TypeVar("_T")
 Network = Callable[[Tensor], Tensor]
-Makers = Mapping[str, Callable[[], Network]]
 
 
 @dataclass(frozen=True)
@@ -56,77 +52,51 @@ class Choice:
     times: Mapping[str, float]
 
 
-def makers(net: PixelNet) -> Makers:
-    """What makes each implementation of a network that is on its device."""
-    found: dict[str, Callable[[], Network]] = {"eager": lambda: net}
+def implementations(net: PixelNet) -> dict[str, Network]:
+    """The implementations of a network that is on its device, by name; all use its weights."""
+    found: dict[str, Network] = {"eager": net}
     traced = _traced(net)
-    if isinstance(traced, fx.GraphModule):
-        fused = fuse_epilogues(traced)
-        if fused is not None:
-            found["fused"] = lambda: fused
-    found["compile"] = partial(_compiled, traced)
+    if traced is not None:
+        for name, stem in (("fused", True), ("fused-but-stem", False)):
+            fused = fuse_epilogues(traced, stem)
+            if fused is not None:
+                found[name] = fused
     return found
 
 
-def choose(known: Makers, measure: Callable[[Network], float], limit: float = _LIMIT) -> Choice | None:
-    """Make and measure implementations, and return the fastest; None if all failed.
-
-    One that raises, or takes longer than `limit`, s, is left out. The latter goes on in a thread of its own until its
-    compiler returns, and does not run on the device any more.
-    """
-    made: dict[str, tuple[float, Network]] = {}
-
-    def make_and_measure(make: Callable[[], Network]) -> tuple[float, Network]:
-        until, network = time.monotonic() + limit, make()
-
-        def in_time(pixels: Tensor) -> Tensor:
-            if time.monotonic() > until:
-                raise TimeoutError
-            return network(pixels)
-
-        return measure(in_time), network
-
-    for name, make in known.items():
+def choose(known: Mapping[str, Network], measure: Callable[[Network], float]) -> Choice | None:
+    """Measure implementations, and return the fastest; None if all failed. One that raises is left out."""
+    times: dict[str, float] = {}
+    for name, network in known.items():
         try:
-            made[name] = _within(limit, partial(make_and_measure, make))
-        except TimeoutError:
-            _log.warning("the implementation %r of the network is left out: it took over %g s", name, limit)
-        except Exception as error:  # noqa: BLE001  (a compiler may raise anything)
-            _log.warning("the implementation %r of the network is left out: %s", name, error)
-    if not made:
+            times[name] = measure(network)
+        except Exception as error:  # noqa: BLE001  (a library may raise anything)
+            _log.warning("the implementation %r of the network is left out: %s", name, one_line(error))
+    if not times:
         return None
-    best = min(made, key=lambda name: made[name][0])
-    return Choice(best, made[best][1], {name: seconds for name, (seconds, _) in made.items()})
+    best = min(times, key=lambda name: times[name])
+    return Choice(best, known[best], times)
 
 
-def optimised(
-    net: PixelNet, runtime: Runtime, optimise: Optimise, shape: Sequence[int], largest: int, key: "ChoiceKey"
-) -> Network:
-    """The implementation that serves: the one chosen before on this kind of device, or the fastest, or the compiled.
+def optimised(net: PixelNet, runtime: Runtime, samples: Sequence[Any], key: "ChoiceKey") -> Network:
+    """The implementation that serves: the one chosen before on this kind of device, or the fastest.
 
     Args:
         net: the network, on its device.
         runtime: of that device; its graphs are dropped afterwards.
-        optimise: the setting.
-        shape: of a sample.
-        largest: the largest batch size.
+        samples: as many samples as the largest batch has, uint8 [height, width, 3].
         key: what the choice depends on.
-
-    Raises:
-        SpecError: torch.compile fails, and the setting allows no other.
     """
-    known = {**makers(net)}
+    known = implementations(net)
+    buckets = len(bucket_sizes(len(samples)))
     try:
-        batches = reference_batches(net, runtime, shape, largest)
+        batches = reference_batches(net, runtime, samples)
     except torch.OutOfMemoryError as error:  # the warm-up finds the largest batch that fits
-        _log.warning("%s: the implementations of the network are not compared: %s", key.model, error)
+        _log.warning("%s: the implementations of the network are not compared: %s", key.model, one_line(error))
         return net
-    measure = partial(seconds_per_batch, runtime=runtime, batches=batches, tolerance=_TOLERANCES[net.dtype])
-    if optimise == "compile":
-        only = choose({"compile": known["compile"]}, measure, math.inf)
-        if only is None:
-            raise SpecError("torch.compile fails for this network, as the log says; give --optimise auto")
-        return _settled(only)
+    measure = partial(
+        seconds_per_batch, runtime=runtime, batches=batches, tolerance=_TOLERANCES[net.dtype], buckets=buckets
+    )
     before = key.load() or ""
     choice = choose({before: known.pop(before)}, measure) if before in known else None
     if choice is None:
@@ -136,105 +106,99 @@ def optimised(
         key.store(choice.name, choice.times)
     times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in choice.times.items())
     _log.info("%s: network implementation %s (geometric means of batch times: %s)", key.model, choice.name, times)
-    return _settled(choice)
+    return choice.network
 
 
-def reference_batches(
-    net: PixelNet, runtime: Runtime, shape: Sequence[int], largest: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Batches of random pixels, and their logits by the network as it is."""
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    with torch.inference_mode(), runtime.computing():
-        for size in dict.fromkeys(min(size, largest) for size in _SIZES):
-            pixels = torch.randint(256, (size, *shape), dtype=torch.uint8, generator=generator).to(runtime.device)
-            found.append((pixels, net(pixels).float()))
-    runtime.record().synchronize()
+def reference_batches(net: PixelNet, runtime: Runtime, samples: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+    """Batches of the first samples, the largest first, and their logits by the network without cuDNN's search.
+
+    Noise in place of samples that look like images would give random weights logits beyond the range of fp16.
+    """
+    search, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    sizes = dict.fromkeys(min(size, len(samples)) for size in (len(samples), *_SMALLER))
+    try:
+        with torch.inference_mode(), runtime.computing():
+            pixels = torch.stack([torch.as_tensor(sample) for sample in samples]).to(runtime.device)
+            found = [(pixels[:size], net(pixels[:size]).float()) for size in sizes]
+        runtime.record().synchronize()
+    finally:
+        torch.backends.cudnn.benchmark = search
     return found
 
 
 def seconds_per_batch(
-    network: Network, runtime: Runtime, batches: Sequence[tuple[Tensor, Tensor]], tolerance: float
+    network: Network, runtime: Runtime, batches: Sequence[tuple[Tensor, Tensor]], tolerance: float, buckets: int = 1
 ) -> float:
     """The geometric mean, over the batches, of the least time of a replay of the network as a graph, s.
 
+    Args:
+        network: computes logits from pixels.
+        runtime: of the device.
+        batches: pixels and expected logits.
+        tolerance: of the logits, relative to their norm.
+        buckets: number of batch sizes whose first batch may be slow.
+
     Raises:
-        RuntimeError: its logits are not close to the expected ones, or it cannot be captured.
+        RuntimeError: its logits are not close to the expected ones, it cannot be captured, or its first batches take
+            too long.
     """
+    replays: list[Replay] = []
     logarithms = []
     with torch.inference_mode():
         for pixels, expected in batches:
             with runtime.computing():
                 logits = torch.empty_like(expected)
                 run = partial(_run, network, pixels, logits)
-                for _ in range(3):
+                _limit_first_batches(_seconds(runtime, run), buckets)
+                for _ in range(2):
+                    runtime.spoil_free_memory()
                     run()
-                runtime.record().synchronize()
-                error = float((logits - expected).norm() / expected.norm())
-                if not error <= tolerance:
-                    raise RuntimeError(f"its logits differ by {error:.2g}, relative to their norm")
-                replay = runtime.capture(run)
-                logarithms.append(math.log(min(_replay_time(runtime, replay) for _ in range(_ROUNDS))))
+                    runtime.record().synchronize()
+                    error = float((logits - expected).norm() / expected.norm())
+                    if not error <= tolerance:
+                        raise RuntimeError(f"its logits differ by {error:.2g}, relative to their norm")
+                replays.append(runtime.capture(run))
+                best = min(_seconds(runtime, replays[-1], _REPLAYS) for _ in range(_ROUNDS))
+                logarithms.append(math.log(best / _REPLAYS))
     return math.exp(sum(logarithms) / len(logarithms))
+
+
+def _limit_first_batches(seconds: float, buckets: int) -> None:
+    """Switch cuDNN's search off if the first batches of all buckets would take too long; then, refuse.
+
+    Raises:
+        RuntimeError: they take too long without the search.
+    """
+    if seconds * buckets <= _FIRST_BATCHES:
+        return
+    if not torch.backends.cudnn.benchmark:
+        raise RuntimeError(f"its first batch of a size takes {seconds:.1f} s, without a search")
+    torch.backends.cudnn.benchmark = False
+    _log.warning(
+        "cuDNN does not search for the fastest convolutions any more: the first batch of a size took %.1f s", seconds
+    )
 
 
 def _run(network: Network, pixels: Tensor, logits: Tensor) -> None:
     logits.copy_(network(pixels))
 
 
-def _replay_time(runtime: Runtime, replay: Callable[[], object]) -> float:
+def _seconds(runtime: Runtime, run: Callable[[], object], repeats: int = 1) -> float:
+    """Time of all repeats, s."""
     began = time.perf_counter()
-    for _ in range(_REPLAYS):
-        replay()
+    for _ in range(repeats):
+        run()
     runtime.record().synchronize()
-    return (time.perf_counter() - began) / _REPLAYS
+    return time.perf_counter() - began
 
 
-def _traced(net: PixelNet) -> torch.nn.Module:
-    """The network and its normalisation as one graph, whose code is its own; itself if it cannot be traced."""
+def _traced(net: PixelNet) -> fx.GraphModule | None:
+    """The network and its normalisation as one graph; None if it cannot be traced."""
     try:
         return trace(net)
     except Exception as error:  # noqa: BLE001  (tracing runs the model's code on proxies, which may raise anything)
-        _log.info("the network is not traced: %s", error)
-        return net
-
-
-def _compiled(net: torch.nn.Module) -> Network:
-    """The network compiled once for batches of one sample, and once for all others."""
-    compiled: Network = torch.compile(net, mode="max-autotune-no-cudagraphs")
-
-    def network(pixels: Tensor) -> Tensor:
-        if len(pixels) > 1:
-            torch._dynamo.maybe_mark_dynamic(pixels, 0)
-        return compiled(pixels)
-
-    return network
-
-
-def _settled(choice: Choice) -> Network:
-    """The network, which compiles nothing more: a batch size that needs it, at tens of seconds, runs uncompiled."""
-    if choice.name != "compile":
-        return choice.network
-
-    def network(pixels: Tensor) -> Tensor:
-        with torch.compiler.set_stance("eager_on_recompile"):
-            return choice.network(pixels)
-
-    return network
-
-
-def _within(limit: float, function: Callable[[], _T]) -> _T:
-    """Call a function in a daemon thread and return its result; raise TimeoutError after `limit`, s."""
-    done: Future[_T] = Future()
-
-    def call() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:  # noqa: BLE001  (it is the result)
-            done.set_exception(error)
-
-    Thread(target=call, name="network", daemon=True).start()
-    return done.result(None if limit == math.inf else limit)
+        _log.info("the network is not traced: %s", one_line(error))
+        return None
 
 
 @dataclass(frozen=True)

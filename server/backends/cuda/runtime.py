@@ -1,9 +1,10 @@
 """The CUDA calls of captured graphs and uploads, behind an interface that tests replace."""
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +36,14 @@ class Runtime(Protocol):
         """Make the compute stream the current one."""
         ...
 
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        """Start a copy on the compute stream."""
+        ...
+
+    def spoil_free_memory(self) -> None:
+        """Fill memory that tensors on the compute stream may get next with NaN, so that its use is noticed."""
+        ...
+
     def wait_for(self, copy: CopyEvent) -> None:
         """Let the compute stream wait for copies."""
         ...
@@ -64,11 +73,12 @@ class CudaRuntime:
     """The Runtime of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Create the streams, and the memory pool that all graphs share."""
+        """Create the streams."""
         self.device = device
         self._compute = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None  # memory that the graphs share
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros in page-locked memory."""
@@ -87,6 +97,18 @@ class CudaRuntime:
         with torch.cuda.stream(self._compute):
             yield
 
+    def copy(self, destination: Tensor, source: Tensor) -> None:
+        """Start a copy on the compute stream."""
+        with torch.cuda.stream(self._compute):
+            destination.copy_(source, non_blocking=True)
+
+    def spoil_free_memory(self) -> None:
+        """Fill as much memory as was in use at most; the allocator gives it to the tensors that come next."""
+        empty_cache()
+        size = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)
+        with torch.cuda.stream(self._compute), suppress(torch.OutOfMemoryError):
+            torch.full((size // 2,), torch.nan, dtype=torch.float16, device=self.device)
+
     def wait_for(self, copy: CopyEvent) -> None:
         """Let the compute stream wait for copies."""
         assert isinstance(copy, torch.cuda.Event)
@@ -95,6 +117,8 @@ class CudaRuntime:
     def capture(self, run: Callable[[], None]) -> Replay:
         """Capture a graph; other threads may use CUDA meanwhile."""
         empty_cache()  # the graph has memory of its own, so that of its warm-up is not needed any more
+        if not self._graphs:  # a pool ends with its last graph: torch refuses to capture into it again
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._compute), _no_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -105,6 +129,7 @@ class CudaRuntime:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        self._graphs.add(graph)
         replay: Replay = graph.replay
         return replay
 

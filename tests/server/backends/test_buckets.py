@@ -13,23 +13,26 @@ from server.backends.buckets import bucket_sizes, earned_batch_size, padded, pad
 from server.models.sources import source_of
 
 
-def test_there_are_36_buckets_up_to_128() -> None:
-    assert bucket_sizes(128) == (*range(1, 17), *range(20, 65, 4), *range(72, 129, 8))
+def test_there_are_20_buckets_up_to_128_and_12_up_to_32() -> None:
+    assert bucket_sizes(128) == (1, 2, 3, 4, 6, 8, 12, *range(16, 33, 4), *range(40, 65, 8), *range(80, 129, 16))
+    assert bucket_sizes(32) == bucket_sizes(128)[:12]
 
 
 @given(st.integers(1, 4096))
-def test_buckets_ascend_to_the_largest_batch_and_waste_at_most_a_quarter(largest: int) -> None:
+def test_buckets_ascend_to_the_largest_batch_by_a_half_and_above_16_by_a_quarter(largest: int) -> None:
     sizes = bucket_sizes(largest)
     assert sizes[0] == 1
     assert sizes[-1] == largest
-    assert all(above <= 1.25 * below or above == below + 1 for below, above in pairwise(sizes))
-    assert len(sizes) <= 80
+    assert all(
+        above <= (1.25 if below >= 16 else 1.5) * below or above == below + 1 for below, above in pairwise(sizes)
+    )
+    assert len(sizes) <= 41
 
 
 def test_a_padded_profile_has_the_values_of_the_bucket_of_each_size() -> None:
     times = tuple(float(b) for b in range(1, 23))
     profile = padded(Profile("p", times, cvs=times, energies=times, total_energies=times))
-    expected = (*times[:16], *[20.0] * 4, *[22.0] * 2)
+    expected = (1.0, 2.0, 3.0, 4.0, *[6.0] * 2, *[8.0] * 2, *[12.0] * 4, *[16.0] * 4, *[20.0] * 4, *[22.0] * 2)
     assert profile.service_times == profile.cvs == profile.energies == profile.total_energies == expected
     assert padded(profile) == profile
     assert padded(Profile("p", times)).energies is None
@@ -62,7 +65,7 @@ def test_a_dip_of_throughput_between_buckets_does_not_end_the_search() -> None:
     ("spec", "stages", "optimise", "pads"),
     [
         ("resnet18", None, "auto", True),
-        ("resnet18", 1, "compile", True),
+        ("resnet18", 1, "eager", True),
         ("resnet18", None, "none", False),
         ("resnet18", 2, "auto", False),
         ("text-generator", None, "auto", False),

@@ -12,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from policies.types import SpecError
 from server.backends.cuda import networks
 from server.backends.cuda.fused_epilogues import FusedConv, fuse_epilogues
-from server.backends.cuda.networks import ChoiceKey, choose, makers, optimised, reference_batches, seconds_per_batch
-from server.backends.torch_device import Optimise
-from server.models.images.codec import synthetic_images
+from server.backends.cuda.networks import (
+    ChoiceKey,
+    choose,
+    implementations,
+    optimised,
+    reference_batches,
+    seconds_per_batch,
+)
+from server.models.images.codec import ImageCodec, synthetic_images
 from server.models.images.torchvision_source import PixelNet, fold_batch_norm, load_image_model
 from tests.support.fake_graphs import FakeRuntime
 
@@ -87,52 +92,27 @@ def test_folded_normalisation_gives_the_same_logits() -> None:
         torch.testing.assert_close(fold_batch_norm(net)(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def constant(value: float) -> Callable[[], Callable[[Tensor], Tensor]]:
-    return lambda: lambda pixels: torch.full((len(pixels), 2), value)
+def constant(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda pixels: torch.full((len(pixels), 2), value)
 
 
 def test_the_fastest_implementation_that_works_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Any:
-        raise ValueError("no compiler")
+    def broken(_: Tensor) -> Tensor:
+        raise ValueError("no engine\nfound")
 
-    stuck = threading.Event()
     times = {1.0: 0.003, 2.0: 0.001, 3.0: 0.002}
 
     def measure(network: Callable[[Tensor], Tensor]) -> float:
         return times[float(network(torch.zeros(1))[0, 0])]
 
-    known = {
-        "eager": constant(1.0),
-        "broken": broken,
-        "hung": lambda: stuck.wait() and None,
-        "fast": constant(2.0),
-        "fair": constant(3.0),
-    }
+    known = {"eager": constant(1.0), "broken": broken, "fast": constant(2.0), "fair": constant(3.0)}
     with caplog.at_level(logging.WARNING):
-        choice = choose(known, measure, 0.5)
-    stuck.set()
+        choice = choose(known, measure)
     assert choice is not None
     assert (choice.name, choice.times) == ("fast", {"eager": 0.003, "fast": 0.001, "fair": 0.002})
-    assert "'broken' of the network is left out: no compiler" in caplog.text
-    assert "'hung' of the network is left out: it took over 0.5 s" in caplog.text
+    assert choice.network is known["fast"]
+    assert "'broken' of the network is left out: no engine found" in caplog.text
     assert choose({"broken": broken}, measure) is None
-
-
-def test_an_implementation_that_took_too_long_does_not_run_any_more() -> None:
-    late, ended = threading.Event(), threading.Event()
-
-    def measure(network: Callable[[Tensor], Tensor]) -> float:
-        network(torch.zeros(1))
-        late.wait(10)
-        try:
-            network(torch.zeros(1))
-        except TimeoutError:
-            ended.set()
-        return 1.0
-
-    assert choose({"slow": constant(1.0)}, measure, 0.1) is None
-    late.set()
-    assert ended.wait(10)
 
 
 class WhileTraced(PixelNet):
@@ -151,7 +131,7 @@ class WhileTraced(PixelNet):
 
 def test_other_threads_run_networks_while_one_is_traced() -> None:
     net = WhileTraced()
-    assert [*makers(net)] == ["eager", "compile"]
+    assert [*implementations(net)] == ["eager"]
     assert [type(each) for each in net.seen] == [Tensor]
 
 
@@ -162,9 +142,13 @@ class Tiny(PixelNet):
         super().__init__(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), (0.5,) * 3, (0.5,) * 3)
 
 
+def samples(count: int) -> list[Any]:
+    return [*synthetic_images(ImageCodec(4, 4, 4), count, np.random.default_rng(0))]
+
+
 def test_an_implementation_with_other_logits_is_refused() -> None:
     net, runtime = Tiny(), FakeRuntime()
-    batches = reference_batches(net, runtime, (4, 4, 3), 20)
+    batches = reference_batches(net, runtime, samples(20))
     assert [len(pixels) for pixels, _ in batches] == [20, 16, 1]
     assert seconds_per_batch(net, runtime, batches, 1e-3) > 0
     assert runtime.captured == 3
@@ -174,11 +158,72 @@ def test_an_implementation_with_other_logits_is_refused() -> None:
         seconds_per_batch(lambda pixels: torch.nan * net(pixels), runtime, batches, 1e-3)
 
 
-def optimised_tiny(monkeypatch: pytest.MonkeyPatch, optimise: Optimise = "auto", **delays: float | None) -> str:
+def test_an_implementation_that_reads_memory_that_it_has_not_written_is_refused() -> None:
+    net, runtime = Tiny(), FakeRuntime()
+
+    def reads_its_output(pixels: Tensor) -> Tensor:
+        """As a convolution that adds 0 times its output, which has what was left in memory."""
+        left = torch.nan if runtime.spoiled else 1.0
+        logits: Tensor = net(pixels) + 0.0 * left
+        return logits
+
+    batches = reference_batches(net, runtime, samples(1))
+    with pytest.raises(RuntimeError, match="its logits differ by nan"):
+        seconds_per_batch(reads_its_output, runtime, batches, 1e-3)
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+
+
+@pytest.mark.usefixtures("search")
+def test_a_search_that_would_take_too_long_for_all_buckets_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, runtime, searched = Tiny(), FakeRuntime(), list[bool]()
+
+    def searches(pixels: Tensor) -> Tensor:
+        searched.append(torch.backends.cudnn.benchmark)
+        time.sleep(0.02 if searched[-1] else 0.0)
+        logits: Tensor = net(pixels)
+        return logits
+
+    monkeypatch.setattr(networks, "_FIRST_BATCHES", 0.1)
+    batches = reference_batches(net, runtime, samples(20))
+    assert torch.backends.cudnn.benchmark, "the reference is computed without it, and leaves the setting"
+    seconds_per_batch(searches, runtime, batches, 1e-3, buckets=1)
+    assert all(searched)
+    seconds_per_batch(searches, runtime, batches, 1e-3, buckets=20)
+    assert searched.count(False) > 3
+    assert not searched[-1]
+    assert caplog.text.count("does not search for the fastest convolutions any more") == 1
+
+
+@pytest.mark.usefixtures("search")
+def test_an_implementation_whose_first_batches_are_slow_without_a_search_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, runtime, sizes = Tiny(), FakeRuntime(), set[int]()
+
+    def compiles(pixels: Tensor) -> Tensor:
+        time.sleep(0.0 if len(pixels) in sizes else 0.02)
+        sizes.add(len(pixels))
+        logits: Tensor = net(pixels)
+        return logits
+
+    monkeypatch.setattr(networks, "_FIRST_BATCHES", 0.1)
+    batches = reference_batches(net, runtime, samples(20))
+    with pytest.raises(RuntimeError, match="its first batch of a size takes"):
+        seconds_per_batch(compiles, runtime, batches, 1e-3, buckets=20)
+    assert sizes == {20, 16}
+
+
+def optimised_tiny(monkeypatch: pytest.MonkeyPatch, **delays: float | None) -> str:
     """The implementation that is chosen among some with these delays, s; None: it fails."""
     net, runs = Tiny(), list[str]()
 
-    def maker(name: str, delay: float | None) -> Callable[[], Any]:
+    def implementation(name: str, delay: float | None) -> Callable[[Tensor], Tensor]:
         def network(pixels: Tensor) -> Tensor:
             runs.append(name)
             if delay is None:
@@ -187,10 +232,12 @@ def optimised_tiny(monkeypatch: pytest.MonkeyPatch, optimise: Optimise = "auto",
             logits: Tensor = net(pixels)
             return logits
 
-        return lambda: network
+        return network
 
-    monkeypatch.setattr(networks, "makers", lambda _: {name: maker(name, each) for name, each in delays.items()})
-    chosen = optimised(net, FakeRuntime(), optimise, (4, 4, 3), 1, KEY)
+    monkeypatch.setattr(
+        networks, "implementations", lambda _: {name: implementation(name, each) for name, each in delays.items()}
+    )
+    chosen = optimised(net, FakeRuntime(), samples(1), KEY)
     optimised_tiny.runs = {*runs}  # type: ignore[attr-defined]
     if chosen is net:
         return "the network as it is"
@@ -200,22 +247,22 @@ def optimised_tiny(monkeypatch: pytest.MonkeyPatch, optimise: Optimise = "auto",
 
 
 def test_the_choice_is_kept_and_only_checked_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert optimised_tiny(monkeypatch, eager=0.002, compile=0.0) == "compile"
-    assert KEY.load() == "compile"
-    assert optimised_tiny(monkeypatch, eager=0.0, compile=0.002) == "compile"
-    assert optimised_tiny.runs == {"compile"}  # type: ignore[attr-defined]
-    assert optimised_tiny(monkeypatch, eager=0.0, compile=None) == "eager", "it does not work any more"
+    assert optimised_tiny(monkeypatch, eager=0.002, fused=0.0) == "fused"
+    assert KEY.load() == "fused"
+    assert optimised_tiny(monkeypatch, eager=0.0, fused=0.002) == "fused"
+    assert optimised_tiny.runs == {"fused"}  # type: ignore[attr-defined]
+    assert optimised_tiny(monkeypatch, eager=0.0, fused=None) == "eager", "it does not work any more"
     assert KEY.load() == "eager"
-    assert optimised_tiny(monkeypatch, eager=None, compile=None) == "the network as it is"
+    assert optimised_tiny(monkeypatch, eager=None, fused=None) == "the network as it is"
 
 
-def test_compile_is_an_error_where_it_fails_and_measures_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert optimised_tiny(monkeypatch, "compile", eager=0.0, compile=0.001) == "compile"
-    assert optimised_tiny.runs == {"compile"}  # type: ignore[attr-defined]
-    with pytest.raises(SpecError, match="give --optimise auto"):
-        optimised_tiny(monkeypatch, "compile", eager=0.0, compile=None)
-
-
-def test_a_network_without_convolutions_has_no_fused_implementation() -> None:
-    assert [*makers(Tiny())] == ["eager", "compile"]
-    assert [*makers(load_image_model("squeezenet1_1", "random")[1])] == ["eager", "fused", "compile"]
+@pytest.mark.usefixtures("few_calibration_images", "small_images")
+def test_the_stem_is_fused_in_one_implementation_and_not_in_the_other() -> None:
+    assert [*implementations(Tiny())] == ["eager"]
+    known = implementations(load_image_model("squeezenet1_1", "random")[1])
+    fused = {
+        name: sum(isinstance(module, FusedConv) for module in net.modules())
+        for name, net in known.items()
+        if isinstance(net, nn.Module)
+    }
+    assert fused == {"eager": 0, "fused": 26, "fused-but-stem": 25}
