@@ -49,7 +49,7 @@ MAX_SEND_LAG = 10.0  # ms; above it the generator's own delay distorts the respo
 app = typer.Typer()
 _GROUPS = {
     "Arrivals": ("rate", "duration", "arrivals", "seed"),
-    "Requests": ("model", "image", "pixels", "sample", "sizes", "size_scale"),
+    "Requests": ("model", "image", "pixels", "body", "sample", "sizes", "size_scale"),
     "Server": ("api_key", "give_up_after", "processes_", "precise"),
     "Policies and simulation": ("compare", "simulate", "policy", "stages", "bin_error"),
     "Report": ("slo_ms", "w1", "w2", "output", "plot", "report_", "json_"),
@@ -157,6 +157,13 @@ def generate_load(
     pixels: Annotated[
         bool, typer.Option("--pixels", help="Send raw UINT8 pixels by the Open Inference Protocol instead of an image.")
     ] = False,
+    body: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File whose content is sent as it is, to /predict or to the path of the URL of any HTTP server; "
+            "several are sent in turn."
+        ),
+    ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
@@ -226,6 +233,9 @@ def generate_load(
             "--image and --pixels are for a server; leave them out": not is_live and (pixels or image is not None),
             "--image and --pixels exclude each other; leave one out": pixels and image is not None,
             "--sample is for a server; leave it out": not is_live and sample is not None,
+            "--body is for a server; leave it out": not is_live and bool(body),
+            "--body excludes --image, --pixels, --sample and --sizes; leave them out": bool(body)
+            and (pixels or any(each is not None for each in (image, sample, sizes))),
             "--sample excludes --image, --pixels and --sizes; leave them out": sample is not None
             and (pixels or image is not None or sizes is not None),
             "--processes is for a server; leave it out": not is_live and processes_ != "1",
@@ -238,9 +248,11 @@ def generate_load(
             "the API key has spaces or characters that an HTTP header cannot carry; give another key": not _is_key(
                 api_key
             ),
-            f"no file {str(image or sample)!r}; give one that exists": not all(
-                path.exists() for path in (image, sample) if path
-            ),
+            **{
+                f"no file {str(path)!r}; give one that exists": not path.exists()
+                for path in (image, sample, *(body or ()))
+                if path
+            },
             f"{url!r} is no URL; write http://HOST:PORT": is_live and not str(url).startswith(("http://", "https://")),
         }
     )
@@ -270,7 +282,7 @@ def generate_load(
     if url is not None:
         lengths = None if drawn is None else [int(length) for length in whole_tokens(drawn)]
         target = LoadTarget(
-            url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample, precise
+            url.rstrip("/"), model, image, pixels, give_up_after, api_key or None, lengths, sample, precise, body or ()
         )
         if report_ is not None and not compare:
             job = replace(job, about=about | read_policy_info(target.url, model, target.key))

@@ -14,6 +14,7 @@ from loadgen.client import RunLog
 from loadgen.progress import INTERVAL, Progress
 from loadgen.requests.images import image_content, pixel_content, takes_images
 from loadgen.requests.metadata import ModelMetadata, find_model, read_metadata
+from loadgen.requests.raw_bodies import body_content, has_path
 from loadgen.requests.tensors import tensor_content
 from loadgen.requests.texts import takes_texts, text_content
 from loadgen.schedule import Schedule
@@ -35,6 +36,7 @@ class LoadTarget:
         sample: file with the sample to send as tensors; None sends an image, a text or synthetic samples, as the model
             takes.
         precise: whether requests are sent at the instants of a thread that sleeps precisely.
+        bodies: files whose content is sent in turn, whatever the model takes; empty sends what it takes.
     """
 
     url: str
@@ -46,6 +48,7 @@ class LoadTarget:
     lengths: Sequence[int] | None = None
     sample: Path | None = None
     precise: bool = False
+    bodies: Sequence[Path] = ()
 
     async def sender(self, session: ClientSession) -> client.PostSender:
         """Make the sender for the model's input.
@@ -53,7 +56,11 @@ class LoadTarget:
         Raises:
             SpecError: there is no server, or no model on it that takes this content.
         """
+        if self.bodies and has_path(self.url):
+            return client.PostSender(session, self.url, body_content(self.url, None, self.bodies))
         name = await find_model(session, self.url, self.model)
+        if self.bodies:
+            return client.PostSender(session, self.url, body_content(self.url, name, self.bodies))
         metadata = None if name is None else await read_metadata(session, self.url, name)
         if metadata is not None:
             content = self._content(metadata)
@@ -81,7 +88,12 @@ class LoadTarget:
 
     def share(self, first: int, step: int) -> "LoadTarget":
         """The target of a process that sends only every `step`-th request, from the `first` on."""
-        return self if self.lengths is None else replace(self, lengths=self.lengths[first::step])
+        count = len(self.bodies)
+        return replace(
+            self,
+            lengths=None if self.lengths is None else self.lengths[first::step],
+            bodies=[self.bodies[(first + turn * step) % count] for turn in range(count)],
+        )
 
 
 def run_load(target: LoadTarget, schedule: Schedule, progress: Progress, log: RunLog) -> bool:
