@@ -122,8 +122,15 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 	$(VENV)/audit/bin/pip-audit --skip-editable \
 		--path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-gpu:  ## on a machine with a GPU: tests, kernels, profiles, throughput; run it three times, nine minutes each (STAGE=A|B|C, OUT=folder)
-	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu \
-		$(if $(STAGE),--stage $(STAGE)) $(if $(OUT),--out $(OUT))
+# On a machine without the package index the wheels of scripts/fetch-wheels are unpacked first.
+gpu:  ## on a machine with a GPU: check and measure everything in one call of at most 470 s (ARGS=--second: 180 s more; OUT=folder)
+	@if test -x $(BIN)/python; then python=$(BIN)/python; else python=$(PYTHON); fi; \
+	if test -d .whl && test ! -x $(BIN)/python; then \
+		$$python -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl; \
+		export PYTHONPATH=.:/tmp/site; fi; \
+	exec $$python -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(ARGS)
 
-.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress records paper percentiles paper-batching audit gpu
+gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
+	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)
+
+.PHONY: help install serve test check format bench bench-live bench-peers bench-deploy stress records paper percentiles paper-batching audit gpu gpu-page

@@ -41,7 +41,7 @@ class Section:
 
     Attributes:
         title: its heading.
-        script: the module that measures it; its record has the same name.
+        script: the module that measures it; its record, or its folder of records, has the same name.
         about: what is measured, in a sentence or two.
         render: makes the section's text; None: the record's own Markdown.
     """
@@ -55,9 +55,13 @@ class Section:
         return f"## {self.title}\n\n{self.about} (`python -m benchmarks.{self.script}`)\n\n{self._text()}\n"
 
     def _text(self) -> str:
-        if not (RECORDS / f"{self.script}.json").is_file():
+        if not ((RECORDS / f"{self.script}.json").is_file() or (RECORDS / self.script / "report.md").is_file()):
             return "Not measured yet."
         return recorded(self.script) if self.render is None else self.render()
+
+
+def _gpu() -> str:
+    return (RECORDS / "gpu" / "report.md").read_text().strip()
 
 
 def _ceiling() -> str:
@@ -244,6 +248,13 @@ def _peers() -> str:
 
 
 SECTIONS = (
+    Section(
+        "On a GPU",
+        "gpu",
+        "Implementations of the network, outputs beside the CPU's, service times and energies, and the server beside "
+        "its peers on the same network, all from one call of 470 s.",
+        _gpu,
+    ),
     Section(
         "Measured against simulated",
         "live_against_simulated",

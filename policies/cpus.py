@@ -7,6 +7,9 @@ from pathlib import Path
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
+# s, of sys.setswitchinterval; with the default of 5 ms a device's thread waits that long for a busy event loop
+SWITCH_INTERVAL = 5e-4
+
 
 def available_cpus(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
     """Return the number of processors that this process may keep busy, at least 1.

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies.charts.plots import plot_profile
 from policies.command import VersionFlag, check_files, examples, run, writing
+from policies.cpus import SWITCH_INTERVAL
 from policies.files import write_atomically
 from policies.profile import Profile, load_profile
 from policies.sample_file import SAMPLE_USAGE
@@ -41,7 +42,7 @@ from profiler.report import profile_table, summary
 from profiler.stages import QUICK_REPEATS, with_stages
 from server.backends.buckets import LARGEST, bucket_sizes, padded, pads_to_buckets
 from server.backends.emulated import EmulatedDevice
-from server.backends.executor import SWITCH_INTERVAL, ThreadExecutor
+from server.backends.executor import ThreadExecutor
 from server.backends.model_devices import ModelDevices
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.energy.meters import CountingMeter, meter_for

@@ -15,10 +15,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from policies.command import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
+from policies.cpus import SWITCH_INTERVAL
 from policies.types import SpecError
 from server.app.http_server import bind, bind_grpc
 from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
-from server.backends.executor import SWITCH_INTERVAL
 from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log

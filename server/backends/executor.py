@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from server.errors import BatchTimeoutError, DeviceLostError
 
 Logits = NDArray[np.float32]
-# s, of sys.setswitchinterval; with the default of 5 ms a device's thread waits that long for a busy event loop
-SWITCH_INTERVAL = 5e-4
 TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
 RESTART_TIMEOUT = 120.0  # s to load a model again
 _MAX_ABANDONED = 64  # threads that are hung in a batch
