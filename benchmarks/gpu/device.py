@@ -186,7 +186,7 @@ class Measurement:
         for model in self._loaded.values():
             precision = place(model.served, model.net, self._place)
             self._synchronize()
-            if not self._call.eager:
+            if not self._call.eager and time.monotonic() < self._call.until["implementations"]:
                 self._compare(model, ChoiceKey(model.served.name, self.name, precision))
         self._recorder.add("wait", **self._waits())
         if not self._call.rehearse:

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import device, live, sampler
-from benchmarks.gpu.__main__ import GpuCall, Solver, find_gpu, parse, power_weight
+from benchmarks.gpu.__main__ import GpuCall, Solver, find_gpu, parse, power_weight, start_solvers
 from benchmarks.gpu.device import Call, Measurement, differences, times_plan
 from benchmarks.gpu.live import TIMEOUT, Deployment, Rates, measure_cell, measure_server
 from benchmarks.gpu.page import profile_of, write_page
@@ -366,6 +366,21 @@ def test_a_solver_that_takes_longer_than_its_cell_is_stopped_and_the_next_policy
         live.stop(process)  # also one that has ended
     assert ["takes too long" in record.get("failed", "") for record in read_records(tmp_path)] == [True, False, False]
     assert "ZeroDivisionError" in read_records(tmp_path)[1]["failed"]
+
+
+def test_policies_are_solved_with_one_thread_for_loads_that_one_process_can_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(live, "start", lambda line, environment, **_: started.append((line, environment)))
+    path = tmp_path / "profile.json"
+    path.write_text(load_profile("googlenet-h200-prior").to_json())
+    solvers = start_solvers(path, tmp_path)
+    assert [solver.name.partition("=")[0] for solver in solvers] == ["smdp:w2", "smdp:slo_p95_ms"]
+    for line, environment in started:
+        assert environment == {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        highest = float(line[line.index("--rates") + 1].split(":")[1])
+        assert highest * load_profile("googlenet-h200-prior").capacity == pytest.approx(gpu._FASTEST, rel=0.01)
 
 
 def test_the_second_call_is_of_another_model_or_repeats_the_first_one_safely(tmp_path: Path) -> None:

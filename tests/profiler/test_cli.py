@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.cpus import SWITCH_INTERVAL
 from policies.profile import Profile, load_profile
 from profiler import cache, cli
 from profiler.cli import main
@@ -45,6 +46,13 @@ class Run:
         code = ended.value.code
         assert isinstance(code, int)
         return code, out, err
+
+
+def test_threads_are_switched_as_often_as_in_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", set_to.append)
+    run("net", "--device", P4, "--max-batch-size", "2", "--json")
+    assert set_to == [SWITCH_INTERVAL]
 
 
 def test_json_mode_prints_only_json(run: Run) -> None:
