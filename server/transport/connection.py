@@ -28,6 +28,7 @@ _FIRST_READ = 2**13  # bytes read at the start of a request, so that most of a b
 _BODY_BUFFER = 2**18  # bytes of a body that are buffered before the app receives them
 _DIRECT_BODY = 2**20  # bytes; memory for a larger body is reserved as it arrives, through ASGI
 _NOT_DIRECT = frozenset((b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"))
+_OF_AN_UPGRADE = frozenset((b"upgrade", b"http2-settings"))
 _MAX_HEADER_BYTES = 2**16  # bytes of request line and headers, and of trailers and chunk sizes
 _MAX_HEADER_COUNT = 200
 _PIPELINED_REQUEST_BYTES = 2**13  # memory of a pipelined request beside its body
@@ -155,6 +156,7 @@ class Connection(HttpToolsProtocol):
         self.connected = False  # until the end of the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
+        self._upgrades = False  # whether the parser has the head of a request for another protocol
         self._pipelined_bytes = 0
         self._half_closed = False
         self._peer_check: asyncio.TimerHandle | None = None
@@ -331,12 +333,22 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._reject(*(self._parse_error or (400, f"malformed HTTP request: {_reason(error)}")))
-        except httptools.HttpParserUpgrade:
-            # Served as HTTP/1.1, which the client must accept; the parser cannot continue after an upgrade request.
-            self._ignores_input, self.cycle.keep_alive = True, False
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
         else:
             if self._read_state != "idle":
                 self._check_incomplete_request()
+
+    def _parse_without_upgrade(self, following: bytes) -> None:
+        """Parse a request again that asks for another protocol, which HTTP allows to ignore, and what follows its head.
+
+        The parser ends at such a head, whether a body follows or not.
+        """
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] not in _OF_AN_UPGRADE]
+        self._upgrades = False
+        self._start_parser()
+        self._parse(b"".join((line, *kept, b"\r\n", following)))
 
     def _check_incomplete_request(self) -> None:
         """Limit the bytes that are not part of a body, such as headers, trailers and chunk sizes; set the deadline."""
@@ -398,6 +410,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the app, or reject the request."""
         self._check_headers()
+        self._upgrades = self.parser.should_upgrade()
+        if self._upgrades:
+            return  # it is parsed again
         self._body_chunks, self._buffered_bytes = [], 0
         if self._finds_call and self._find_call():
             return
@@ -447,9 +462,8 @@ class Connection(HttpToolsProtocol):
         if self._health_only and not self.url.startswith(_HEALTH_PREFIX):
             limit = max_connections()
             self._raise_parse_error(503, f"the limit of {limit} connections is reached; send the request again later")
-        if self.parser.should_upgrade() and self.parser.get_method() not in (b"GET", b"HEAD"):
-            # The parser would treat the body as bytes of the other protocol.
-            self._raise_parse_error(400, "protocol upgrades are not supported; send the request without Upgrade")
+        if self.parser.get_method() == b"CONNECT":
+            self._raise_parse_error(400, "this is no proxy: CONNECT is not supported; send another method")
         if self._unanswered() is not None:
             self._charge_pipelined(_PIPELINED_REQUEST_BYTES)
 
@@ -489,6 +503,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Pass the whole body to the app and stop the read deadline."""
+        if self._upgrades:
+            return
         self._read_state, self._deadline = "idle", inf
         if self._body_chunks:
             self.cycle.body = b"".join((self.cycle.body, *self._body_chunks))  # type: ignore[assignment]  # bytes suffice

@@ -159,11 +159,20 @@ def test_unusual_request_targets_are_parsed_as_paths(target: bytes, path: str) -
     assert replies[0][1].decode().lower() == f"{path} 0 2"
 
 
-def test_an_upgrade_is_ignored_without_a_body_and_rejected_with_one() -> None:
-    upgrade = b" / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
-    assert exchange(b"GET" + upgrade + b"\r\n" + GET % 1) == [(200, b"/ 0 3")]
-    [(status, message)] = exchange(b"POST" + upgrade + b"Content-Length: 2\r\n\r\nab" + GET % 1)
-    assert (status, b"without Upgrade" in message) == (400, True)
+UPGRADE = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n"
+WITH_UPGRADES = {
+    b"GET /a HTTP/1.1\r\n" + UPGRADE + b"\r\n": b"/a 0 2",
+    b"POST /b HTTP/1.1\r\n" + UPGRADE + b"Content-Length: 2\r\n\r\nab": b"/b 2 3",
+    b"POST /c HTTP/1.1\r\n" + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n": b"/c 3 3",
+    b"GET /d HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n": b"/d 0 2",
+}
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000], ids=lambda piece: f"pieces of {piece} bytes")
+def test_an_upgrade_is_ignored_and_the_connection_goes_on(piece: int) -> None:
+    sent = b"".join((*WITH_UPGRADES, b"GET /1 HTTP/1.1\r\nConnection: close\r\n\r\n"))
+    pieces = [sent[start : start + piece] for start in range(0, len(sent), piece)]
+    assert exchange(*pieces) == [(200, answer) for answer in (*WITH_UPGRADES.values(), b"/1 0 1")]
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
