@@ -7,17 +7,29 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__all__ = ["Launch", "Model", "Policy", "Profile", "State", "Tensor", "Wait", "evaluate", "simulate", "solve"]
+__all__ = [
+    "BadInput",
+    "Launch",
+    "Model",
+    "Policy",
+    "Profile",
+    "State",
+    "Tensor",
+    "Wait",
+    "evaluate",
+    "simulate",
+    "solve",
+]
 
 if TYPE_CHECKING:
     from batchwright.analysis import evaluate, simulate, solve
-    from batchwright.model import Model, Tensor
+    from batchwright.model import BadInput, Model, Tensor
     from policies.profile import Profile
     from policies.types import Launch, Policy, State, Wait
 else:
     _MODULES = {
         **dict.fromkeys(("evaluate", "simulate", "solve"), "batchwright.analysis"),
-        **dict.fromkeys(("Model", "Tensor"), "batchwright.model"),
+        **dict.fromkeys(("BadInput", "Model", "Tensor"), "batchwright.model"),
         "Profile": "policies.profile",
         **dict.fromkeys(("Launch", "Policy", "State", "Wait"), "policies.types"),
     }

@@ -59,6 +59,13 @@ def _is_value(value: object, datatype: str) -> bool:
     return type(value) is int and least <= value < most
 
 
+class BadInput(ValueError):  # noqa: N818  (not an error of the model)
+    """Raised by `run` or `decode` of a user's model: the client's input is wrong. It is answered with status 400.
+
+    A batch of several samples that raises it is run again in parts, so that it fails that sample alone.
+    """
+
+
 class Model:
     """Base class of models of users, served by `serve-model NAME=FILE.py:CLASS`.
 
@@ -85,7 +92,13 @@ class Model:
         """Load the model, once, before the first batch; `device` is torch's name of it, such as cuda:0 or cpu."""
 
     def run(self, *_: Any, **inputs: Any) -> Mapping[str, Any]:
-        """Compute a batch: arrays [n, ...] by input name in, arrays [n, ...] by output name out."""
+        """Compute a batch: arrays [n, ...] by input name in, arrays [n, ...] by output name out.
+
+        Where a dimension of an output is -1, it may be a list with an array for each sample.
+
+        Raises:
+            BadInput: an input is wrong; its text is the client's error message.
+        """
         raise NotImplementedError
 
     def samples(self) -> Sequence[Mapping[str, Any]]:

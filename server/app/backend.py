@@ -18,6 +18,7 @@ from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
 from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
+from server.backends.row_check import check_rows
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.backends.warm_up import autotunes, warm_up_and_fit
 from server.config import Settings, by_model
@@ -235,6 +236,7 @@ def _ready(
     if plan.emulated is not None:
         assert profile is not None
         return model, profile
+    check_rows(executor, model)
     every_size = autotunes(settings.device, model)
     pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
     profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size, pads)

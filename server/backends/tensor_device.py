@@ -4,13 +4,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from batchwright.model import Model
 from server.backends.executor import Batch
-from server.backends.tensor_batches import checked_rows, non_finite_inputs_named, stack
+from server.backends.tensor_batches import checked_rows, client_errors, stack
 from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import OutputError
 from server.models.model import ServedModel
@@ -51,15 +50,13 @@ class TensorDevice:
         """For each sample its outputs, arrays by name.
 
         Raises:
-            BadInputError: the model failed on a single sample whose inputs have NaN or infinity.
+            BadInputError: the model raised BadInput, or failed on a single sample that has NaN or infinity.
             ModelError: the outputs do not fit the signature, or are not a number.
             Exception: whatever the model raises.
         """
         inputs = {name: stack(name, tensor, batch.inputs) for name, tensor in self._model.inputs.items()}
-        with non_finite_inputs_named(batch.inputs), translated_errors(self._device):
+        with client_errors(batch.inputs), translated_errors(self._device):
             outputs: Any = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
-            if isinstance(outputs, Mapping):  # copies: a model may use its buffers again
-                outputs = {name: np.array(value) for name, value in outputs.items()}
             return checked_rows(self._signature, outputs, len(batch.inputs))
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
@@ -78,6 +75,8 @@ class TensorDevice:
 
 
 def _to_array(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_to_array(each) for each in value]
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
-from server.backends.tensor_batches import Row, checked_rows, non_finite_inputs_named
+from server.backends.tensor_batches import Row, checked_rows, client_errors
 from server.errors import DeviceLostError, DeviceUnavailableError, ModelError
 from server.models.model import ServedModel
 from server.models.tensors.upstream_source import UpstreamModel
@@ -37,7 +37,7 @@ class UpstreamDevice:
             ModelError: it answers another error, or outputs that do not fit the signature or are not a number.
             DeviceUnavailableError: it does not answer, or is not ready.
         """
-        with non_finite_inputs_named(batch.inputs):
+        with client_errors(batch.inputs):
             outputs = self._model.infer(batch.inputs)
             return checked_rows(self._signature, outputs, len(batch.inputs))
 

@@ -37,8 +37,8 @@ class TensorSpec:
 
     Attributes:
         name: the tensor's name.
-        sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 is any size above
-            0. The metadata advertise the first datatype.
+        sample_shapes: shape of one sample by datatype, without the leading batch dimension; -1 is any size, above 0
+            in an input. The metadata advertise the first datatype.
         optional: whether a call may leave the input out.
     """
 
@@ -67,10 +67,18 @@ class TensorSpec:
         """Whether a sample is a vector of floating-point numbers, of which the largest can be named as classes."""
         return DTYPES[self.datatype].kind == "f" and len(self.sample_shape) == 1
 
-    def accepts(self, datatype: str, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape, whose first dimension is the number of samples, matches and is not empty."""
+    def accepts(self, datatype: str, shape: tuple[int, ...], least: int = 1) -> bool:
+        """Whether a tensor of this shape, whose first dimension is the number of samples, matches and has samples.
+
+        Args:
+            datatype: one of `sample_shapes`.
+            shape: of the tensor.
+            least: the least size of a dimension that varies: 0 for outputs, which may have nothing to say.
+        """
         expected = self.sample_shapes[datatype]
-        fits = all(size > 0 and want in (-1, size) for want, size in zip(expected, shape[1:], strict=False))
+        fits = all(
+            size == want or (want == -1 and size >= least) for want, size in zip(expected, shape[1:], strict=False)
+        )
         return len(shape) == len(expected) + 1 and shape[0] > 0 and fits
 
     def __str__(self) -> str:

@@ -314,7 +314,10 @@ def render_infer(
         parameters: Parameters of the response, left out if empty.
 
     Returns:
-        The body and its Inference-Header-Content-Length; None if all of it is JSON, in which NaN and infinity are null.
+        The body and its Inference-Header-Content-Length; None if all of it is JSON.
+
+    Raises:
+        BadInputError: JSON cannot represent an output that is not binary.
     """
     document: dict[str, Any] = {"model_name": model, "model_version": VERSION}
     if call.id:
@@ -340,7 +343,7 @@ def _render_output(
         # no other parameters: the C++ client would read them as a binary size
         entry["parameters"] = {"binary_data_size": len(blobs[-1])}
     else:
-        entry["data"] = to_json(array, datatype)  # flat, since the C++ client reads element by element
+        entry["data"] = to_json(output.name, array, datatype)  # flat, since the C++ client reads element by element
     return entry
 
 

@@ -21,7 +21,7 @@ from server.json_body import parse_object
 from server.models.form import MAX_EXAMPLE, Form, FormField
 from server.models.model import Codec, Inputs, SizePredictor
 from server.models.signature import DTYPES, RAW, Signature, Tensor, TensorSpec
-from server.models.tensors.data import as_array, from_binary, from_json
+from server.models.tensors.data import as_array, from_binary, from_json, to_lists
 from server.models.tensors.size_predictor import LengthPredictor
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
@@ -182,10 +182,12 @@ class TensorCodec(Codec):
         """The outputs of a sample as nested lists, or what the model's own `render` returns.
 
         Raises:
+            BadInputError: JSON cannot represent an output.
             ModelError: the model's own function raised, or returned what is no JSON.
         """
         if not self._renders:
-            return {"outputs": {spec.name: _to_lists(spec, output[spec.name]) for spec in self._signature.outputs}}
+            specs = self._signature.outputs
+            return {"outputs": {each.name: to_lists(each.name, output[each.name], each.datatype) for each in specs}}
         try:
             rendered = self.model.render(output)
             return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
@@ -312,19 +314,6 @@ def _from_raw(spec: TensorSpec, body: bytes | memoryview) -> NDArray[Any]:
     return np.asarray(sample, dtype)
 
 
-def _to_lists(spec: TensorSpec, array: NDArray[Any]) -> Any:
-    """An output of one sample as nested lists; NaN and infinity are null."""
-    if spec.datatype == "BYTES":
-        return _to_text(array.tolist())
-    return array.tolist()
-
-
-def _to_text(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_to_text(item) for item in value]
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 def _synthetic_output(spec: TensorSpec, checksum: int) -> NDArray[Any]:
     """An output of the right shape and datatype: numbers that count up from a checksum."""
     shape, dtype = [max(1, size) for size in spec.sample_shape], DTYPES[spec.datatype]
@@ -365,4 +354,5 @@ def _form_field(spec: TensorSpec, rng: np.random.Generator, varying: int) -> For
 def _example(spec: TensorSpec, rng: np.random.Generator, varying: int) -> Any:
     """A random value of an input, as nested lists; numbers have two decimal places."""
     array = _random(spec, rng, varying)
-    return _to_lists(spec, array.astype(float).round(2) if array.dtype.kind == "f" else array)
+    rounded = array.astype(DTYPES["FP64"]).round(2) if array.dtype.kind == "f" else array
+    return to_lists(spec.name, rounded, "FP64" if rounded is not array else spec.datatype)

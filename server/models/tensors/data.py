@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.errors import BadInputError, TooLargeError, quote
+from server.json_body import NO_NUMBER
 from server.models.signature import DTYPES
 
 _MAX_ELEMENTS = 2**15  # of BYTES in one input; splitting them takes milliseconds
 _BF16_BITS = np.dtype("<u2")
 
+_AS_BINARY = "request it with binary_data by the Open Inference Protocol, or let the model's own render encode it"
 # JSON types by numpy's kind (O: BYTES); bool is not a number
 _JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 
@@ -38,7 +40,7 @@ def from_binary(
     array = np.frombuffer(body, dtype, offset=start).reshape(shape)
     if datatype == "BF16":
         return (array.astype("<u4") << 16).view(DTYPES[datatype])
-    if datatype == "BOOL" and array.view(np.uint8).max() > 1:
+    if datatype == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
         raise BadInputError("a BOOL element is neither 0 nor 1; send one byte 0 or 1 each")
     return array
 
@@ -68,6 +70,8 @@ def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> NDArray[Any] 
     flat = _flatten(data, shape)
     kinds = set(map(type, flat))
     allowed = _JSON_TYPES[DTYPES[datatype].kind]
+    if type(None) in kinds and float in allowed:
+        raise BadInputError(f"`data` of {datatype} holds null; {NO_NUMBER}")
     if not kinds <= allowed:
         raise BadInputError(f"`data` of {datatype} holds {_names(kinds - allowed)}; send {_names(allowed)}")
     return [text.encode() for text in flat] if datatype == "BYTES" else _to_array(flat, datatype).reshape(shape)
@@ -91,7 +95,7 @@ def _flatten(data: Any, shape: tuple[int, ...]) -> list[Any]:
 
 def _to_array(flat: list[Any], datatype: str) -> NDArray[Any]:
     dtype = DTYPES[datatype]
-    if dtype.kind in "ui":
+    if dtype.kind in "ui" and flat:
         bounds = np.iinfo(dtype)
         if min(flat) < bounds.min or max(flat) > bounds.max:
             raise BadInputError(f"a value is outside {datatype}; send {bounds.min} to {bounds.max}")
@@ -115,12 +119,33 @@ def to_binary(array: NDArray[Any], datatype: str) -> bytes:
     return np.where(np.isnan(array), 0x7FC0, rounded >> 16).astype(_BF16_BITS).tobytes()
 
 
-def to_json(array: NDArray[Any], datatype: str) -> Any:
-    """Return a tensor's values as a flat array or list that orjson serialises; bytes have to be UTF-8."""
+def to_json(name: str, array: NDArray[Any], datatype: str) -> Any:
+    """Return the values of an output as a flat array or list that orjson serialises.
+
+    Raises:
+        BadInputError: JSON cannot represent a value: bytes that are not UTF-8, NaN or an infinity.
+    """
     if datatype == "BYTES":
-        items = array.reshape(-1).tolist()
-        return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in items]
-    return np.ascontiguousarray(array, DTYPES[datatype]).reshape(-1)
+        return [_to_text(name, item) for item in array.reshape(-1).tolist()]
+    flat = np.ascontiguousarray(array, DTYPES[datatype]).reshape(-1)
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        raise BadInputError(f"output {name} has NaN or infinities, which JSON cannot represent; {_AS_BINARY}")
+    return flat
+
+
+def to_lists(name: str, array: NDArray[Any], datatype: str) -> Any:
+    """Return the values of an output as nested lists; raises as `to_json`."""
+    flat = to_json(name, array, datatype)
+    if isinstance(flat, list):
+        flat = as_array(flat, (len(flat),))
+    return flat.reshape(array.shape).tolist()
+
+
+def _to_text(name: str, item: bytes | str) -> str:
+    try:
+        return item.decode() if isinstance(item, bytes) else str(item)
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"output {name} has bytes that are no UTF-8 text; {_AS_BINARY}") from error
 
 
 def as_array(data: NDArray[Any] | list[bytes], shape: tuple[int, ...]) -> NDArray[Any]:

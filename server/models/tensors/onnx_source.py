@@ -1,16 +1,17 @@
 """ONNX files, run by ONNX Runtime: NAME=FILE.onnx. Needs the extra `onnx`."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from batchwright.model import Model, Tensor
+from batchwright.model import BadInput, Model, Tensor
 from policies.cpus import available_cpus
 from policies.types import SpecError
-from server.errors import BadInputError, one_line
+from server.errors import one_line
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -21,6 +22,7 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+_SIZES = re.compile(r"shape|dimension|broadcast|axis|rank|out of (data )?bounds", re.IGNORECASE)
 _PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")  # the fastest first
 
 
@@ -38,7 +40,7 @@ class OnnxModel(Model):
             raise SpecError(f"no file {file!r}; give NAME=FILE.onnx")
         session = self._session(("CPUExecutionProvider",), 1)
         self.inputs = {each.name: _tensor(each, f"{file}: input") for each in session.get_inputs()}  # type: ignore[misc]
-        self.outputs = {each.name: _tensor(each, f"{file}: output") for each in session.get_outputs()}  # type: ignore[misc]
+        self.outputs = {each.name: _tensor(each, f"{file}: output", True) for each in session.get_outputs()}  # type: ignore[misc]
         del session
 
     def load(self, device: str) -> None:
@@ -54,12 +56,18 @@ class OnnxModel(Model):
         """Run the session on a batch.
 
         Raises:
-            BadInputError: a string is not UTF-8.
+            BadInput: a string is not UTF-8, or the sizes or values of the inputs do not fit the model or each other.
         """
         for name, tensor in self.inputs.items():
             if tensor.datatype == "BYTES":
                 inputs[name] = _to_text(name, inputs[name])
-        return dict(zip(self.outputs, self._run.run(list(self.outputs), inputs), strict=True))
+        try:
+            found = self._run.run(list(self.outputs), inputs)
+        except Exception as error:
+            if _is_about_inputs(error):
+                raise BadInput(f"the model does not take this sample: {_reason(error)}") from error
+            raise
+        return dict(zip(self.outputs, found, strict=True))
 
     def _session(self, providers: Any, threads: int) -> Any:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at import; its builds report models to Microsoft
@@ -72,7 +80,7 @@ class OnnxModel(Model):
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 3  # errors; warnings are about its own optimisations
+        options.log_severity_level = 4  # it would print between our lines what its exceptions say
         known = onnxruntime.get_available_providers()
         found = [each for each in providers if (each if isinstance(each, str) else each[0]) in known]
         try:
@@ -86,19 +94,34 @@ def _to_text(name: str, array: Any) -> Any:
     try:
         texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1)]
     except UnicodeDecodeError as error:
-        raise BadInputError(f"input {name} has a string that is not UTF-8; send UTF-8") from error
+        raise BadInput(f"input {name} has a string that is not UTF-8; send UTF-8") from error
     return texts
 
 
-def _tensor(described: Any, where: str) -> Tensor:
+def _is_about_inputs(error: Exception) -> bool:
+    """Whether an exception of ONNX Runtime is about sizes or values of inputs, which only clients can know."""
+    kind, text = type(error).__name__, str(error)
+    return kind == "InvalidArgument" or (kind in ("Fail", "RuntimeException") and _SIZES.search(text) is not None)
+
+
+def _reason(error: Exception) -> str:
+    """The last part of a message of ONNX Runtime, without the source file that it begins with."""
+    return one_line(error).rpartition(".cc:")[2].lstrip("0123456789 ")
+
+
+def _tensor(described: Any, where: str, is_output: bool = False) -> Tensor:
     """Datatype and shape of one sample.
+
+    The first dimension of an output may be annotated as 1, as converters do: what the model returns is checked.
 
     Raises:
         SpecError: there is no dynamic batch dimension, or the protocol lacks the datatype.
     """
     if described.type not in _DATATYPES:
-        raise SpecError(f"{where} {described.name} has the type {described.type}; there is {', '.join(_DATATYPES)}")
-    if not described.shape or isinstance(described.shape[0], int):
+        remedy = "; convert it with zipmap=False, which makes it a tensor" if "map" in described.type else ""
+        known = ", ".join(_DATATYPES)
+        raise SpecError(f"{where} {described.name} has the type {described.type}; there is {known}{remedy}")
+    if not described.shape or (isinstance(described.shape[0], int) and not (is_output and described.shape[0] == 1)):
         raise SpecError(
             f"{where} {described.name} has the static shape {described.shape}, so it takes no batches; export it "
             "with a dynamic first dimension, such as dynamic_shapes={'x': {0: 'batch'}}"

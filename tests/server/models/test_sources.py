@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchwright import Model
+from batchwright import BadInput, Model
 from policies.types import SpecError
 from server.errors import BadInputError
 from server.models.sources import read_again, source_of
@@ -340,5 +340,5 @@ def test_strings_of_an_onnx_model_are_utf8(tmp_path: Path) -> None:
     model = source_of(identity_file(tmp_path / "t.onnx", "STRING", ["n", 2])).load("m", "pretrained", 8, 1)[1].make()
     model.load("cpu")
     assert model.run(x=np.array([[b"ab", "é".encode()]], object))["y"].tolist() == [["ab", "é"]]
-    with pytest.raises(BadInputError, match="input x has a string that is not UTF-8"):
+    with pytest.raises(BadInput, match="input x has a string that is not UTF-8"):
         model.run(x=np.array([[b"\xff", b""]], object))

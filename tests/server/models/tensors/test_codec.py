@@ -195,7 +195,10 @@ def test_a_render_that_fails_is_the_models_error() -> None:
 
 
 def test_outputs_are_nested_lists_and_stacked_tensors() -> None:
-    assert CODEC.render(OUTPUT, ()) == {"outputs": {"y": [1.5, float("inf")], "text": ["é"]}}
+    finite = {**OUTPUT, "y": np.array([1.5, 2.0], np.float32)}
+    assert CODEC.render(finite, ()) == {"outputs": {"y": [1.5, 2.0], "text": ["é"]}}
+    with pytest.raises(BadInputError, match="output y has NaN or infinities"):
+        CODEC.render(OUTPUT, ())
     stacked = CODEC.stack([OUTPUT, OUTPUT])
     assert (stacked["y"].shape, stacked["text"].shape) == ((2, 2), (2, 1))
     assert CODEC.stack([OUTPUT])["y"].shape == (1, 2)

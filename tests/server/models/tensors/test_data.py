@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.errors import BadInputError, TooLargeError
 from server.models.signature import TensorSpec
-from server.models.tensors.data import from_binary, from_json, to_binary, to_json
+from server.models.tensors.data import from_binary, from_json, to_binary, to_json, to_lists
 
 VALUES: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
     "BOOL": np.array([[True, False]]),
@@ -55,9 +55,30 @@ def test_binary_bf16_is_the_upper_half_of_fp32_rounded_to_the_nearest() -> None:
 
 @pytest.mark.parametrize("datatype", VALUES)
 def test_values_of_every_datatype_are_written_as_json(datatype: str) -> None:
-    written = orjson.loads(orjson.dumps(to_json(VALUES[datatype], datatype), option=orjson.OPT_SERIALIZE_NUMPY))
-    expected = [None if isinstance(x, float) and np.isinf(x) else x for x in VALUES[datatype].ravel().tolist()]
-    assert written == pytest.approx(expected)
+    array = VALUES[datatype]
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        with pytest.raises(BadInputError, match=r"output y has NaN or infinities, .*; request it with binary_data"):
+            to_json("y", array, datatype)
+        array = np.where(np.isinf(array), 0, array)
+    written = orjson.loads(orjson.dumps(to_json("y", array, datatype), option=orjson.OPT_SERIALIZE_NUMPY))
+    assert written == pytest.approx(array.ravel().tolist())
+    assert to_lists("y", array, datatype) == array.tolist()
+
+
+def test_bytes_that_are_no_text_are_not_written_as_json() -> None:
+    texts = np.array([b"a\0b\0", "é", "é".encode(), b""], object)
+    assert to_json("y", texts, "BYTES") == ["a\0b\0", "é", "é", ""]
+    with pytest.raises(BadInputError, match=r"output y has bytes that are no UTF-8 text; request it with binary_data"):
+        to_json("y", np.array([b"\xff"], object), "BYTES")
+
+
+def test_nothing_is_written_and_read_in_every_datatype() -> None:
+    for datatype, values in VALUES.items():
+        empty = np.empty((2, 0, 4), values.dtype)
+        assert to_binary(empty, datatype) == b""
+        assert to_lists("y", empty, datatype) == [[], []]
+        assert len(from_binary(b"", 0, datatype, (2, 0, 4))) in (0, 2)
+        assert len(from_json([], datatype, (2, 0, 4))) in (0, 2)
 
 
 @pytest.mark.parametrize(
