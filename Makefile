@@ -124,11 +124,12 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 
 # On a machine without the package index the wheels of scripts/fetch-wheels are unpacked first.
 gpu:  ## on a machine with a GPU: check and measure everything in one call of at most 470 s (ARGS=--second: 180 s more; OUT=folder)
-	@if test -x $(BIN)/python; then python=$(BIN)/python; else python=$(PYTHON); fi; \
+	@began=$$(cut -d' ' -f1 /proc/uptime); \
+	if test -x $(BIN)/python; then python=$(BIN)/python; else python=$(PYTHON); fi; \
 	if test -d .whl && test ! -x $(BIN)/python; then \
 		$$python -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl; \
 		export PYTHONPATH=.:/tmp/site; fi; \
-	exec $$python -m benchmarks.gpu $(if $(OUT),--out $(OUT)) $(ARGS)
+	exec $$python -m benchmarks.gpu --began $$began $(if $(OUT),--out $(OUT)) $(ARGS)
 
 gpu-page:  ## tables, figures and profiles of the records of make gpu, also of a call that was stopped (OUT=folder)
 	$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu.page $(OUT)

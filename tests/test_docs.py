@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 APPS = [solve_policy, serve_model, profile_model, generate_load]
 OURS = {option for app in APPS for param in typer.main.get_command(app).params for option in param.opts} | {"--help"}
-OTHERS = {  # of curl, docker, kubectl, nvidia-smi, ray, build, prometheus and benchmarks/gpu.py
-    *("--head", "--target", "--stage", "--models", "--rehearse", "--out", "--wheel", "--storage", "--web"),
+OTHERS = {  # of curl, docker, kubectl, nvidia-smi, ray, build, prometheus and benchmarks/gpu
+    *("--head", "--target", "--second", "--rehearse", "--wheel", "--storage", "--web"),
     *("--cacert", "--data", "--data-binary", "--build", "--from-file", "--format", "--persistence-mode"),
     *("--query-supported-clocks", "--lock-gpu-clocks", "--reset-gpu-clocks"),
 }

@@ -5,20 +5,22 @@ is set to 0: centred logits would have the rounding errors of larger ones.
 """
 
 import argparse
-import asyncio
 import json
 import mmap
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import uvloop
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -34,7 +36,7 @@ from server.backends.cuda.graph import GraphDevice
 from server.backends.cuda.networks import (
     ChoiceKey,
     Network,
-    choose,
+    compare,
     implementations,
     reference_batches,
     seconds_per_batch,
@@ -43,19 +45,20 @@ from server.backends.cuda.page_locked import PageLocked
 from server.backends.cuda.runtime import CudaRuntime, Runtime
 from server.backends.executor import Batch, ThreadExecutor, uploaded
 from server.backends.model_devices import ModelDevices
-from server.backends.torch_device import device_settings, resolve_device
+from server.backends.torch_device import Precision, device_settings, resolve_device
 from server.backends.torch_images import place
 from server.backends.warm_up import warm_up
 from server.energy.meters import NoMeter
+from server.errors import one_line
 from server.models.images.codec import ImageCodec
 from server.models.images.torchvision_source import PixelNet, load_image_model
 from server.models.model import ServedModel
 
-PARTS = "idle", "implementations", "outputs", "times", "energies"
+PARTS = "idle", "placement", "implementations", "outputs", "times", "energies"
 CHECKED = 16  # batch size of the loads with gaps
 SHARES = 0.2, 0.5, 0.8  # of the time in service, of these loads
 _TOLERANCE = 0.2  # of the logits of an implementation in fp16
-_OUTPUTS = 1, 8  # batch sizes whose outputs are compared, besides the largest
+_OUTPUTS = 8, 1  # batch sizes whose outputs are compared after the largest
 _SETTLE, _WINDOW = 0.3, 2.0  # s; the power sensor of an H100 samples a quarter of the time
 _REGISTERED = 64 * 2**20  # bytes of shared memory
 _REPEATS = 200  # of a wait
@@ -69,6 +72,7 @@ class Call:
     Attributes:
         models: of torchvision; the first one is served later, and its energies are measured first.
         largest: batch size.
+        references: samples whose outputs are computed on the CPU, too.
         eager: whether fused implementations and cuDNN's search are left out.
         rehearse: whether the CPU stands for the GPU.
         until: the end of each part, s of time.monotonic.
@@ -76,18 +80,19 @@ class Call:
 
     models: tuple[str, ...]
     largest: int
+    references: int
     eager: bool
     rehearse: bool
     until: dict[str, float]
 
 
 class RehearsalRuntime:
-    """A Runtime on the CPU that does everything at once, and whose graphs are the calls themselves."""
+    """A synchronous Runtime on the CPU, whose `capture` returns the function."""
 
     device = torch.device("cpu")
 
     class Done:
-        """The end of what was done at once."""
+        """An event that has happened."""
 
         def query(self) -> bool:
             """True."""
@@ -115,18 +120,18 @@ class RehearsalRuntime:
         """Copy."""
         destination.copy_(source)
 
-    def spoil_free_memory(self) -> None:
+    def poison_free_memory(self) -> None:
         """Do nothing."""
 
     def wait_for(self, copy: Any) -> None:
         """Return."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], object]:
-        """Return the call."""
+        """Return the function."""
         return run
 
     def record(self) -> Done:
-        """Return what is done."""
+        """Return an event."""
         return self.Done()
 
 
@@ -138,8 +143,9 @@ class Loaded:
         served: the model.
         net: its network, on the device from the second part on.
         samples: as many as the largest batch has.
-        expected: their logits in fp32 on the CPU.
+        expected: the logits of the first ones in fp32 on the CPU.
         network: the implementation that is served.
+        precision: on the device.
         device: runs its batches, in the executor's thread.
     """
 
@@ -148,6 +154,7 @@ class Loaded:
     samples: list[Any]
     expected: NDArray[np.float32]
     network: Network
+    precision: Precision = "fp32"
     device: GraphDevice | None = None
     executor: ThreadExecutor | None = None
 
@@ -173,21 +180,32 @@ class Measurement:
         self._loaded: dict[str, Loaded] = {}
 
     def idle(self) -> None:
-        """Measure idle power with the context open, while the CPU loads models and computes what they should answer."""
+        """Measure idle power with the context open, while the CPU loads models and computes the expected logits."""
         began = time.monotonic() + 1.0
         for name in self._call.models:
-            self._loaded[name] = load(name, self._call.largest)
+            self._loaded[name] = load(name, self._call.largest, self._call.references)
         if not self._call.rehearse:
             time.sleep(max(0.0, self._call.until["idle"] - time.monotonic()))
-        self._recorder.add("idle", begin=began, end=max(began, time.monotonic() - 0.2))
+        if (end := time.monotonic() - 0.2) > began:
+            self._recorder.add("idle", begin=began, end=end)
+
+    def placement(self) -> None:
+        """Move the networks to the device; one that fails is left out."""
+        for name in [*self._loaded]:
+            model = self._loaded[name]
+            try:
+                model.precision = place(model.served, model.net, self._place)
+            except Exception as error:  # noqa: BLE001  (the other model is measured)
+                del self._loaded[name]
+                self._recorder.add("unplaced", model=name, failed=f"{type(error).__name__}: {one_line(error)}")
+        if self._place.type == "cuda":
+            torch.cuda.synchronize(self._place)
 
     def implementations(self) -> None:
-        """Move the networks to the device; measure implementations, and what a wait and shared memory take there."""
+        """Measure the implementations of the networks, and what a wait and shared memory take on the device."""
         for model in self._loaded.values():
-            precision = place(model.served, model.net, self._place)
-            self._synchronize()
             if not self._call.eager and time.monotonic() < self._call.until["implementations"]:
-                self._compare(model, ChoiceKey(model.served.name, self.name, precision))
+                self._compare(model, ChoiceKey(model.served.name, self.name, model.precision))
         self._recorder.add("wait", **self._waits())
         if not self._call.rehearse:
             self._recorder.add("registration", **_registration())
@@ -196,7 +214,7 @@ class Measurement:
         """Compare outputs of batches through slots and graphs with the CPU's, also with those of other samples."""
         for model in self._loaded.values():
             device, executor = model.running(self._runtime)
-            for size in dict.fromkeys((*(min(size, self._call.largest) for size in _OUTPUTS), self._call.largest)):
+            for size in dict.fromkeys(min(size, len(model.expected)) for size in (self._call.largest, *_OUTPUTS)):
                 outputs = executor.call(partial(_serve, executor, device, model, size)).result()
                 expected = model.expected[:size]
                 self._recorder.add(
@@ -209,11 +227,11 @@ class Measurement:
         for left, model in zip(range(len(self._loaded), 0, -1), self._loaded.values(), strict=True):
             device, executor = model.running(self._runtime)
             sizes, began = bucket_sizes(self._call.largest), time.monotonic()
-            asyncio.run(warm_up(executor, model.served, sizes))
+            uvloop.run(warm_up(executor, model.served, sizes))
             warm = time.monotonic()
             plan = times_plan(self._call.largest, max(1.0, (until - warm) / left))
             subject = self._subject(model)
-            measured = asyncio.run(measure_service_times(subject, plan, np.random.default_rng(0), lambda share: None))
+            measured = uvloop.run(measure_service_times(subject, plan, np.random.default_rng(0), lambda share: None))
             name = f"{model.served.name}-{cache.slug(self.name).removeprefix('nvidia-')}"
             versions = ", ".join(f"{package} {number}" for package, number in cache.package_versions().items())
             settings = device_settings(self._place, optimise="eager" if self._call.eager else "auto")
@@ -235,16 +253,16 @@ class Measurement:
         largest = self._call.largest
         sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest] + [largest]
         first, *others = self._loaded
-        checked = min(CHECKED, largest)
-        visits = [(first, size, 1.0) for size in (*sizes, *sizes[::-1])]
-        visits += [(first, checked, share) for share in SHARES]
-        for other in others:
-            visits += [(other, size, 1.0) for size in (*sizes, *sizes[:: max(1, len(sizes) // 3)])]
-        for number, (name, size, share) in enumerate(visits):
+        visits = [(first, size, 1.0) for size in sizes]
+        visits += [(first, min(CHECKED, largest), share) for share in SHARES]
+        enough = len(visits)  # for policies
+        visits += [(other, size, 1.0) for other in others for size in sizes]
+        visits += [(name, size, 1.0) for name in self._loaded for size in sizes[::-1]]
+        for number, (name, size, share) in enumerate(visits, 1):
             if time.monotonic() + _SETTLE + _WINDOW > until:
-                raise TimeoutError(f"{len(visits) - number} of {len(visits)} windows were left out")
+                raise TimeoutError(f"{len(visits) - number + 1} of {len(visits)} windows were left out")
             self._window(name, size, share)
-            if name == first and number + 1 == len([visit for visit in visits if visit[0] == first]):
+            if number == enough:
                 self._recorder.add("measured", model=first)
 
     def _window(self, name: str, size: int, share: float) -> None:
@@ -287,7 +305,7 @@ class Measurement:
                 values |= {"seconds": time.monotonic() - began, "search": torch.backends.cudnn.benchmark}
                 self._recorder.add("implementation", model=key.model, name=name, **values)
 
-        choice = choose(known, measure)
+        choice = compare(known, measure)
         if choice is not None:
             model.network = choice.network
             key.store(choice.name, choice.times)  # the server serves it, too
@@ -299,13 +317,14 @@ class Measurement:
             return {"blocking_us": 0.0, "spinning_us": 0.0}
         found = {}
         for kind, blocking in (("blocking_us", True), ("spinning_us", False)):
-            event = torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
-            began = time.perf_counter()
+            event, times = torch.cuda.Event(blocking=blocking), []  # type: ignore[no-untyped-call]
             for _ in range(_REPEATS):
+                began = time.perf_counter()
                 x.add_(1.0)
                 event.record()
                 event.synchronize()
-            found[kind] = 1e6 * (time.perf_counter() - began) / _REPEATS
+                times.append(time.perf_counter() - began)
+            found[kind] = 1e6 * statistics.median(times)
         return found
 
     def _replay_seconds(self, device: GraphDevice, size: int) -> float:
@@ -322,20 +341,16 @@ class Measurement:
                 best = min(best, (time.perf_counter() - began) / _REPLAYS)
         return best
 
-    def _synchronize(self) -> None:
-        if self._place.type == "cuda":
-            torch.cuda.synchronize(self._place)
 
-
-def load(name: str, largest: int) -> Loaded:
-    """Load a model with random weights, and compute the logits of as many samples as the largest batch has."""
+def load(name: str, largest: int, references: int) -> Loaded:
+    """Load a model with random weights, make as many samples as the largest batch has, and compute logits of some."""
     served, net = load_image_model(name, "random", largest)
     for classifier in [module for module in net.modules() if isinstance(module, nn.Linear)][-1:]:
         with torch.no_grad():
             classifier.bias.zero_()
     samples = served.codec.synthetic_samples(largest, np.random.default_rng(1))
     with torch.inference_mode():
-        expected = net(torch.from_numpy(np.stack(samples))).numpy()
+        expected = net(torch.from_numpy(np.stack(samples[:references]))).numpy()
     return Loaded(served, net, samples, expected, net)
 
 
@@ -380,7 +395,7 @@ def main() -> None:
     measurement = Measurement(call, recorder)
     recorder.add("device", name=measurement.name)
     for part in PARTS:
-        recorder.part(part, call.until[part], getattr(measurement, part))
+        recorder.part(part, call.until.get(part, inf), getattr(measurement, part))
 
 
 if __name__ == "__main__":

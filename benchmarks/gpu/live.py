@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ _FIRST_RATE, _FACTOR = 2000.0, 1.6  # 1/s; the offered rate grows by this factor
 _CELL, _RAMP_CELL = 3.0, 2.0  # s
 _SPAWN = 3.0  # s that a cell takes besides
 _KEPT = 0.95  # share of the offered rate that an answered cell reaches
-_GIVE_UP = 5.0
+_GIVE_UP = 2.0  # s that a client waits; an overloaded server has as many connections open as come in this time
+_START = 45.0  # s in which a server has to be ready
 _PR_SET_PDEATHSIG = 1
 
 
@@ -64,25 +65,28 @@ class Deployment:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any) -> Any:
-    """Start a process in a session of its own, which ends when this process does, however that ends."""
-    libc = ctypes.CDLL(None)
+    """Start a process, with as many open files as allowed, that ends when this process does, however that ends."""
+    libc, (_, files) = ctypes.CDLL(None), resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def end_with_parent() -> None:
+    def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     return subprocess.Popen(
         command,
         env=os.environ | dict(environment or {}),
-        start_new_session=True,
-        preexec_fn=end_with_parent,  # noqa: PLW1509  (no other thread holds a lock that it needs)
+        preexec_fn=prepare,  # noqa: PLW1509  (no other thread holds a lock that it needs)
         **options,
     )
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:
     """Kill a process with all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
     process.wait()
     if process.stderr is not None:
         process.stderr.close()
@@ -96,6 +100,7 @@ class ServerProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._began = time.monotonic()
         self._name = command[2]  # of python -m MODULE
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (it is closed with the process)
         self.process = start(command, environment, stdout=self._log, stderr=self._log)
@@ -104,8 +109,10 @@ class ServerProcess:
         """Wait until it answers a request.
 
         Raises:
-            RuntimeError: it ended, or does not answer at an instant, s of time.monotonic; with the end of its log.
+            RuntimeError: it ended, or does not answer `_START` s after its start, or at an instant, s of
+                time.monotonic; with the end of its log.
         """
+        until = min(until, self._began + _START)
         while not answers(request, timeout=5.0):
             if self.process.poll() is not None or time.monotonic() > until:
                 self._log.seek(0)
@@ -189,7 +196,7 @@ def measure_server(
     rates: Rates,
     until: float,
 ) -> None:
-    """Measure our server: growing rates up to its limit, then three rates with each policy.
+    """Measure our server: growing rates up to its limit, then three rates with each policy; one that fails is left out.
 
     A server takes a policy file at its start only. So it starts once for each, and the first one serves
     the other policies, too.
@@ -203,10 +210,8 @@ def measure_server(
         until: end of this part, s of time.monotonic.
     """
     known = Profile.load(profile)
-    files = chain(((name, str(path)) for name, path in policies), [("greedy", "greedy")])
-    for name, spec in files:
-        if rates.best is not None and name == "greedy":
-            return  # it was measured with the first of the others
+
+    def measure(name: str, spec: str) -> None:
         with _our_server(deployment, profile, spec, until) as server:
             target = LoadTarget(server.url, pixels=True, give_up_after=_GIVE_UP, precise=True)
             others = []
@@ -221,6 +226,11 @@ def measure_server(
                         raise TimeoutError(f"the cells from {policy} at {rate:.0f}/s on were left out")
                     cell = measure_cell(server.process.pid, target, rate, _CELL, slo_ms(known))
                     recorder.add("cell", server=OURS, network=_network(deployment), policy=policy, **cell)
+
+    for name, path in policies:
+        recorder.part(f"{OURS}, {name}", until, partial(measure, name, str(path)))
+    if rates.best is None:  # else it was measured with the first of the others
+        recorder.part(f"{OURS}, greedy", until, partial(measure, "greedy", "greedy"))
 
 
 def _find_limit(
@@ -255,12 +265,16 @@ def _network(deployment: Deployment) -> str:
 def measure_peers(deployment: Deployment, recorder: Recorder, rates: Rates, until: float) -> None:
     """Measure the peers with captured graphs at three rates, then without at the middle one, while there is time.
 
-    All of them start together, so that their imports and captures overlap, and idle until it is their turn.
+    All of them start together, so that their imports and captures overlap. The first one is measured when all are ready
+    or have failed.
     """
     for optimise, chosen in ((deployment.optimise, rates.loads()), ("none", rates.loads()[1:2])):
         served = replace(deployment, optimise=optimise)
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             peers = {name: stack.enter_context(contextlib.closing(_Peer(name, served, Path(folder)))) for name in PEERS}
+            for peer in peers.values():
+                with contextlib.suppress(RuntimeError):  # it is reported when it is its turn
+                    peer.await_ready(peer.request, until)
             for name, peer in peers.items():
                 measure = partial(_measure_peer, name, peer, served, chosen, recorder, until)
                 recorder.part(f"{name}, {_network(served)}", until, measure)
@@ -273,6 +287,7 @@ class _Peer(ServerProcess):
     Attributes:
         url: that takes an image.
         body: a file with an image as this peer takes it.
+        request: with that body.
     """
 
     def __init__(self, name: str, deployment: Deployment, folder: Path) -> None:
@@ -282,6 +297,8 @@ class _Peer(ServerProcess):
         pixels = b"".join(bytes([value % 251]) * (3 * 28) for value in range(_PIXELS // (3 * 28)))
         self.body = folder / ("image.json" if encoded else "image.bin")
         self.body.write_bytes(json.dumps({"image": base64.b64encode(pixels).decode()}).encode() if encoded else pixels)
+        kind = "application/json" if encoded else "application/octet-stream"
+        self.request = urllib.request.Request(self.url, self.body.read_bytes(), {"Content-Type": kind})
         environment = {f"PEER_{key.upper()}": str(value) for key, value in asdict(deployment).items()}
         super().__init__([sys.executable, "-m", module, "--port", str(port)], environment)
 
@@ -289,12 +306,12 @@ class _Peer(ServerProcess):
 def _measure_peer(
     name: str, peer: _Peer, deployment: Deployment, chosen: Sequence[float], recorder: Recorder, until: float
 ) -> None:
-    kind = "application/json" if peer.body.suffix == ".json" else "application/octet-stream"
-    request = urllib.request.Request(peer.url, peer.body.read_bytes(), {"Content-Type": kind})
-    peer.await_ready(request, until)
+    peer.await_ready(peer.request, until)
     target = LoadTarget(peer.url, give_up_after=_GIVE_UP, precise=True, bodies=[peer.body])
     for rate in chosen:
         if time.monotonic() + _CELL + _SPAWN > until:
             raise TimeoutError(f"the cells from {rate:.0f}/s on were left out")
         cell = measure_cell(peer.process.pid, target, rate, _CELL, None)
         recorder.add("cell", server=name, network=_network(deployment), policy="its own", **cell)
+        if (cell["throughput_hz"] or 0.0) < _KEPT * rate:
+            return  # a higher rate would say no more

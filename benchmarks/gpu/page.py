@@ -28,33 +28,34 @@ from profiler.energy_plan import EnergyPlan
 from profiler.energy_sweep import EnergySweep, LoadPoint
 from server.energy.meters import EnergyMeter
 
-_METER = SimpleNamespace(source="nvml", about="NVML's energy counter, sampled 20 times a second")
+_BOUND = 0.04  # of the relative error of outputs in fp16
 _WINDOWS = Windows(0.3, 2.0, 1)
 _SIZES = 1, 2, 4, 8, 16, 32, 64, 128
 _REQUESTS = 50_000  # of a simulation
 
 
-def last_call(records: Sequence[Record], model: str) -> list[Record]:
-    """The records of the last call that measured a model."""
-    calls: list[list[Record]] = []
-    for record in records:
-        if record["kind"] == "call":
-            calls.append([])
-        if calls:
-            calls[-1].append(record)
-    found = [call for call in calls if any(each["kind"] == "times" and each["model"] == model for each in call)]
-    return found[-1] if found else []
+def calls(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """The records of each call, of which the first one says what it is."""
+    begins = [index for index, record in enumerate(records) if record["kind"] == "call"]
+    for begin, end in zip(begins, [*begins[1:], len(records)], strict=True):
+        yield [*records[begin:end]]
 
 
-def profile_of(records: Sequence[Record], samples: Samples, model: str) -> Profile | None:
-    """A model's profile, with energies if those of its smallest and largest batch are there; None without times."""
-    call = last_call(records, model)
+def samples_of(call: Sequence[Record], folder: Path) -> Samples:
+    """The samples of a call: another one may have run on another machine, with another clock."""
+    return Samples.read(folder / call[0]["samples"])
+
+
+def profile_of(call: Sequence[Record], folder: Path, model: str) -> Profile | None:
+    """A model's profile by a call, with energies if its smallest and largest batch have them; None without times."""
+    samples = samples_of(call, folder)
     times = [record for record in call if record["kind"] == "times" and record["model"] == model]
     if not times:
         return None
     profile = parse_profile(json.dumps(times[-1]["profile"]), model)
     sweep = sweep_of(call, samples, model, profile)
-    return profile if sweep is None else sweep.apply_to(profile, cast(EnergyMeter, _METER))
+    meter = SimpleNamespace(source="nvml", about=samples.about)
+    return profile if sweep is None else sweep.apply_to(profile, cast(EnergyMeter, meter))
 
 
 def sweep_of(call: Sequence[Record], samples: Samples, model: str, profile: Profile) -> EnergySweep | None:
@@ -96,34 +97,32 @@ def _load_point(windows: Sequence[Record], samples: Samples) -> LoadPoint | None
 
 def write_page(folder: Path) -> None:
     """Write report.md, gpu.png, and the profile of each model, into the folder of the records."""
-    records, samples = read_records(folder), Samples.read(folder)
-    models = list(dict.fromkeys(record["model"] for record in records if record["kind"] == "times"))
-    profiles = {model: found for model in models if (found := profile_of(records, samples, model)) is not None}
-    for model, profile in profiles.items():
-        (folder / f"{model}.profile.json").write_text(profile.to_json())
-    cells = [cell for call in _calls(records) for cell in predicted_cells(call, samples, profiles)]
-    text = "\n\n".join(_report(records, samples, profiles, cells)) + "\n"
+    found = [*calls(read_records(folder))]
+    profiles: dict[str, Profile] = {}  # of the last call that measured the model
+    for call in found:
+        for model in dict.fromkeys(record["model"] for record in call if record["kind"] == "times"):
+            profile = profile_of(call, folder, model)
+            if profile is not None:
+                profiles[model] = profile
+                (folder / f"{model}.profile.json").write_text(profile.to_json())
+    cells = [cell for call in found for cell in predicted_cells(call, folder)]
+    parts = (*(part for call in found for part in _report(call, folder)), _cells(cells))
+    text = "\n\n".join(filter(None, parts)) + "\n"
     (folder / "report.md").write_text(text)
     print(text)
     if profiles:
         draw(profiles, cells, folder / "gpu.png")
 
 
-def _calls(records: Sequence[Record]) -> Iterator[list[Record]]:
-    begins = [index for index, record in enumerate(records) if record["kind"] == "call"]
-    for begin, end in zip(begins, [*begins[1:], len(records)], strict=True):
-        yield [*records[begin:end]]
-
-
-def predicted_cells(call: Sequence[Record], samples: Samples, profiles: dict[str, Profile]) -> list[dict[str, Any]]:
+def predicted_cells(call: Sequence[Record], folder: Path) -> list[dict[str, Any]]:
     """The cells of a call with measured power, W, and those of our server with what a simulation predicts."""
-    model = call[0]["models"][0]
+    model, samples = call[0]["models"][0], samples_of(call, folder)
+    profile = profile_of(call, folder, model)
     documents = {record["name"]: record["document"] for record in call if record.get("document")}
     found = []
     for record in call:
         if record["kind"] == "cell":
             cell = {**record, "model": model, "power_w": samples.power(record["begin"], record["end"])}
-            profile = profiles.get(model)
             if record["server"] == OURS and profile is not None:
                 cell |= _prediction(profile, record["policy"], documents, record["rate"])
             found.append(cell)
@@ -146,35 +145,37 @@ def _prediction(profile: Profile, policy: str, documents: dict[str, Any], rate: 
     return {"predicted_ms": simulated.mean_ms, "predicted_p95_ms": simulated.p95_ms, **power}
 
 
-def _report(
-    records: Sequence[Record], samples: Samples, profiles: dict[str, Profile], cells: Sequence[dict[str, Any]]
-) -> Iterator[str]:
-    for call in _calls(records):
-        first = call[0]
-        versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
-        yield f"{first['device']}, {first['date']}: {', '.join(first['models'])}; {versions}."
-        parts = [(each["name"], each["seconds"], each.get("failed", "-")) for each in _of(call, "part")]
-        yield _table(("part", "s", "not measured, because"), parts)
-        implementations = [
-            (each["model"], each["name"], _number(each.get("ms")), each["seconds"], each["search"], each.get("failed"))
-            for each in _of(call, "implementation")
-        ]
-        yield _table(("model", "implementation", "ms a batch", "s to measure", "search", "failed"), implementations)
-        yield from _facts(call)
-        outputs = [
-            (each["model"], each["batch_size"], each["relative_l2"], each["mixed_up"]) for each in _of(call, "outputs")
-        ]
-        yield _table(("model", "b", "relative L2 from fp32", "samples mixed up"), outputs)
-        for model in dict.fromkeys(each["model"] for each in _of(call, "times")):
-            yield from _profile(call, samples, profiles[model])
-        limits = [
-            (each["rate"], each["throughput_hz"], each["p99_ms"], each["busiest_process"])
-            for each in _of(call, "limit")
-        ]
-        yield _table(("offered, 1/s", "answered, 1/s", "p99, ms", "busiest process, CPUs"), limits)
-        solved = [(each["name"], each["seconds"], each.get("failed")) for each in _of(call, "policy")]
-        yield _table(("policy", "s to solve", "failed"), solved)
-    yield _cells(cells)
+def _report(call: Sequence[Record], folder: Path) -> Iterator[str]:
+    first, samples = call[0], samples_of(call, folder)
+    versions = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
+    yield f"{first['device']}, {first['date']}: {', '.join(first['models'])}; {versions}."
+    parts = [(each["name"], each["seconds"], each.get("failed", "-")) for each in _of(call, "part")]
+    yield _table(("part", "s", "not measured, because"), parts)
+    implementations = [
+        (each["model"], each["name"], _number(each.get("ms")), each["seconds"], each["search"], each.get("failed"))
+        for each in _of(call, "implementation")
+    ]
+    yield _table(("model", "implementation", "ms a batch", "s to measure", "search", "failed"), implementations)
+    yield from _facts(call)
+    outputs = [
+        (each["model"], each["batch_size"], each["relative_l2"], each["mixed_up"], _verdict(each))
+        for each in _of(call, "outputs")
+    ]
+    yield _table(("model", "b", "relative L2 from fp32", "samples mixed up", "verdict"), outputs)
+    for model in dict.fromkeys(each["model"] for each in _of(call, "times")):
+        profile = profile_of(call, folder, model)
+        assert profile is not None
+        yield from _profile(call, samples, profile)
+    limits = [
+        (each["rate"], each["throughput_hz"], each["p99_ms"], each["busiest_process"]) for each in _of(call, "limit")
+    ]
+    yield _table(("offered, 1/s", "throughput, 1/s", "p99, ms", "busiest process, CPUs"), limits)
+    solved = [(each["name"], each["seconds"], each.get("failed")) for each in _of(call, "policy")]
+    yield _table(("policy", "s to solve", "failed"), solved)
+
+
+def _verdict(outputs: Record) -> str:
+    return "right" if outputs["relative_l2"] <= _BOUND and not outputs["mixed_up"] else "WRONG"
 
 
 def _of(call: Sequence[Record], kind: str) -> list[Record]:
@@ -232,9 +233,9 @@ def _cells(cells: Sequence[dict[str, Any]]) -> str:
             1e3 * cell["cpu_s"] / cell["ok"] if cell["ok"] else None, cell["busiest_process"], cell["send_lag_p99_ms"],
         ))  # fmt: skip
     head = (
-        *("server", "network", "policy", "offered, 1/s", "answered, 1/s", "mean, ms", "predicted", "p95, ms"),
-        *("predicted", "share in time", "W", "predicted", "mJ each", "mean batch", "CPU s for 1000"),
-        *("busiest process, CPUs", "client late, p99 ms"),
+        *("server", "network", "policy", "offered, 1/s", "throughput, 1/s", "mean, ms", "predicted", "p95, ms"),
+        *("predicted", "share within SLO", "W", "predicted", "mJ a request", "mean batch", "CPU s for 1000 requests"),
+        *("busiest process, CPUs", "send lag, p99 ms"),
     )
     return _table(head, rows)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from profiler.conditions import Conditions
 
-RECORDS, SAMPLES = "records.jsonl", "samples.csv"
+RECORDS = "records.jsonl"
 COLUMNS = "time", "joules", "watts", "clock", "memory_clock", "temperature", "throttle"
 Record = dict[str, Any]
 _REASON = 600  # characters of a failure, whose end is kept: it may be a server's log
@@ -70,36 +70,41 @@ class Samples:
     Attributes:
         times: s of time.monotonic.
         joules: the energy counter, or the integral of the power where there is none.
+        about: which of them.
         conditions: clocks, temperature and throttling.
     """
 
     times: NDArray[np.float64]
     joules: NDArray[np.float64]
     conditions: tuple[Conditions, ...]
+    about: str = "NVML's energy counter, sampled 20 times a second"
 
     @classmethod
-    def read(cls, folder: Path) -> "Samples":
-        """Read a folder's samples, without a row that was cut off."""
+    def read(cls, path: Path) -> "Samples":
+        """Read the samples of a call, without a row that was cut off; none without a file."""
         rows = list[list[float]]()
-        with suppress(FileNotFoundError), (folder / SAMPLES).open() as file:
+        with suppress(FileNotFoundError), path.open() as file:
             for row in csv.reader(file):
                 with suppress(ValueError):
                     rows.append([float(value) for value in row])
         table = np.array([row for row in rows if len(row) == len(COLUMNS)]).reshape(-1, len(COLUMNS))
+        counted, powered = ~np.isnan(table[:, 1]), ~np.isnan(table[:, 2])
+        table = table[counted if counted.any() else powered]  # a reading may fail now and then
         times, joules, watts = table[:, 0], table[:, 1], table[:, 2]
-        if len(table) and np.isnan(joules).any():
-            joules = np.concatenate([[0.0], np.cumsum(np.diff(times) * (watts[1:] + watts[:-1]) / 2)])
         conditions = tuple(Conditions(*(int(value) for value in row)) for row in table[:, 3:])
-        return cls(times, joules, conditions)
+        if counted.any() or not len(table):
+            return cls(times, joules, conditions)
+        joules = np.concatenate([[0.0], np.cumsum(np.diff(times) * (watts[1:] + watts[:-1]) / 2)])
+        return cls(times, joules, conditions, "NVML's power, sampled 20 times a second and integrated")
 
     def energy(self, begin: float, end: float) -> float | None:
-        """Energy between two instants, J; None where the samples do not cover them.
+        """Energy between two instants, J; None where the samples do not cover them, or the window is empty.
 
         The counter steps about every 100 ms. Between the samples at which it has changed it is taken as linear.
         """
         changed = np.flatnonzero(np.diff(self.joules, prepend=-np.inf) > 0)
         times, joules = self.times[changed], self.joules[changed]
-        if len(times) < 2 or begin < times[0] or end > times[-1]:
+        if len(times) < 2 or begin < times[0] or end > times[-1] or end <= begin:
             return None
         first, last = np.interp([begin, end], times, joules)
         return float(last - first)

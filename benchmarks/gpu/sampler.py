@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.gpu.records import SAMPLES
 from profiler.preflight import PynvmlGpu
 from server.energy.nvml import NvmlError, PynvmlBoard
 
@@ -72,11 +71,11 @@ def sample(read: Read, path: Path, until: float) -> None:
 def main() -> None:
     """Sample until --until."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--file", type=Path, required=True, help="to which rows are appended")
     parser.add_argument("--until", type=float, required=True, help="s of time.monotonic")
     parser.add_argument("--rehearse", action="store_true")
     chosen = parser.parse_args()
-    sample(rehearsal_reader() if chosen.rehearse else nvml_reader(), chosen.out / SAMPLES, chosen.until)
+    sample(rehearsal_reader() if chosen.rehearse else nvml_reader(), chosen.file, chosen.until)
 
 
 if __name__ == "__main__":

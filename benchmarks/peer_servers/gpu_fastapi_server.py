@@ -1,4 +1,4 @@
-"""A minimal FastAPI batcher on a GPU: it launches all that waits whenever the device is free. POST /predict: pixels."""
+"""A minimal FastAPI batcher on a GPU, which launches all queued requests when it is free. POST /predict: pixels."""
 
 import argparse
 import asyncio
@@ -25,9 +25,13 @@ def create() -> FastAPI:
             batch, waiting[:] = waiting[:LARGEST], waiting[LARGEST:]
             if not waiting:
                 arrived.clear()
-            answers = await loop.run_in_executor(pool, network.run, [image for image, _ in batch])
-            for (_, future), answer in zip(batch, answers, strict=True):
-                future.set_result(answer)
+            try:
+                answers = await loop.run_in_executor(pool, network.run, [image for image, _ in batch])
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    future.set_result(answer)
+            except Exception as error:  # noqa: BLE001  (each call of the batch is answered 500)
+                for _, future in batch:
+                    future.set_exception(error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device; run by `make gpu`."""
+"""Tests that need a CUDA device; run by `pytest -m gpu tests/gpu`."""
 
 import numpy as np
 import pytest

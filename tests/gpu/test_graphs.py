@@ -1,4 +1,4 @@
-"""Captured graphs, uploads and page-locked memory on a CUDA device; run by `make gpu`."""
+"""Captured graphs, uploads and page-locked memory on a CUDA device; run by `pytest -m gpu tests/gpu`."""
 
 import asyncio
 import logging

@@ -34,7 +34,7 @@ class FakeRuntime:
         replays: number of replays of each graph.
         uploads: numbers of rows of the copies of each group.
         fails: what a capture raises.
-        spoiled: how often the free memory was filled with NaN.
+        poisoned: how often the free memory was filled with NaN.
     """
 
     device = torch.device("cpu")
@@ -42,7 +42,7 @@ class FakeRuntime:
     def __init__(self) -> None:
         self.captured = 0
         self.replays: list[int] = []
-        self.spoiled = 0
+        self.poisoned = 0
         self.uploads: list[list[int]] = []
         self.fails: Exception | None = None
         self.compute: list[Callable[[], object]] = []
@@ -66,8 +66,8 @@ class FakeRuntime:
         if len(self.compute) == 1:  # nothing is before it, and what runs without a graph runs at once
             self.compute.pop()()
 
-    def spoil_free_memory(self) -> None:
-        self.spoiled += 1
+    def poison_free_memory(self) -> None:
+        self.poisoned += 1
 
     def wait_for(self, copy: CopyEvent) -> None:
         copy.synchronize()

@@ -7,6 +7,7 @@ the logits of the one before are still read from the other.
 
 import logging
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from server.backends.buckets import bucket_sizes
 from server.backends.cuda.device_slots import CopyEvent, SlotState, SlotUse
+from server.backends.cuda.networks import FIRST_BATCHES, Network, end_search
 from server.backends.cuda.runtime import Replay, Runtime
 from server.backends.cuda.uploads import UploadedSample, Uploads
 from server.backends.executor import Batch
@@ -32,7 +33,6 @@ _WARM_UPS = 3  # runs of a bucket before its capture: libraries choose their alg
 _SLOT_BYTES = 2**27  # of all slots of a model, on the device and on the host
 _MOST_SLOTS = 1024
 _GROUP = attrgetter("group")
-Network = Callable[[Tensor], Tensor]
 
 
 class _Buffers:
@@ -74,6 +74,7 @@ class GraphDevice:
             self._index = torch.zeros(largest, dtype=torch.int64, device=runtime.device)
             self._results = torch.zeros((largest, len(model.labels) + 1), device=runtime.device)
         self._replays: dict[int, Replay] = {}  # by bucket
+        self._warming = 0.0  # s that the first batches of all buckets have taken
         self._captures = True
         self._name = model.name
 
@@ -131,11 +132,14 @@ class GraphDevice:
             self._runtime.copy(buffers.results[: len(inputs)], self._results[: len(inputs)])
 
     def _capture(self, size: int) -> Replay:
-        run = partial(self._run, size)
+        run, began = partial(self._run, size), time.monotonic()
         with self._runtime.computing():
             for _ in range(_WARM_UPS):
                 run()
         self._runtime.record().synchronize()
+        self._warming += time.monotonic() - began
+        if self._warming > FIRST_BATCHES:
+            end_search(self._warming)
         self._replays[size] = self._replay_of(run, size)
         return self._replays[size]
 

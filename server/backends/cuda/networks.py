@@ -14,10 +14,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -30,10 +31,11 @@ from server.errors import one_line
 from server.models.images.torchvision_source import PixelNet, trace
 
 _log = logging.getLogger("batchwright.device")
-_FIRST_BATCHES = 20.0  # s that the first batches of all buckets may take, projected from that of the largest one
+FIRST_BATCHES = 20.0  # s that the first batches of all buckets may take
 _SMALLER = (16, 1)  # batch sizes that are measured after the largest
 _REPLAYS, _ROUNDS = 10, 5
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 0.5}  # of logits, random weights amplify errors
+_T = TypeVar("_T")
 Network = Callable[[Tensor], Tensor]
 
 
@@ -78,6 +80,18 @@ def choose(known: Mapping[str, Network], measure: Callable[[Network], float]) ->
     return Choice(best, known[best], times)
 
 
+def compare(known: Mapping[str, Network], measure: Callable[[Network], float]) -> Choice | None:
+    """As `choose`, in a new thread; once more if cuDNN's search was switched off, so that all are compared without it.
+
+    cuDNN's plans are kept by thread: each comparison begins without any.
+    """
+    searched = torch.backends.cudnn.benchmark
+    choice = _in_new_thread(lambda: choose(known, measure))
+    if searched and not torch.backends.cudnn.benchmark and len(known) > 1:
+        choice = _in_new_thread(lambda: choose(known, measure))
+    return choice
+
+
 def optimised(net: PixelNet, runtime: Runtime, samples: Sequence[Any], key: "ChoiceKey") -> Network:
     """The implementation that serves: the one chosen before on this kind of device, or the fastest.
 
@@ -98,9 +112,9 @@ def optimised(net: PixelNet, runtime: Runtime, samples: Sequence[Any], key: "Cho
         seconds_per_batch, runtime=runtime, batches=batches, tolerance=_TOLERANCES[net.dtype], buckets=buckets
     )
     before = key.load() or ""
-    choice = choose({before: known.pop(before)}, measure) if before in known else None
+    choice = compare({before: known.pop(before)}, measure) if before in known else None
     if choice is None:
-        choice = choose(known, measure)
+        choice = compare(known, measure)
         if choice is None:
             return net  # its first batch reports why
         key.store(choice.name, choice.times)
@@ -112,18 +126,23 @@ def optimised(net: PixelNet, runtime: Runtime, samples: Sequence[Any], key: "Cho
 def reference_batches(net: PixelNet, runtime: Runtime, samples: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
     """Batches of the first samples, the largest first, and their logits by the network without cuDNN's search.
 
-    Noise in place of samples that look like images would give random weights logits beyond the range of fp16.
+    They are computed in a thread of their own, since cuDNN would use the plans of these batches again. Noise instead of
+    samples that look like images would give random weights logits beyond the range of fp16.
     """
-    search, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     sizes = dict.fromkeys(min(size, len(samples)) for size in (len(samples), *_SMALLER))
-    try:
+
+    def compute() -> list[tuple[Tensor, Tensor]]:
         with torch.inference_mode(), runtime.computing():
             pixels = torch.stack([torch.as_tensor(sample) for sample in samples]).to(runtime.device)
             found = [(pixels[:size], net(pixels[:size]).float()) for size in sizes]
         runtime.record().synchronize()
+        return found
+
+    search, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        return _in_new_thread(compute)
     finally:
         torch.backends.cudnn.benchmark = search
-    return found
 
 
 def seconds_per_batch(
@@ -151,7 +170,7 @@ def seconds_per_batch(
                 run = partial(_run, network, pixels, logits)
                 _limit_first_batches(_seconds(runtime, run), buckets)
                 for _ in range(2):
-                    runtime.spoil_free_memory()
+                    runtime.poison_free_memory()
                     run()
                     runtime.record().synchronize()
                     error = float((logits - expected).norm() / expected.norm())
@@ -164,19 +183,31 @@ def seconds_per_batch(
 
 
 def _limit_first_batches(seconds: float, buckets: int) -> None:
-    """Switch cuDNN's search off if the first batches of all buckets would take too long; then, refuse.
+    """End cuDNN's search if the first batches of all buckets would take too long; without it, refuse.
 
     Raises:
         RuntimeError: they take too long without the search.
     """
-    if seconds * buckets <= _FIRST_BATCHES:
-        return
-    if not torch.backends.cudnn.benchmark:
+    if seconds * buckets > FIRST_BATCHES and not end_search(seconds):
         raise RuntimeError(f"its first batch of a size takes {seconds:.1f} s, without a search")
+
+
+def end_search(seconds: float) -> bool:
+    """Switch off cuDNN's search for the fastest convolutions, whose first batches took this time, s.
+
+    Returns:
+        Whether it was on.
+    """
+    searched = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
-    _log.warning(
-        "cuDNN does not search for the fastest convolutions any more: the first batch of a size took %.1f s", seconds
-    )
+    if searched:
+        _log.warning("cuDNN does not search for the fastest convolutions any more: it has taken %.1f s", seconds)
+    return searched
+
+
+def _in_new_thread(function: Callable[[], _T]) -> _T:
+    with ThreadPoolExecutor(1, "network") as pool:
+        return pool.submit(function).result()
 
 
 def _run(network: Network, pixels: Tensor, logits: Tensor) -> None:

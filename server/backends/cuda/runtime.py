@@ -40,7 +40,7 @@ class Runtime(Protocol):
         """Start a copy on the compute stream."""
         ...
 
-    def spoil_free_memory(self) -> None:
+    def poison_free_memory(self) -> None:
         """Fill memory that tensors on the compute stream may get next with NaN, so that its use is noticed."""
         ...
 
@@ -102,7 +102,7 @@ class CudaRuntime:
         with torch.cuda.stream(self._compute):
             destination.copy_(source, non_blocking=True)
 
-    def spoil_free_memory(self) -> None:
+    def poison_free_memory(self) -> None:
         """Fill as much memory as was in use at most; the allocator gives it to the tensors that come next."""
         empty_cache()
         size = torch.cuda.max_memory_allocated(self.device) - torch.cuda.memory_allocated(self.device)

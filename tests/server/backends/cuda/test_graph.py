@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from server.backends.cuda import graph
 from server.backends.cuda.graph import GraphDevice
 from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch, Completion, Standby, ThreadExecutor, uploaded
@@ -212,6 +214,25 @@ def test_where_a_capture_fails_batches_run_without_a_graph_and_no_other_capture_
     assert sum(runtime.replays) == 1
     assert listed(device.serve(Batch("m", [sample(1)]))) == logits(1), "graphs that were captured before are used"
     assert sum(runtime.replays) == 2
+
+
+def test_the_search_ends_when_the_first_batches_of_all_buckets_have_taken_too_long(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def searches(pixels: Tensor) -> Tensor:
+        time.sleep(0.02 if torch.backends.cudnn.benchmark else 0.0)
+        return network(pixels)
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(graph, "FIRST_BATCHES", 0.15)
+    device = GraphDevice(MODEL, searches, runtime)
+    searched = []
+    for count in (6, 4, 3, 2, 1):
+        device.serve(Batch("m", [sample(1)] * count))
+        searched.append(torch.backends.cudnn.benchmark)
+    assert searched[0]
+    assert not searched[-1]
+    assert caplog.text.count("does not search for the fastest convolutions any more") == 1
 
 
 def test_a_capture_without_memory_fails_the_batch_so_that_smaller_ones_are_tried(

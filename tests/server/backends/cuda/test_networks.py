@@ -17,6 +17,7 @@ from server.backends.cuda.fused_epilogues import FusedConv, fuse_epilogues
 from server.backends.cuda.networks import (
     ChoiceKey,
     choose,
+    compare,
     implementations,
     optimised,
     reference_batches,
@@ -163,7 +164,7 @@ def test_an_implementation_that_reads_memory_that_it_has_not_written_is_refused(
 
     def reads_its_output(pixels: Tensor) -> Tensor:
         """As a convolution that adds 0 times its output, which has what was left in memory."""
-        left = torch.nan if runtime.spoiled else 1.0
+        left = torch.nan if runtime.poisoned else 1.0
         logits: Tensor = net(pixels) + 0.0 * left
         return logits
 
@@ -189,7 +190,7 @@ def test_a_search_that_would_take_too_long_for_all_buckets_is_switched_off(
         logits: Tensor = net(pixels)
         return logits
 
-    monkeypatch.setattr(networks, "_FIRST_BATCHES", 0.1)
+    monkeypatch.setattr(networks, "FIRST_BATCHES", 0.1)
     batches = reference_batches(net, runtime, samples(20))
     assert torch.backends.cudnn.benchmark, "the reference is computed without it, and leaves the setting"
     seconds_per_batch(searches, runtime, batches, 1e-3, buckets=1)
@@ -198,6 +199,43 @@ def test_a_search_that_would_take_too_long_for_all_buckets_is_switched_off(
     assert searched.count(False) > 3
     assert not searched[-1]
     assert caplog.text.count("does not search for the fastest convolutions any more") == 1
+
+
+@pytest.mark.usefixtures("search")
+def test_each_comparison_begins_in_a_thread_without_plans_and_is_repeated_without_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As cuDNN, whose plans a thread keeps: the first run of a size in a thread searches, if the search is on."""
+    net, runtime, plans, searches = Tiny(), FakeRuntime(), threading.local(), list[tuple[str, int]]()
+
+    def implementation(name: str) -> Callable[[Tensor], Tensor]:
+        def network(pixels: Tensor) -> Tensor:
+            known = plans.__dict__.setdefault(name, set())
+            if len(pixels) not in known and torch.backends.cudnn.benchmark:
+                searches.append((name, len(pixels)))
+                time.sleep(0.02)
+            known.add(len(pixels))
+            logits: Tensor = net(pixels)
+            return logits
+
+        return network
+
+    known = {name: implementation(name) for name in ("eager", "fused")}
+    batches = reference_batches(known["eager"], runtime, samples(20))  # type: ignore[arg-type]  # only called
+    assert searches == []
+    compare(known, lambda network: seconds_per_batch(network, runtime, batches, 1e-3))
+    assert searches == [(name, size) for name in known for size in (20, 16, 1)], "also the network of the reference"
+    searches.clear()
+    monkeypatch.setattr(networks, "FIRST_BATCHES", 0.1)
+    measured: list[str] = []
+
+    def measure(network: Callable[[Tensor], Tensor]) -> float:
+        measured.append(next(name for name, each in known.items() if each is network))
+        return seconds_per_batch(network, runtime, batches, 1e-3, buckets=20)
+
+    assert compare(known, measure) is not None
+    assert searches == [("eager", 20)]
+    assert measured == ["eager", "fused"] * 2
 
 
 @pytest.mark.usefixtures("search")
@@ -212,7 +250,7 @@ def test_an_implementation_whose_first_batches_are_slow_without_a_search_is_left
         logits: Tensor = net(pixels)
         return logits
 
-    monkeypatch.setattr(networks, "_FIRST_BATCHES", 0.1)
+    monkeypatch.setattr(networks, "FIRST_BATCHES", 0.1)
     batches = reference_batches(net, runtime, samples(20))
     with pytest.raises(RuntimeError, match="its first batch of a size takes"):
         seconds_per_batch(compiles, runtime, batches, 1e-3, buckets=20)

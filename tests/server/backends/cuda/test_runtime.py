@@ -101,7 +101,7 @@ def test_a_capture_is_not_interrupted_by_the_garbage_collector_and_needs_no_empt
     assert gc.isenabled()
 
 
-def test_memory_is_spoiled_and_results_are_copied_in_the_order_of_the_batches(
+def test_memory_is_poisoned_and_results_are_copied_in_the_order_of_the_batches(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = {"max_memory_allocated": lambda _: 1000, "memory_allocated": lambda _: 400}
@@ -111,7 +111,7 @@ def test_memory_is_spoiled_and_results_are_copied_in_the_order_of_the_batches(
     monkeypatch.setattr(torch, "full", lambda *shape_and_value, **_: filled.append(shape_and_value))
     monkeypatch.setattr(runtime, "empty_cache", lambda: calls.append("empty cache"))
     made, target = CudaRuntime(torch.device("cuda", 0)), torch.zeros(2)
-    made.spoil_free_memory()
+    made.poison_free_memory()
     made.copy(target, torch.ones(2))
     assert calls[2:] == ["empty cache", "enter stream 0", "enter stream 0"]
     assert filled == [((300,), torch.nan)]
