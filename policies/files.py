@@ -19,7 +19,7 @@ MAX_BYTES = 32 * 2**20  # a policy for 49 loads and batches up to 4096 takes 10 
 
 
 def read_text(path: str | Path) -> str:
-    """Return the file's text. Bytes that are not UTF-8 become replacement characters.
+    """Return the file's text, without a byte order mark. Bytes that are not UTF-8 become replacement characters.
 
     Raises:
         OSError: it cannot be read.
@@ -32,7 +32,22 @@ def read_text(path: str | Path) -> str:
         raise OSError(0, str(error)) from error
     if len(data) > MAX_BYTES:
         raise SpecError(f"{str(path)!r} is larger than {MAX_BYTES >> 20} MiB, the maximum; give another file")
-    return data.decode(errors="replace")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def cache_folder() -> Path:
+    """This user's folder for what can be made again.
+
+    Raises:
+        OSError: the user has no home, as one without an entry in /etc/passwd, and no variable names a folder.
+    """
+    root = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification says to ignore a relative path
+    if root.startswith("/"):
+        return Path(root) / "batchwright"
+    try:
+        return Path.home() / ".cache" / "batchwright"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, "this user has no home folder; set HOME or XDG_CACHE_HOME") from error
 
 
 def check_writable(path: Path) -> None:

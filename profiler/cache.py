@@ -4,10 +4,9 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,13 +14,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
-from policies.files import read_text, write_atomically
+from policies.files import cache_folder, read_text, write_atomically
 from policies.profile import Profile, parse_profile
 from policies.types import SpecError
 
 _log = logging.getLogger(__name__)
 
-_PACKAGES = ("torch", "torchvision", "batchwright")
+_PACKAGES = ("torch", "torchvision")
 _RESUMABLE = 3600.0  # s; later the clocks or the temperature of the device may be others
 
 
@@ -34,19 +33,26 @@ class CacheKey:
         device: device name for display.
         max_batch_size: the largest batch measured.
         settings: other settings that change service times, such as threads and precision.
+        packages: those whose versions change service times, besides this one.
     """
 
     model: str
     device: str
     max_batch_size: int
     settings: str = ""
+    packages: tuple[str, ...] = _PACKAGES
 
     @property
     def path(self) -> Path:
-        """Path of the cache file for this key and the installed package versions; it need not exist."""
-        identity = json.dumps([self.model, self.device, self.settings, package_versions()], sort_keys=True)
+        """Path of the cache file for this key and the installed package versions; it need not exist.
+
+        Raises:
+            OSError: there is no folder for it.
+        """
+        identity = json.dumps([self.model, self.device, self.settings, package_versions(self.packages)], sort_keys=True)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        return _folder() / f"{slug(f'{self.model}-{self.device}')}-b{self.max_batch_size}-{digest}.json"
+        model = slug(f"{self.model}-{self.device}")
+        return cache_folder() / "profiles" / f"{model}-b{self.max_batch_size}-{digest}.json"
 
 
 def load_cached_profile(key: CacheKey) -> Profile | None:
@@ -62,14 +68,16 @@ def load_cached_profile(key: CacheKey) -> Profile | None:
     return profile if matches else None
 
 
-def store_profile(key: CacheKey, profile: Profile) -> None:
-    """Write the profile to the cache, atomically. A cache that cannot be written is logged as a warning."""
-    path = key.path
+def store_profile(key: CacheKey, profile: Profile) -> bool:
+    """Write the profile to the cache, atomically; return whether that succeeded. If not, a warning is logged."""
     try:
+        path = key.path
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile.to_json())
     except OSError as error:
         _log.warning("the profile is not cached, the next start measures again: %s", error)
+        return False
+    return True
 
 
 def measured_at(key: CacheKey) -> str:
@@ -117,9 +125,9 @@ def device_lock(device: str) -> Iterator[None]:
     Args:
         device: device name.
     """
-    path = _folder().with_name("locks") / slug(device)
     with ExitStack() as stack:
         try:
+            path = cache_folder() / "locks" / slug(device)
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("w"))
         except OSError as error:
@@ -140,19 +148,14 @@ def _lock(file: IO[str], device: str) -> None:
         _log.warning("no lock on %s, another process may disturb the measurement: %s", device, error)
 
 
-def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that service times depend on."""
-    return {name: _version(name) for name in _PACKAGES}
+def package_versions(names: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Installed versions of packages, and of this one."""
+    return {name: _version(name) for name in (*names, "batchwright")}
 
 
 def slug(text: str) -> str:
     """Convert text for use in a file name: lower case, words joined by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification says to ignore a relative path
-    return (Path(root) if root.startswith("/") else Path.home() / ".cache") / "batchwright" / "profiles"
 
 
 def _version(name: str) -> str:

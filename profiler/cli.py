@@ -201,8 +201,7 @@ def _store(key: cache.CacheKey, profile: Profile) -> bool:
     if before is not None and not is_quick(before):
         _log.warning("%s is of a full measurement and is kept; to replace it, delete it or omit --quick", key.path)
         return False
-    cache.store_profile(key, profile)
-    return True
+    return cache.store_profile(key, profile)
 
 
 def _make_job(
@@ -259,7 +258,7 @@ def _upstream_job(
     served = _with_sample(source, served, sample)
     executor = UpstreamExecutor(ModelDevices({model: UpstreamDevice(served)}), upstream.device)
     about = ", ".join(filter(None, (source.settings(model), cache.sample_settings(sample))))
-    key = cache.CacheKey(model, upstream.device, max_batch_size, about)
+    key = cache.CacheKey(model, upstream.device, max_batch_size, about, source.packages)
     subject = make_subject(executor, served, meter_for(meter))
     name = f"{model}-{cache.slug(upstream.device)}"
     return _ProfilingJob(executor, subject, name, upstream.device, f"{about}; {_versions()}", max_batch_size, key=key)
@@ -295,7 +294,7 @@ def _torch_job(
     for warning in found.warnings:
         _log.warning("%s", warning)
     about = f"{setting}, weights {served.weights}, {_versions()}; {found.note}"
-    key = cache.CacheKey(model, device_name, max_batch_size, setting)
+    key = cache.CacheKey(model, device_name, max_batch_size, setting, source.packages)
     subject = replace(make_subject(executor, served, meter_for(str(place))), conditions=conditions_of(str(place)))
     name = f"{model}-{cache.slug(device_name)}"
     tunes = autotunes(place, served)

@@ -64,8 +64,8 @@ def first_profile(
                 for warning in found.warnings:
                     _log.warning("%s: %s", subject.model, warning)
                 profile = _measure_all(subject, key, autotunes, found, stages, pads)
-                cache.store_profile(key, profile)
-                _log.info("%s: profile cached in %s", subject.model, key.path)
+                if cache.store_profile(key, profile):
+                    _log.info("%s: profile cached in %s", subject.model, key.path)
                 return profile
     _log.info("%s: profile from %s", subject.model, key.path)
     return cached
@@ -225,9 +225,10 @@ def _preflight(settings: Settings) -> Findings:
 
 def _key(settings: Settings, model: str, largest: int) -> cache.CacheKey:
     device_name, device_about = _device(settings)
-    model_about = source_of(settings.specs[model]).settings(model)
+    source = source_of(settings.specs[model])
+    model_about = source.settings(model)
     about = ", ".join(filter(None, (device_about, model_about, cache.sample_settings(_sample(settings, model)))))
-    return cache.CacheKey(model, device_name, largest, about)
+    return cache.CacheKey(model, device_name, largest, about, source.packages)
 
 
 def _sample(settings: Settings, model: str) -> Path | None:

@@ -10,7 +10,7 @@ from policies.cpus import available_cpus
 from profiler.conditions import reasons_of
 from server.energy.nvml import NvmlError, PynvmlBoard, find_handle, open_board
 
-_BUSY = 0.25  # load average per core above which other processes disturb the measurement
+_BUSY, _ONE = 0.25, 1.0  # load averages above which others disturb a measurement: of each core, and at least in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def inspect_cpu(cpu: Cpu) -> Findings:
     warnings = []
     if set(governors) - {"performance"}:
         warnings.append(f"the clock governor is {' and '.join(governors)}: service times depend on recent load")
-    if load > _BUSY * cores:
+    if load > max(_ONE, _BUSY * cores):
         warnings.append(f"a load average of {load:.2f} on {cores} cores: other processes are or were running")
     facts = f"governor {' and '.join(governors) or 'unknown'}", f"load average {load:.2f} on {cores} cores"
     return Findings(facts, tuple(warnings))

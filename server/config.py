@@ -29,6 +29,11 @@ from server.models.upstream_spec import METERS, upstreams_of
 from server.telemetry.logs import LogFormat, LogLevel
 
 _PREFIX = "BATCHWRIGHT_"
+_SERVICE_LINK = re.compile(r"BATCHWRIGHT_(SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP).*)")
+_SERVICE_LINKS = (
+    "are Kubernetes' variables of a service called batchwright; set enableServiceLinks: false in the pod, or call the "
+    "service otherwise"
+)
 _MOST_GATEWAYS = 64
 _OF_MODEL = (
     "device",
@@ -40,6 +45,10 @@ _OF_MODEL = (
     "labels",
 )  # keys of a model in the configuration file
 _IN_LISTS = ("policy", "profile", "sample")  # further keys of a model, which the settings have as [MODEL=]VALUE
+
+
+_PATHS = ("api_key_file", "tls_cert", "tls_key")
+_SUFFIXES = (".py", ".pt2", ".onnx", ".json", ".npz")
 
 
 def _split(value: object) -> object:
@@ -282,7 +291,7 @@ class Settings(BaseSettings):
         if not isinstance(labels, str):
             return tuple(map(str, labels))
         try:
-            return tuple(Path(labels).read_text(encoding="utf-8").splitlines())
+            return tuple(Path(labels).read_text(encoding="utf-8-sig").splitlines())
         except (OSError, ValueError) as error:
             raise SpecError(
                 f"the labels of {model} cannot be read: {error}; give a file with a label a line"
@@ -344,7 +353,7 @@ def read_settings(flags: Mapping[str, Any], file: Path | None) -> SettingsResult
     names = {key: _PREFIX + key.upper() for key in explicit}
     names |= {key: "--" + key.replace("_", "-") for key in flags if key != "models"}
     try:
-        return SettingsResult(_with_models(known, of_model, errors), tuple(errors))
+        return SettingsResult(_with_absolute_paths(_with_models(known, of_model, errors)), tuple(errors))
     except ValidationError as error:
         details = error.errors()
     errors += [_message(each, names) for each in details]
@@ -392,6 +401,40 @@ def _with_models(known: dict[str, Any], of_model: Mapping[str, dict[str, Any]], 
     return settings
 
 
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """The settings with absolute paths of files: the code of a model may change the process's folder later."""
+    paths = {key: path.absolute() for key in _PATHS if (path := getattr(settings, key)) is not None}
+    specs = {name: _absolute(spec) for name, spec in settings.specs.items()}
+    models = [name if spec == name else f"{name}={spec}" for name, spec in specs.items()]
+    lists = {key: [_absolute_entry(entry, specs) for entry in getattr(settings, key)] for key in _IN_LISTS}
+    resolved = settings.model_copy(
+        update={"models": models, "weights": _absolute(settings.weights, any_name=True), **paths, **lists}
+    )
+    resolved._of_model = {model: {**own} for model, own in settings._of_model.items()}
+    for own in resolved._of_model.values():
+        for key in ("labels", "weights"):
+            if isinstance(own.get(key), str):
+                own[key] = _absolute(own[key], any_name=True)
+    return resolved
+
+
+def _absolute_entry(entry: str, models: Collection[str]) -> str:
+    """A [MODEL=]VALUE entry, whose value is absolute if it is a file."""
+    model, separator, value = entry.partition("=")
+    return f"{model}={_absolute(value)}" if separator and model in models else _absolute(entry)
+
+
+def _absolute(value: str, any_name: bool = False) -> str:
+    """The absolute path of an existing file, with the class that follows it; other values as they are.
+
+    A name without a suffix or a slash is one of torchvision or of a shipped profile, unless any name is a file's.
+    """
+    file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+    path = Path(file)
+    is_file = any_name or "/" in file or path.suffix in _SUFFIXES
+    return f"{path.absolute()}{colon}{name}" if is_file and path.exists() else value
+
+
 def _split_models(content: dict[str, Any], errors: list[str]) -> dict[str, dict[str, Any]]:
     """Turn the mappings in the list of models into NAME=SOURCE entries; return their other keys by model.
 
@@ -433,7 +476,7 @@ def _read_file(file: Path | None) -> tuple[dict[str, Any], list[str]]:
     if not file.is_file():
         return {}, [f"no configuration file {str(file)!r}: give the path of a YAML file"]
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, ValueError, OSError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
         return {}, [f"the configuration {str(file)!r} cannot be read: {reason}; give a readable YAML file"]
@@ -448,6 +491,8 @@ def _message(error: ErrorDetails, names: Mapping[str, str]) -> str:
     if error["type"] == "missing":
         return f"no {location} given: name at least one, such as googlenet"  # all other fields have defaults
     given = "" if isinstance(value, dict) else f", not {str(value)[:80]!r}"
+    if str(value).startswith(("tcp://", "udp://")):
+        given += f", one of those that {_SERVICE_LINKS}"
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ").partition(", unable to parse")[0]
     return f"{location}: {reason}{given}"
 
@@ -458,6 +503,8 @@ def _unknown_variables() -> list[str]:
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in allowed)
     if not unknown:
         return []
+    if any(_SERVICE_LINK.fullmatch(name) for name in unknown):
+        return [f"{', '.join(unknown)} {_SERVICE_LINKS}"]
     plural = "s" if len(unknown) > 1 else ""
     return [f"unknown environment variable{plural} {', '.join(unknown)}; known are {', '.join(sorted(variables))}"]
 

@@ -38,6 +38,7 @@ class ModelSource(ABC):
         has_lengths: whether service times depend on the lengths of the samples.
         has_decode_steps: whether policies may decide between decode steps.
         max_batch_size: largest batch of the model itself; None for no limit.
+        packages: those whose versions change service times, besides this one.
     """
 
     splits = False
@@ -45,6 +46,7 @@ class ModelSource(ABC):
     has_lengths = False
     has_decode_steps = False
     max_batch_size: int | None = None
+    packages: tuple[str, ...] = ("torch",)
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -98,6 +100,7 @@ class TorchvisionSource(ModelSource):
 
     splits = True
     has_graphs = True
+    packages = ("torch", "torchvision")
 
     def check(self, name: str, weights: str, stages: int | None) -> None:
         """Check that there is such a model."""
@@ -141,6 +144,8 @@ class TensorSource(ModelSource):
         super().__init__(spec)
         self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec).absolute()  # a model may change folders
         self._path = f"{self._file}{spec[spec.rindex(':') :] if '.py:' in spec else ''}"
+        if self._file.suffix == ".onnx":
+            self.packages = ("onnxruntime",)
         self._known: Model | None = None
         self._spare: Model | None = None  # the one above, until a device has it
 

@@ -151,7 +151,7 @@ def load_keys(path: Path, make_bucket: MakeBucket | None = None) -> Keys:
         SpecError: it cannot be read, or has errors; all of them in one line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}; give a text file: {_FORMAT}") from error

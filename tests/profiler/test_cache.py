@@ -10,7 +10,7 @@ import pytest
 from policies.files import write_atomically
 from policies.profile import Profile
 from profiler import cache
-from profiler.cache import CacheKey, load_cached_profile, slug, store_profile
+from profiler.cache import CacheKey, device_lock, load_cached_profile, measured_at, slug, store_profile
 
 KEY = CacheKey("net", "Some CPU (TM)", 3, "fp32, 1 threads")
 PROFILE = Profile("n", (1.0, 1.5, 2.0), model="net", device="Some CPU (TM)", source="measured")
@@ -40,8 +40,33 @@ def test_a_different_key_is_a_miss(change: dict[str, object]) -> None:
 
 def test_different_package_versions_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     store_profile(KEY, PROFILE)
-    monkeypatch.setattr(cache, "package_versions", lambda: {"torch": "99"})
+    monkeypatch.setattr(cache, "package_versions", lambda names: dict.fromkeys(names, "99"))
     assert load_cached_profile(KEY) is None
+
+
+def test_a_package_that_the_model_does_not_use_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = replace(KEY, packages=("onnxruntime",))
+    store_profile(key, PROFILE)
+    monkeypatch.setattr(cache, "_version", lambda name: "99" if name.startswith("torch") else "none")
+    assert key.path == replace(KEY, packages=("onnxruntime",)).path
+    monkeypatch.setattr(cache, "_version", lambda name: "99" if name == "onnxruntime" else "none")
+    assert load_cached_profile(key) is None
+
+
+def test_a_user_without_a_home_has_no_cache_and_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load_cached_profile(KEY) is None
+    assert not store_profile(KEY, PROFILE)
+    assert "no home folder; set HOME or XDG_CACHE_HOME" in caplog.text
+    with device_lock("a device"):
+        assert "no lock on a device" in caplog.text
+    assert measured_at(KEY) == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"{", b"\xff\xfe", b'{"schema": "batchwright.profile/9"}'])

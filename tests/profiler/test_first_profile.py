@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from batchwright import Model, Tensor
+from policies.files import cache_folder
 from policies.profile import Profile
 from profiler import cache
 from profiler.cache import CacheKey
@@ -88,7 +89,7 @@ def test_what_was_found_before_models_were_loaded_is_logged_once_measured_and_re
         caplog.clear()
         assert FirstProfiles().cached(settings, name, 4) == measured
         (message,) = caplog.messages
-        (path,) = cache._folder().glob(f"{name}-*.json")
+        (path,) = (cache_folder() / "profiles").glob(f"{name}-*.json")
         assert re.search(
             rf"profile of 20\d\d-.* UTC is used, {re.escape(str(path))}; delete the file, or run {command}", message
         )

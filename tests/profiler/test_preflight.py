@@ -52,6 +52,7 @@ class FakeGpu:
 class FakeCpu:
     governor: frozenset[str] = frozenset({"performance"})
     load: float = 0.1
+    count: int = 8
 
     def governors(self) -> frozenset[str]:
         return self.governor
@@ -60,7 +61,7 @@ class FakeCpu:
         return self.load
 
     def cores(self) -> int:
-        return 8
+        return self.count
 
 
 def test_an_idle_gpu_gives_no_warning() -> None:
@@ -115,6 +116,13 @@ def test_an_idle_cpu_gives_no_warning() -> None:
 def test_a_variable_clock_or_a_high_load_average_is_a_warning(cpu: FakeCpu, warning: str) -> None:
     (line,) = inspect_cpu(cpu).warnings
     assert warning in line
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "warned"), [(0.6, 2, False), (1.1, 2, True), (3.0, 16, False), (4.1, 16, True)]
+)
+def test_less_than_one_busy_process_is_no_high_load(load: float, cores: int, warned: bool) -> None:
+    assert bool(inspect_cpu(FakeCpu(load=load, count=cores)).warnings) == warned
 
 
 def test_the_governors_are_read_from_sysfs(tmp_path: Path) -> None:

@@ -209,3 +209,52 @@ def test_a_wrong_value_of_a_model_is_named(entry: str, says: str, tmp_path: Path
         load_settings({}, file)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"BATCHWRIGHT_PORT": "tcp://10.0.0.1:80"},
+        {"BATCHWRIGHT_SERVICE_HOST": "10.0.0.1", "BATCHWRIGHT_SERVICE_PORT_HTTP": "80"},
+        {"BATCHWRIGHT_PORT_80_TCP_ADDR": "10.0.0.1"},
+    ],
+)
+def test_the_variables_of_a_kubernetes_service_are_named_as_such(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match=rf"{next(iter(variables))}.*set enableServiceLinks: false") as caught:
+        load_settings({"models": ["a"]}, None)
+    assert "known are" not in str(caught.value)
+
+
+def test_files_are_found_after_a_model_has_changed_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model.py", "keys", "cert.pem", "labels.txt", "sample.json", "profile.json", "weights.pt", "resnet18"):
+        (tmp_path / name).write_text("a\nb\n")
+    (tmp_path / "file.yaml").write_text(
+        "models: [{name: c, source: googlenet, labels: labels.txt, weights: weights.pt}]"
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = {
+        "api_key_file": "keys", "tls_cert": "cert.pem", "profile": ["m=profile.json", "googlenet-tesla-p4"],
+        "sample": ["m=sample.json"],
+    }  # fmt: skip
+    settings = load_settings({**flags, "models": ["m=model.py:Mine", "resnet18", "o=gone.onnx"]}, None)
+    with_file = load_settings({}, Path("file.yaml"))
+    monkeypatch.chdir("/")
+    assert settings.specs == {"m": f"{tmp_path}/model.py:Mine", "resnet18": "resnet18", "o": "gone.onnx"}
+    assert (settings.api_key_file, settings.tls_cert) == (tmp_path / "keys", tmp_path / "cert.pem")
+    assert settings.profile == [f"m={tmp_path}/profile.json", "googlenet-tesla-p4"]
+    assert settings.sample == [f"m={tmp_path}/sample.json"]
+    assert with_file.labels("c") == ("a", "b")
+    assert with_file.of("c").weights == f"{tmp_path}/weights.pt"
+    assert settings.weights == "pretrained"
+
+
+def test_byte_order_marks_are_no_content(tmp_path: Path) -> None:
+    (tmp_path / "labels").write_text("cat\ndog\n", encoding="utf-8-sig")
+    file = tmp_path / "s.yaml"
+    file.write_text(f"models: [{{name: resnet18, labels: {tmp_path}/labels}}]\n", encoding="utf-8-sig")
+    settings = load_settings({}, file)
+    assert settings.labels("resnet18") == ("cat", "dog")

@@ -18,7 +18,6 @@ VERSION = "1"
 EXTENSIONS = (
     "classification",
     "model_repository",
-    "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
     "parameters",

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from policies.files import read_text, write_atomically
+from policies.files import cache_folder, read_text, write_atomically
 from server.backends.buckets import bucket_sizes
 from server.backends.cuda.fused_epilogues import fuse_epilogues
 from server.backends.cuda.runtime import Replay, Runtime
@@ -265,7 +264,5 @@ class ChoiceKey:
 
     @property
     def _path(self) -> Path:
-        root = os.environ.get("XDG_CACHE_HOME", "")  # the XDG specification says to ignore a relative path
-        folder = Path(root) if root.startswith("/") else Path.home() / ".cache"
         identity = json.dumps([self.model, self.device, self.settings, torch.__version__])
-        return folder / "batchwright" / "networks" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+        return cache_folder() / "networks" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"

@@ -1,6 +1,7 @@
 """The codec of models of named tensors: users' classes, exported programs and ONNX files."""
 
 import json
+import logging
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from server.models.tensors.size_predictor import LengthPredictor
 
 Sample = Mapping[str, NDArray[Any]]  # one sample: array by input name, without the batch dimension
 
+_log = logging.getLogger("batchwright.model")
 _MANY_NUMBERS = 20_000  # rendering more takes over a millisecond
 _VARYING = 16  # size of a dimension that varies, in synthetic samples of a model without lengths
 _LARGEST_INTEGER = 100  # in synthetic samples
@@ -88,6 +90,7 @@ class TensorCodec(Codec):
         except ValueError as error:
             raise BadInputError(f"the model cannot decode the body: {one_line(error)}") from error
         except BaseException as error:
+            _log.exception("decode of the model %s failed", type(self.model).__name__)
             raise ModelError(f"decode of the model failed with {type(error).__name__}") from error
         sample = check_sample(decoded, self._signature, "decode")
         self._check_length(sample)
@@ -192,6 +195,7 @@ class TensorCodec(Codec):
             rendered = self.model.render(output)
             return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
         except BaseException as error:
+            _log.exception("render of the model %s failed", type(self.model).__name__)
             raise ModelError(f"render of the model failed with {type(error).__name__}") from error
 
     def stack(self, outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:

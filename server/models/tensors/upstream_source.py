@@ -162,7 +162,7 @@ class UpstreamModel(Model):
             found = {}
             for entry in orjson.loads(memoryview(body)[:start])["outputs"]:
                 name, datatype, shape = entry["name"], entry["datatype"], tuple(entry["shape"])
-                size = entry.get("parameters", {}).get("binary_data_size")
+                size = (entry.get("parameters") or {}).get("binary_data_size")
                 if not all(type(each) is int and each >= 0 for each in (*shape, start, size or 0)):
                     raise ValueError(f"output {name} has the shape {entry['shape']} and {size} bytes")
                 if size is None:

@@ -147,6 +147,19 @@ def test_each_route_requires_its_scope(method: str, path: str, without: int, use
     assert call(RequestMiddleware(hello), path, method).status == 200, "without keys every request is authorised"
 
 
+def test_a_head_request_is_a_get_without_a_body_for_the_app() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["method"])
+        await respond(scope, send, b'"hello"')
+
+    keys = Keys(parse_keys(KEYS, "keys"))
+    assert call(RequestMiddleware(app, keys), "/v2/health/live", "HEAD").status == 200
+    assert call(RequestMiddleware(app, keys), "/v2/models/m", "HEAD").status == 401
+    assert seen == ["GET"]
+
+
 def test_rejections_have_the_headers_of_their_status() -> None:
     missing = call(with_keys())
     assert missing.headers["www-authenticate"] == "Bearer"

@@ -29,7 +29,8 @@ MODEL = ModelDescription(
 def test_the_server_metadata_lists_the_extensions() -> None:
     document = server_metadata("batchwright", "0.1.0")
     assert (document["name"], document["version"]) == ("batchwright", "0.1.0")
-    assert {"classification", "model_repository", "schedule_policy", "model_configuration"} <= {*document["extensions"]}
+    assert {"classification", "model_repository", "model_configuration"} <= {*document["extensions"]}
+    assert "schedule_policy" not in document["extensions"], "no call's priority is read"
     assert {"binary_tensor_data", "parameters", "statistics"} <= {*document["extensions"]}
 
 
