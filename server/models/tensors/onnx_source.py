@@ -23,6 +23,7 @@ _DATATYPES = {
     "tensor(string)": "BYTES",
 }
 _SIZES = re.compile(r"shape|dimension|broadcast|axis|rank|out of (data )?bounds", re.IGNORECASE)
+_PLACE = re.compile(r"/\S+\.(?:cc|h):\d+ ")
 _PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")  # the fastest first
 
 
@@ -105,8 +106,8 @@ def _is_about_inputs(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The last part of a message of ONNX Runtime, without the source file that it begins with."""
-    return one_line(error).rpartition(".cc:")[2].lstrip("0123456789 ")
+    """The end of a message of ONNX Runtime, which names the sizes, without the place in its source."""
+    return _PLACE.split(" ".join(str(error).split()))[-1][-160:]
 
 
 def _tensor(described: Any, where: str, is_output: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchwright import Model, Tensor
+from batchwright import BadInput, Model, Tensor
 from server.backends.executor import Batch, ThreadExecutor, with_timeout
 from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
@@ -20,6 +20,7 @@ from server.models.model import ServedModel
 from server.models.signature import DTYPES
 from server.models.signature import Tensor as TensorData
 from server.models.tensors.codec import TensorCodec
+from server.models.tensors.data import to_binary
 
 Array = torch.Tensor
 
@@ -232,6 +233,106 @@ def test_elements_of_bytes_outputs_are_bytes_or_str() -> None:
 
     with pytest.raises(ModelError, match="output y with elements that are neither bytes nor str"):
         device_of(Numbers).serve(batch(1))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        list,
+        tuple,
+        lambda each: np.array(each, object),
+        lambda each: [text.decode() for text in each],
+        lambda each: np.array([text.decode() for text in each], object),
+    ],
+    ids=["list", "tuple", "objects", "str", "objects of str"],
+)
+@pytest.mark.parametrize("shape", [(), (1,), (-1,)])
+def test_texts_arrive_byte_by_byte_whatever_they_are_returned_in(shape: tuple[int, ...], returned: Any) -> None:
+    texts = [b"a\0", b"\0b\0\0", b"", b"caf\xc3\xa9"]
+
+    class Texts(Model):
+        inputs = {"x": Tensor("FP32", [2])}
+        outputs = {"y": Tensor("BYTES", shape)}
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            found = returned(texts)
+            return {"y": [returned([text]) for text in texts] if shape else found}
+
+    rows = device_of(Texts).serve(batch(1, 2, 3, 4))
+    assert [to_binary(row["y"], "BYTES")[4:] for row in rows] == texts
+    assert {row["y"].shape for row in rows} == {tuple(abs(size) for size in shape)}
+
+
+class Boxes(Model):
+    """As many boxes as the first value says."""
+
+    inputs = {"x": Tensor("FP32", [2])}
+    outputs = {"boxes": Tensor("FP32", [-1, 4]), "names": Tensor("BYTES", [-1])}
+
+    def run(self, x: Any) -> Mapping[str, Any]:
+        counts = [int(row[0]) for row in x]
+        return {
+            "boxes": [np.full((count, 4), count, np.float32) for count in counts],
+            "names": [[b"box"] * count for count in counts],
+        }
+
+
+@pytest.mark.parametrize("torch_too", [False, True])
+def test_outputs_of_varying_size_may_be_empty_alone_and_beside_others(torch_too: bool) -> None:
+    class OfTorch(Boxes):
+        torch = torch_too
+
+        def run(self, x: Any) -> Mapping[str, Any]:
+            found = super().run(x)
+            return {**found, "boxes": [torch.from_numpy(each) for each in found["boxes"]]} if torch_too else found
+
+    device = device_of(OfTorch)
+    for counts in ([0], [2], [0, 3, 1], [0, 0]):
+        rows = device.serve(batch(*counts))
+        assert [row["boxes"].shape for row in rows] == [(count, 4) for count in counts]
+        assert [row["names"].tolist() for row in rows] == [[b"box"] * count for count in counts]
+        assert all((row["boxes"] == count).all() for row, count in zip(rows, counts, strict=True))
+    codec = TensorCodec(Boxes())
+    assert codec.render(device.serve(batch(0))[0], ()) == {"outputs": {"boxes": [], "names": []}}
+    assert codec.stack(device.serve(batch(0, 0)))["boxes"].shape == (2, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([np.zeros((1, 4), np.float32)], "output boxes of 1 samples; the batch has 2"),
+        ([np.zeros((1, 3), np.float32)] * 2, r"output boxes of shape \[1, 1, 3\]"),
+        (np.zeros((2, 0, 3), np.float32), r"output boxes of shape \[2, 0, 3\]"),
+        ([np.zeros((1, 4))] * 2, "output boxes as float64"),
+    ],
+)
+def test_lists_of_arrays_that_do_not_fit_are_named(outputs: Any, message: str) -> None:
+    class Wrong(Boxes):
+        def run(self, x: Any) -> Mapping[str, Any]:
+            return {"boxes": outputs, "names": [[]] * len(x)}
+
+    with pytest.raises(ModelError, match=message):
+        device_of(Wrong).serve(batch(1, 2))
+
+
+def test_samples_of_different_shapes_need_a_dimension_that_varies() -> None:
+    ragged = [np.zeros(2, np.float32), np.zeros(1, np.float32)]
+    with pytest.raises(ModelError, match="let the dimension be -1 and return a list with an array for each sample"):
+        returning(lambda x: {"y": ragged, "n": np.zeros(len(x), np.int64)}).serve(batch(1, 2))
+
+
+def test_what_a_model_says_of_an_input_is_the_clients_error_and_nothing_else_is() -> None:
+    def refuse(x: Any) -> Any:
+        raise BadInput("a mask has 3 values for 4 ids")
+
+    with pytest.raises(BadInputError, match=r"^a mask has 3 values for 4 ids$"):
+        returning(refuse).serve(batch(1, 2))
+
+    def fail(x: Any) -> Any:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        returning(fail).serve(batch(1))
 
 
 @pytest.mark.parametrize("raised", [StopIteration(3), KeyboardInterrupt(), SystemExit(2), GeneratorExit()])

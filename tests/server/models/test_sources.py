@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from batchwright import BadInput, Model
+from batchwright import BadInput, Model, Tensor
 from policies.types import SpecError
 from server.errors import BadInputError
 from server.models.sources import read_again, source_of
@@ -342,3 +342,64 @@ def test_strings_of_an_onnx_model_are_utf8(tmp_path: Path) -> None:
     assert model.run(x=np.array([[b"ab", "é".encode()]], object))["y"].tolist() == [["ab", "é"]]
     with pytest.raises(BadInput, match="input x has a string that is not UTF-8"):
         model.run(x=np.array([[b"\xff", b""]], object))
+
+
+def graph_file(path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], *constants: Any) -> str:
+    """An ONNX file of these nodes; inputs and outputs are shapes of floats by name, or descriptions of values."""
+    onnx = pytest.importorskip("onnx")
+
+    def described(values: dict[str, Any]) -> list[Any]:
+        make, floats = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+        return [make(name, floats, each) if isinstance(each, list) else each for name, each in values.items()]
+
+    graph = onnx.helper.make_graph(nodes, "g", described(inputs), described(outputs), list(constants))
+    opset = onnx.helper.make_opsetid("", 17)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+    return str(path)
+
+
+def loaded_onnx(file: str) -> Any:
+    model = source_of(file).load("m", "pretrained", 8, 1)[1].make()
+    model.load("cpu")
+    return model
+
+
+def test_an_output_that_a_converter_annotates_as_one_sample_is_served_as_it_is(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("ReduceSum", ["x", "axes"], ["label"], keepdims=0)
+    axes = onnx.numpy_helper.from_array(np.array([1]), "axes")
+    model = loaded_onnx(graph_file(tmp_path / "l.onnx", [node], {"x": ["n", 3]}, {"label": [1]}, axes))
+    assert model.outputs["label"] == Tensor("FP32", [])
+    assert model.run(x=np.ones((4, 3), np.float32))["label"].tolist() == [3.0] * 4
+    error = error_of(graph_file(tmp_path / "s.onnx", [node], {"x": [2, 3]}, {"label": [2]}, axes))
+    assert "input x has the static shape [2, 3]" in error
+
+
+def test_probabilities_as_maps_name_the_converters_option(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    kind = onnx.helper.make_map_type_proto(
+        onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    )
+    output = onnx.helper.make_value_info("p", onnx.helper.make_sequence_type_proto(kind))
+    graph = onnx.helper.make_graph(
+        [node], "g", [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])], [output]
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "z.onnx")
+    assert "output p has the type seq(map" in error_of(str(tmp_path / "z.onnx"))
+    assert "convert it with zipmap=False" in error_of(str(tmp_path / "z.onnx"))
+
+
+def test_sizes_that_only_the_model_knows_are_the_clients_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    node = onnx.helper.make_node("Add", ["ids", "mask"], ["y"])
+    shapes = {"ids": ["n", "a"], "mask": ["n", "b"]}
+    model = loaded_onnx(graph_file(tmp_path / "m.onnx", [node], shapes, {"y": ["n", "c"]}))
+    ids, mask = np.ones((1, 4), np.float32), np.ones((1, 3), np.float32)
+    with pytest.raises(BadInput, match=r"the model does not take this sample: .*3 by 4"):
+        model.run(ids=ids, mask=mask)
+    assert capfd.readouterr().err == "", "nothing is printed between the lines of the log"
+    assert model.run(ids=ids, mask=ids)["y"].tolist() == [[2.0] * 4]
