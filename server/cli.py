@@ -32,7 +32,15 @@ _GROUPS = {
     "Policy": ("policy", "w2", "slo_p95_ms"),
     "HTTP and gRPC": ("gateways", "host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key"),
     "Limits": (
-        *("queue_capacity", "queue_bytes", "hung_after_s", "header_timeout_s", "body_timeout_s", "read_timeout_s"),
+        *(
+            "queue_capacity",
+            "queue_bytes",
+            "max_json_bytes",
+            "hung_after_s",
+            "header_timeout_s",
+            "body_timeout_s",
+            "read_timeout_s",
+        ),
         *("answer_timeout_s", "drain_delay_s"),
     ),
     "Logs and traces": ("log_level", "log_format", "otlp_endpoint"),

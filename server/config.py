@@ -151,6 +151,9 @@ class Settings(BaseSettings):
         description="memory budget of all calls from their first byte to the end of the response, bytes; "
         "one call may use half of it",
     )
+    max_json_bytes: int = Field(
+        8 * 2**20, ge=2**16, le=64 * 2**20, description="maximum size of the JSON part of a call, bytes"
+    )
     hung_after_s: float = Field(
         30.0,
         gt=0,

@@ -53,7 +53,6 @@ _LONG_JSON = 65536  # bytes; parsing more takes milliseconds
 _MEMORY_PER_JSON = 4  # bytes of tensors per byte of JSON, at most: `1,` may become an INT64
 JSON_REMEDY = "send tensors as binary data, or fewer samples per call"
 ANY_BODY = BodyLimit(MAX_BODY_BYTES, "send fewer samples per call")
-JSON_BODY = BodyLimit(MAX_JSON_BYTES, JSON_REMEDY)
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Inference(Generic[FleetT]):
         user_code: limits their concurrent calls to `_USER_THREADS`, so that waiting calls can be cancelled.
         parsing: limits concurrent parsing of long JSON documents to one, since parsing blocks the interpreter.
         calls: number of open calls by model and revision.
+        max_json_bytes: of the JSON part of a call.
     """
 
     models: dict[str, ServedModel]
@@ -93,6 +93,7 @@ class Inference(Generic[FleetT]):
     user_pool: Pool = field(default_factory=lambda: ThreadPoolExecutor(_USER_THREADS, "user-code"))
     user_code: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_USER_THREADS))
     calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    max_json_bytes: int = MAX_JSON_BYTES
     _ended: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)  # set after the last of these calls
 
     async def serve(self, name: str | None, answer: Answer, context: RequestContext) -> None:
@@ -283,11 +284,11 @@ class Inference(Generic[FleetT]):
             RejectedError: the memory budget has no room for the parsed values.
         """
         if len(document) <= _LONG_JSON:
-            check_json(document, JSON_REMEDY)
+            check_json(document, JSON_REMEDY, self.max_json_bytes)
             parsed = parse()
         else:
             async with self.parsing:
-                size: JsonSize = await self.run_in_thread(check_json, document, JSON_REMEDY)
+                size: JsonSize = await self.run_in_thread(check_json, document, JSON_REMEDY, self.max_json_bytes)
                 with context.memory.temporarily(size.memory):
                     parsed = await self.run_in_thread(parse)
         context.memory.grow(_MEMORY_PER_JSON * len(document))

@@ -155,6 +155,7 @@ class GatewayHub:
             gateways=self._expected,
             log=(settings.log_level, settings.log_format),
             queue_capacity=settings.queue_capacity,
+            max_json_bytes=settings.max_json_bytes,
             memory=settings.queue_bytes // (self._expected + 1),  # one share is that of the serving process
             host=settings.host,
             api_key_file=settings.api_key_file,

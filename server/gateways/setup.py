@@ -15,6 +15,7 @@ class GatewaySetup(NamedTuple):
         gateways: number of gateways.
         log: lowest level and format of the log.
         queue_capacity: maximum number of waiting requests.
+        max_json_bytes: of the JSON part of a call.
         memory: the gateway's share of the memory budget of all calls, bytes.
         host: host name that the server is bound to.
         api_key_file: file of API keys; None without keys.
@@ -27,6 +28,7 @@ class GatewaySetup(NamedTuple):
     gateways: int
     log: tuple[str, str]
     queue_capacity: int
+    max_json_bytes: int
     memory: int
     host: str
     api_key_file: Path | None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from server.errors import BadInputError, TooLargeError
 
-MAX_JSON_BYTES = 2**20
+MAX_JSON_BYTES = 8 * 2**20  # by default; an image of 224 x 224 pixels as FP32 takes 3.3 MB
 MAX_BRACKETS = 2**16  # an image of 224 x 224 pixels as nested lists has 50,625 opening ones
 MAX_NESTING = 32
 # Upper bounds on memory, bytes
@@ -70,19 +70,20 @@ def measure_json(text: bytes) -> JsonSize:
     return JsonSize(length, lists, objects, values + 1, int(np.cumsum(steps, dtype=np.int32).max()))
 
 
-def check_json(text: bytes, remedy: str) -> JsonSize:
+def check_json(text: bytes, remedy: str, most: int = MAX_JSON_BYTES) -> JsonSize:
     """Measure a JSON text and check it against the limits.
 
     Args:
         text: the whole document.
         remedy: what the client should do if the document is too large, for the error message.
+        most: bytes of the longest text.
 
     Raises:
-        TooLargeError: the text is longer than `MAX_JSON_BYTES`, or has more than `MAX_BRACKETS` lists and objects.
+        TooLargeError: the text is longer than `most`, or has more than `MAX_BRACKETS` lists and objects.
         BadInputError: the text is nested deeper than `MAX_NESTING`.
     """
-    if len(text) > MAX_JSON_BYTES:
-        raise TooLargeError(f"the JSON has {len(text)} bytes, over {MAX_JSON_BYTES}; {remedy}")
+    if len(text) > most:
+        raise TooLargeError(f"the JSON has {len(text)} bytes, over {most}; {remedy}")
     size = measure_json(text)
     if size.lists + size.objects > MAX_BRACKETS:
         raise TooLargeError(

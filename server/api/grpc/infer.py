@@ -11,12 +11,12 @@ from server.api.grpc.http_request import HttpRequest, model_path
 from server.api.grpc.messages import message_class
 from server.errors import BadInputError, ServerError, TooLargeError, quote
 from server.models.signature import DTYPES
-from server.transport.json_limits import MAX_JSON_BYTES
 
 _Request, _Response = message_class("ModelInferRequest"), message_class("ModelInferResponse")
 _RAW_INPUT_CONTENTS = _Request.DESCRIPTOR.fields_by_name["raw_input_contents"].number
 _LENGTH_DELIMITED = 2  # the wire type of all fields of the message
 _MAX_FIELDS = 1024
+_MAX_TYPED = 2**20  # bytes beside raw_input_contents, of which protobuf makes far larger objects
 _MAX_VARINT = 10  # bytes
 _TYPED = {  # the field of `contents` by datatype; values of FP16 and BF16 have none
     "BOOL": "bool_contents",
@@ -58,9 +58,9 @@ def split_message(message: bytes) -> tuple[bytes, list[memoryview]]:
         at = end
         if len(raw) + len(others) > _MAX_FIELDS:
             raise _malformed(f"it has over {_MAX_FIELDS} fields")
-    if size > MAX_JSON_BYTES:
+    if size > _MAX_TYPED:
         raise TooLargeError(
-            f"the call has {size} bytes beside raw_input_contents, over {MAX_JSON_BYTES}; send tensors there, or fewer "
+            f"the call has {size} bytes beside raw_input_contents, over {_MAX_TYPED}; send tensors there, or fewer "
             "samples per call"
         )
     return b"".join(others), raw

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from server.api.inference import ANY_BODY, JSON_BODY, JSON_REMEDY, Inference
+from server.api.inference import ANY_BODY, JSON_REMEDY, Inference
 from server.api.open_inference.documents import VERSION
 from server.api.open_inference.protocol import (
     CallHeader,
@@ -21,7 +21,7 @@ from server.api.open_inference.protocol import (
 from server.errors import NotFoundError, TooLargeError
 from server.models.model import ServedModel
 from server.transport.content_encoding import compress
-from server.transport.request import JSON_CONTENT, Handler, Headers, RequestContext
+from server.transport.request import JSON_CONTENT, BodyLimit, Handler, Headers, RequestContext
 
 _BINARY_CONTENT = (b"content-type", b"application/octet-stream")
 _MIN_COMPRESSED = 1024  # bytes; compressing less costs more than it saves
@@ -76,9 +76,11 @@ class Infer:
 
     async def _read(self, model: ServedModel, context: RequestContext) -> InferCall:
         length = parse_header_length(context.headers.get(b"inference-header-content-length"))
-        if length is not None and length > JSON_BODY.max_bytes:
-            raise TooLargeError(f"the JSON has {length} bytes, over {JSON_BODY.max_bytes}; {JSON_REMEDY}")
-        body = await self._inference.read(model, context, JSON_BODY if length is None else ANY_BODY)
+        most = self._inference.max_json_bytes
+        if length is not None and length > most:
+            raise TooLargeError(f"the JSON has {length} bytes, over {most}; {JSON_REMEDY}")
+        limit = BodyLimit(most, JSON_REMEDY) if length is None else ANY_BODY
+        body = await self._inference.read(model, context, limit)
         if length == 0:
             return raw_call(body, model.signature)
         document = document_of(body, length)

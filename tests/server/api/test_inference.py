@@ -647,14 +647,14 @@ def test_a_long_document_is_parsed_with_a_reservation_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
-        ([], b"{" + b" " * 2**20 + b"}"),
-        ([(b"content-encoding", b"gzip")], gzip.compress(b"{" + b" " * 2**24 + b"}")),
-        ([(b"inference-header-content-length", b"2000000")], bytes(3_000_000)),
-        ([(b"content-length", b"2000000")], b""),
+        ([], b"{" + b" " * 2**23 + b"}"),
+        ([(b"content-encoding", b"gzip")], gzip.compress(b"{" + b" " * 2**26 + b"}")),
+        ([(b"inference-header-content-length", b"9000000")], bytes(10_000_000)),
+        ([(b"content-length", b"9000000")], b""),
     ],
     ids=["long", "compressed", "before a tensor", "announced"],
 )
-def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[Any], body: bytes) -> None:
+def test_the_error_for_json_over_the_limit_proposes_binary_data(headers: list[Any], body: bytes) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -666,7 +666,7 @@ def test_the_error_for_json_over_a_mebibyte_proposes_binary_data(headers: list[A
         await settle()
         while pool.jobs:
             await pool.run()
-            assert inference.budget.reserved < 2.5 * 2**20
+            assert inference.budget.reserved < 2.5 * 2**23
         await call
         assert sent[0]["status"] == 413
         assert "send tensors as binary data" in json.loads(sent[1]["body"])["error"]

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -62,7 +63,7 @@ WORST = {
 
 @pytest.mark.parametrize("item", WORST.values(), ids=WORST.keys())
 def test_parsing_takes_no_more_memory_than_was_reserved(item: bytes) -> None:
-    count = min(MAX_BRACKETS - 2, MAX_JSON_BYTES // (len(item) + 1) - 2)
+    count = min(MAX_BRACKETS - 2, 2**20 // (len(item) + 1) - 2)
     text = b"[" + b",".join([item] * count) + b"]"
     reserved = check_json(text, "").memory
     tracemalloc.start()
@@ -82,7 +83,11 @@ def test_an_image_as_json_is_within_the_limits_nested_or_flat() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "says"),
     [
-        (b'{"inputs":[' + b"[]," * (MAX_JSON_BYTES // 3) + b"1]}", TooLargeError, "the JSON has 1048.* bytes"),
+        (
+            b'{"inputs":[' + b"[]," * (MAX_JSON_BYTES // 3) + b"1]}",
+            TooLargeError,
+            "the JSON has 8388620 bytes, over 8388608",
+        ),
         (b"[" + b"[]," * MAX_BRACKETS + b"1]", TooLargeError, "65537 lists and objects, over 65536"),
         (b"[" * 33 + b"]" * 33, BadInputError, "nested 33 deep, over 32"),
         (b'{"a":' * 33 + b"1" + b"}" * 33, BadInputError, "nested 33 deep, over 32"),
@@ -106,3 +111,12 @@ def test_the_error_for_other_json_than_an_object_names_the_body() -> None:
     for text, says in ((b"{", "the body is not valid JSON"), (b"[1]", r"the body is \[1\]; send an object")):
         with pytest.raises(BadInputError, match=says):
             parse_object(text, "body", "an object")
+
+
+def test_an_image_of_floats_as_json_is_within_the_limit_and_another_limit_may_be_given() -> None:
+    image = np.random.default_rng(0).random((3, 224, 224), np.float32)
+    text = orjson.dumps({"inputs": [{"data": image.tolist()}]})
+    assert 2**21 < len(text) < MAX_JSON_BYTES
+    assert check_json(text, "").values > 150_000
+    with pytest.raises(TooLargeError, match=r"over 2097152; send less"):
+        check_json(text, "send less", 2**21)
