@@ -18,7 +18,7 @@ class Sample:
     """One sample of a call, from its input to its result; the payload of its request.
 
     Attributes:
-        call: the call that it belongs to.
+        call: the call that it belongs to, until that is answered.
         input: as the model's codec made it; None once it was served.
         size: predicted service time when served alone, s; 0 where requests do not differ.
         shape: only samples of equal shapes share a batch; empty where the shapes do not differ.
@@ -128,6 +128,8 @@ class Call:
         """Count one more sample with an output; the last one completes the call."""
         self.missing -= 1
         if self.missing == 0 and not self.future.done():
+            for sample in self.samples:
+                del sample.call  # it has the future, whose result they are: a cycle, which only the collector would free
             self.future.set_result(self.samples)
 
     def fail(self, error: ServerError) -> None:

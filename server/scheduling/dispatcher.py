@@ -458,7 +458,6 @@ class Dispatcher:
                 if following is not None and not following.batch.inputs:
                     following = None  # a stage of the failed batch itself
                 await self._recover(run, error, following)
-                error.__traceback__ = None  # its frames refer to the inputs and to the future that has it: a cycle
             else:
                 began = completion.finished
                 following = self._lookahead.end(began)
@@ -493,6 +492,7 @@ class Dispatcher:
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
         _log.error("%s: a batch of %d failed", batch.model, len(launch.requests), exc_info=None if known else error)
+        error.__traceback__ = None  # its frames have the inputs
         self._metrics.device_fault(batch.model, type(error).__name__)
         try:
             recovery = await recover(self._run, self._restart, batch, error)
@@ -591,9 +591,10 @@ class Dispatcher:
             sample.batch_size, sample.device, sample.energy_source = batch.size, batch.device, batch.energy_source
             sample.waiting = request.started - request.arrival
             sample.service = batch.service if batch.whole else batch.ended - request.started
-            sample.call.complete()
-            if not sample.call.missing:
-                self._admission.observe(sample.call.earliest, now)
+            call = sample.call
+            call.complete()
+            if not call.missing:
+                self._admission.observe(call.earliest, now)
         asyncio.get_running_loop().call_soon(self._account, batch, self._batcher.queue_length)
 
     def _account(self, batch: BatchRecord, waiting: int) -> None:

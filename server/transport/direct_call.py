@@ -188,8 +188,12 @@ class DirectCall(CancellableContext):
             await flow.drain()  # the client does not read its previous responses
         if self._disconnected:
             return
+        if len(body) <= CHUNK:
+            self.release_memory()
         self._write_head(status, len(body), headers, body[:CHUNK])
         for start in range(CHUNK, len(body), CHUNK):
+            if start + CHUNK >= len(body):
+                self.release_memory()
             if not await self._write(body[start : start + CHUNK]):
                 return
         self._complete()

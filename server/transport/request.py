@@ -130,6 +130,12 @@ class RequestContext(ABC):
             headers.append((b"retry-after", str(error.retry_after).encode()))
         await self.respond(error.status, render_error(str(error)), headers)
 
+    def release_memory(self) -> None:
+        """End the reservation of a call whose last piece is about to be sent: its client may send the next one then."""
+        memory: Reservation | None = getattr(self, "memory", None)
+        if memory is not None:
+            memory.resize(0)
+
     def ended(self) -> float:
         """Return the end of the request: the instant of its answer, now where there is none, s of time.monotonic."""
         return min(monotonic(), self.answered)
@@ -243,6 +249,8 @@ class AsgiContext(RequestContext):
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send the response by `send`."""
         await self._start(status, len(body), headers)
+        if len(body) <= CHUNK:
+            self.release_memory()
         await self.send({"type": "http.response.body", "body": body})
 
     async def respond_in_pieces(self, status: int, length: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
@@ -276,6 +284,8 @@ class AsgiContext(RequestContext):
         body, more = message["body"], message.get("more_body", False)
         for end in range(CHUNK, len(body) + CHUNK, CHUNK):
             chunk = body[end - CHUNK : end]
+            if end >= len(body) and not more:
+                self.release_memory()
             await self._send({**message, "body": chunk, "more_body": more or end < len(body)})
             await asyncio.sleep(0)  # serve other connections in between, also if this client reads fast
 
@@ -295,7 +305,7 @@ class DisconnectWatch:
     def __init__(self, context: AsgiContext, future: "asyncio.Future[Any]", time_limit: float) -> None:
         """Watch until `stop`; `time_limit` is that of the future, s."""
         self._context = context
-        self._future = future
+        self._future: asyncio.Future[Any] | None = future
         self._task: asyncio.Task[None] | None = None
         loop = future.get_loop()  # without a system call, unlike asyncio.get_running_loop
         self._timeout_timer = None if time_limit == inf else loop.call_later(time_limit, self._expire)
@@ -313,6 +323,7 @@ class DisconnectWatch:
             self._timeout_timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._task = self._future = None  # the task refers to this, and the future's exception to the call's samples
 
     def start(self) -> None:
         """Start the task that waits for the disconnect."""
@@ -326,7 +337,7 @@ class DisconnectWatch:
         self._cancel(self._context.expired_error)
 
     def _cancel(self, reason: Callable[[], Exception]) -> None:
-        if self._future.cancel():
+        if self._future is not None and self._future.cancel():
             self.reason = reason
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import io
+import logging
 import re
 import time
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from policies.rules.control_limit import static
 from server.api.inference import Inference
 from server.api.open_inference.infer import Infer
 from server.api.predict import Predict
+from server.errors import BadInputError
 from server.models.images.codec import emulated_model
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
@@ -180,3 +183,68 @@ def test_the_time_of_a_call_ends_with_its_answer(loop: str, monkeypatch: pytest.
             assert float(counted) == pytest.approx(calls[0].answered - calls[0].began, abs=1e-6)
 
     run(scenario(), loop)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_inputs_and_outputs_of_a_call_are_freed_at_its_end_without_the_collector(direct: bool, loop: str) -> None:
+    """Also where it is refused after its batch, fails, expires in the queue or is cancelled."""
+    seen = list[weakref.ref[Any]]()
+
+    def watch(inference: Inference) -> None:
+        submit = inference.fleet.submit
+
+        def watched(model: str, inputs: Any, *rest: Any) -> Any:
+            seen.extend(map(weakref.ref, inputs))
+            return submit(model, inputs, *rest)
+
+        inference.fleet.submit = watched  # type: ignore[assignment]
+
+    async def scenario() -> None:
+        async with inferring(direct, batch_size=1) as (server, inference, executor):
+            watch(inference)
+
+            def outputs(inputs: Any) -> Any:
+                made = [np.arange(1000, dtype=np.float32) for _ in inputs]
+                seen.extend(map(weakref.ref, made))
+                return made
+
+            def fail(error: Exception) -> Any:
+                raise error
+
+            for status, serves in (
+                (200, outputs),
+                (400, lambda _: fail(BadInputError("a value is wrong"))),
+                (500, lambda _: fail(ValueError("a bug"))),
+            ):
+                executor.fault = serves
+                responses, _ = await exchange(await server.pair(), [post(INFER, PIXELS, RAW)], server.busy)
+                assert [one.status for one in responses] == [status]
+                await settle()
+                executor.log.clear()
+                assert [number for number, each in enumerate(seen) if each() is not None] == [], f"after {status}"
+        async with inferring(direct, batch_size=2) as (server, inference, executor):
+            watch(inference)
+            sent = [post(INFER, PIXELS, RAW, b"X-Timeout-Ms: 30")]
+            responses, _ = await exchange(await server.pair(), sent, server.busy)
+            assert [one.status for one in responses] == [504]
+            await settle()
+            assert [number for number, each in enumerate(seen) if each() is not None] == [], "after its expiry"
+            client = await server.pair()
+            await asyncio.to_thread(client.sendall, post(INFER, PIXELS, RAW))
+            await until(lambda: inference.fleet.waiting)
+            for connection in server.connections:
+                connection.abort()
+            client.close()
+            await until(lambda: not inference.fleet.open_calls)
+            await settle()
+            assert [number for number, each in enumerate(seen) if each() is not None] == [], "after it was cancelled"
+
+    gc.collect()
+    gc.disable()
+    logging.disable()  # pytest keeps the records, with the frames of their exceptions
+    try:
+        run(scenario(), loop)
+    finally:
+        logging.disable(logging.NOTSET)
+        gc.enable()
+    assert len(seen) == 6
