@@ -185,7 +185,7 @@ class Measurement:
         for name in self._call.models:
             self._loaded[name] = load(name, self._call.largest, self._call.references)
         if not self._call.rehearse:
-            time.sleep(max(0.0, self._call.until["idle"] - time.monotonic()))
+            time.sleep(max(0.0, self._call.until["idle"] - time.monotonic()))  # no time where it was restarted
         if (end := time.monotonic() - 0.2) > began:
             self._recorder.add("idle", begin=began, end=end)
 
@@ -395,7 +395,8 @@ def main() -> None:
     measurement = Measurement(call, recorder)
     recorder.add("device", name=measurement.name)
     for part in PARTS:
-        recorder.part(part, call.until.get(part, inf), getattr(measurement, part))
+        until = inf if part in ("idle", "placement") else call.until[part]  # all others need what these two make
+        recorder.part(part, until, getattr(measurement, part))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # W3C Trace Context: version, trace id, parent id, flags; later versions may add fields
 _TRACEPARENT = re.compile(rb"(?!ff)([\da-f]{2})-(?!0{32})([\da-f]{32})-(?!0{16})[\da-f]{16}-([\da-f]{2})(-.*)?")
 GRPC_PREFIX = "/inference.GRPCInferenceService/"
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
 # Routes without a key: pages, health and metrics; the dashboard shows what /metrics exports, and signatures of models
 _ASSETS = ("app.js", "charts.js", "form.js", "style.css", "plotly.js", "plotly.css")
 _LIVE = ("/live", "/live/policy", "/live/form")
-_HEALTH = (f"{GRPC_PREFIX}ServerLive", f"{GRPC_PREFIX}ServerReady")
+_HEALTH = (f"{GRPC_PREFIX}ServerLive", f"{GRPC_PREFIX}ServerReady", f"{HEALTH_PREFIX}Check")
 _PAGES = ("/", "/docs", "/openapi.json", "/metrics", *(f"/assets/{file}" for file in _ASSETS))
 _PUBLIC = frozenset((*_PAGES, *_LIVE, *_HEALTH))
 _PUBLIC_PREFIX = "/v2/health/"

@@ -73,6 +73,9 @@ _MESSAGES = {
     "ModelRepositoryParameter": "bool bool_param = 1; int64 int64_param = 2; string string_param = 3; "
     "bytes bytes_param = 4",
     "RepositoryModelResponse": "",
+    # of grpc.health.v1, whose status is an enumeration: a number, too
+    "HealthCheckRequest": "string service = 1",
+    "HealthCheckResponse": "int32 status = 1",
 }
 _FIELD = re.compile(r"(repeated |map<string, )?(\w+)>? (\w+) = (\d+)")
 

@@ -1,4 +1,4 @@
-"""The methods of inference.GRPCInferenceService, each with the HTTP route that serves it."""
+"""The methods of inference.GRPCInferenceService and grpc.health.v1.Health, with the HTTP routes that serve them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -63,6 +63,13 @@ def _of_model(suffix: str = "") -> Callable[[Any], HttpRequest]:
     return lambda message: HttpRequest("GET", model_path(message.name, message.version) + suffix)
 
 
+def _health(message: Any) -> HttpRequest:
+    """Readiness of the server, or of the model with the name of a service."""
+    if message.service in ("", "inference.GRPCInferenceService"):
+        return HttpRequest("GET", "/v2/health/ready")
+    return HttpRequest("GET", f"{model_path(message.service, '')}/ready")
+
+
 def _statistics(message: Any) -> HttpRequest:
     """Statistics of one model, or of all models without a name."""
     return _of_model("/stats")(message) if message.name else HttpRequest("GET", "/v2/models/stats")
@@ -91,6 +98,7 @@ def _route(
     return Route(message_class(request), to_http, message_class(response), to_fields)
 
 
+_SERVING, _NOT_SERVING = 1, 2  # grpc.health.v1.HealthCheckResponse.ServingStatus
 _Nothing = "RepositoryModelResponse"  # a message without fields
 ROUTES = {
     "ServerLive": _get("/v2/health/live", "ServerLiveResponse"),
@@ -107,4 +115,12 @@ ROUTES = {
     ),
     "RepositoryModelLoad": _route("RepositoryModelRequest", _change("load"), _Nothing),
     "RepositoryModelUnload": _route("RepositoryModelRequest", _change("unload"), _Nothing),
+}
+HEALTH_ROUTES = {  # without Watch: clients that want it take an unimplemented one for healthy
+    "Check": _route(
+        "HealthCheckRequest",
+        _health,
+        "HealthCheckResponse",
+        lambda document: {"status": _SERVING if document.get("ready") else _NOT_SERVING},
+    ),
 }

@@ -22,12 +22,12 @@ from policies.types import SpecError
 from server.api.grpc.context import GrpcContext
 from server.api.grpc.http_request import HttpRequest
 from server.api.grpc.infer import read_infer, split_message, write_infer
-from server.api.grpc.routes import ROUTES, Route
+from server.api.grpc.routes import HEALTH_ROUTES, ROUTES, Route
 from server.api.inference import MAX_BODY_BYTES, Inference
 from server.errors import INTERNAL_ERROR, BadInputError, RejectedError, ServerError, render_error
 from server.transport.connection import Listener
 from server.transport.connection_limits import max_connections
-from server.transport.middleware import GRPC_PREFIX, RequestMiddleware
+from server.transport.middleware import GRPC_PREFIX, HEALTH_PREFIX, RequestMiddleware
 
 _log = logging.getLogger("batchwright.grpc")
 _GRPC_LOGGER = "grpc._cython.cygrpc"
@@ -125,10 +125,14 @@ class GrpcServer:
         ]
         logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_response)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-        methods = {name: self._method(name, partial(self._read, route), route.write) for name, route in ROUTES.items()}
-        methods["ModelInfer"] = self._method("ModelInfer", self._read_infer, write_infer)
-        service = GRPC_PREFIX.strip("/")
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        for prefix, routes in ((GRPC_PREFIX, ROUTES), (HEALTH_PREFIX, HEALTH_ROUTES)):
+            methods = {
+                name: self._method(f"{prefix}{name}", partial(self._read, route), route.write)
+                for name, route in routes.items()
+            }
+            if prefix == GRPC_PREFIX:
+                methods["ModelInfer"] = self._method(f"{prefix}ModelInfer", self._read_infer, write_infer)
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(prefix.strip("/"), methods),))
         try:
             if self._tls is None:
                 server.add_insecure_port(self.address)
@@ -151,9 +155,9 @@ class GrpcServer:
         assert self._tls is not None
         return grpc.ssl_server_certificate_configuration([self._tls.pem])
 
-    def _method(self, name: str, read: _Read, write: _Write) -> grpc.RpcMethodHandler:
+    def _method(self, path: str, read: _Read, write: _Write) -> grpc.RpcMethodHandler:
         """A method; to the library its request is a stream, so that it is called before the message is received."""
-        return grpc.stream_unary_rpc_method_handler(partial(self._serve, f"{GRPC_PREFIX}{name}", read, write))
+        return grpc.stream_unary_rpc_method_handler(partial(self._serve, path, read, write))
 
     async def _serve(self, path: str, read: _Read, write: _Write, _: Any, call: Any) -> bytes:
         """Serve a call: `read` makes the HTTP request of its message, `write` the message of the HTTP response."""

@@ -110,3 +110,38 @@ def test_a_response_that_finds_its_client_gone_is_no_error_in_the_log(caplog: py
 
     asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records if record.name.startswith("grpc")] == ["another error"]
+
+
+@pytest.mark.parametrize(
+    ("service", "status", "body", "answer"),
+    [
+        (b"", 200, b'{"ready":true}', b"\x08\x01"),
+        (b"", 503, b'{"ready":false}', b"\x08\x02"),
+        (b"\n\x1einference.GRPCInferenceService", 200, b'{"ready":true}', b"\x08\x01"),
+        (b"\n\x01m", 200, b'{"name":"m","ready":true}', b"\x08\x01"),
+    ],
+)
+def test_the_standard_health_service_says_whether_the_server_or_a_model_is_ready(
+    service: bytes, status: int, body: bytes, answer: bytes
+) -> None:
+    paths: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        await responding(status, body)(scope, receive, send)
+
+    async def run() -> bytes:
+        async with serving(app, inference()) as channel:
+            found: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(service)
+            return found
+
+    assert asyncio.run(run()) == answer
+    assert paths == ["/v2/models/m/versions/1/ready" if service.endswith(b"m") else "/v2/health/ready"]
+
+
+def test_the_health_of_an_unknown_model_is_not_found_and_watching_is_not_implemented() -> None:
+    unknown = responding(404, b'{"error":"no model x"}')
+    check = outcome(unknown, inference(), lambda each: each.unary_unary("/grpc.health.v1.Health/Check")(b"\n\x01x"))
+    assert check[:2] == (Code.NOT_FOUND, "no model x")
+    watch = outcome(unknown, inference(), lambda each: each.unary_unary("/grpc.health.v1.Health/Watch")(b""))
+    assert watch[0] == Code.UNIMPLEMENTED
