@@ -326,6 +326,26 @@ def test_a_page_without_an_objective_has_no_warning_of_one(running: Server, brow
         assert visit.page.locator("#objective-warning").is_hidden()
 
 
+def test_energies_are_shown_only_of_a_profile_that_has_them(
+    running: Server, browser: "BrowserContext", tmp_path: Path
+) -> None:
+    shown = "document.querySelectorAll('.of-energy').length === 6 && [...document.querySelectorAll('.of-energy')]"
+    with visiting(browser, running.url) as visit:
+        until(visit.page, f"{shown}.every((element) => element.offsetWidth > 0)")
+    times = tmp_path / "times.json"
+    times.write_text(
+        replace(
+            load_profile("googlenet-tesla-p4"), name="times", energies=None, total_energies=None, energy_source="none"
+        ).to_json()
+    )
+    server = serving("googlenet", "--device", f"emulated:{times}", "--policy", "greedy")
+    with server as process, visiting(browser, process.url) as visit:
+        send(process.url, 1)
+        until(visit.page, f"{shown}.every((element) => element.offsetWidth === 0)")
+        until(visit.page, "document.querySelector('#batches td:last-child')?.offsetWidth === 0")
+        assert visit.errors == []
+
+
 def test_a_picture_is_predicted_and_a_swap_updates_the_chart(running: Server, browser: "BrowserContext") -> None:
     with visiting(browser, running.url, dark=True) as visit:
         page = visit.page

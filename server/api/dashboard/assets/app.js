@@ -125,6 +125,7 @@ function showFigures(state) {
   figure("batch", batches ? requests / batches : null);
   figure("p95", recent.at(-1)?.p95 ?? null);
   showObjective(recent.at(-1)?.p95 ?? null, state.slo_ms);
+  document.body.classList.toggle("without-energy", page.view && !known);
   figure("watts", known ? watts.at(-1) ?? null : null);
   figure("energy", each.at(-1) ?? null);
 }
@@ -204,7 +205,6 @@ function showEnergy(points, ago, span, profile) {
   const source = profile.energy_mj ? `From the profile ${profile.name} (energies: ${profile.energy_source}).` : "";
   for (const element of document.querySelectorAll(".energy-source")) text(element, source);
   if (profile.energy_mj) drawEnergy(power, energy, energies(points), ago, span);
-  else for (const element of [power, energy]) showMessage(element, "the profile has no energies");
 }
 
 function showProfile(observed, { service_ms: times, energy_mj: joules }) {
@@ -212,8 +212,7 @@ function showProfile(observed, { service_ms: times, energy_mj: joules }) {
   const dots = (y, label) => observed.map(([size, count, mean]) => ({ size, y: y(size, mean), width: 5 + 9 * Math.sqrt(count / most),
     text: `${label(mean)}${count} batches` }));
   drawProfile(find("chart-service"), ["Service time", "ms", "measured since the start"], times, dots((_, mean) => mean, (mean) => `${mean.toPrecision(4)} ms in `));
-  if (!joules) return showMessage(find("chart-zeta"), "the profile has no energies");
-  drawProfile(find("chart-zeta"), ["Energy of a batch", "mJ", "launched since the start"], joules, dots((size) => joules[size - 1], () => "launched: "));
+  if (joules) drawProfile(find("chart-zeta"), ["Energy of a batch", "mJ", "launched since the start"], joules, dots((size) => joules[size - 1], () => "launched: "));
 }
 
 function showAll() {

@@ -27,17 +27,8 @@ function layout(x, y, more = {}) {
 function draw(element, label, traces, plan) {
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
-  element.classList.remove("empty");
   if (!element.classList.contains("js-plotly-plot")) element.replaceChildren();
   Plotly.react(element, traces, plan, options);
-}
-
-function showMessage(element, text) {
-  if (element.classList.contains("js-plotly-plot")) Plotly.purge(element);
-  element.removeAttribute("role");
-  element.removeAttribute("aria-label");
-  element.classList.add("empty");
-  element.textContent = text;
 }
 
 function line(name, index, x, y, more = {}) {
