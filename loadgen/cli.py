@@ -39,7 +39,7 @@ from policies.command import (
 from policies.cpus import available_cpus
 from policies.files import open_atomically, write_atomically
 from policies.profile import load_profile
-from policies.sample_file import SAMPLE_USAGE
+from policies.sample_file import SAMPLE_USAGE, names_class
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
@@ -168,7 +168,7 @@ def generate_load(
         Path | None,
         typer.Option(
             help="Sample to send as binary tensors (default: synthetic ones, for a model that takes neither images nor "
-            f"texts): {SAMPLE_USAGE}."
+            f"texts), with --sizes cut, or repeated, to each length: {SAMPLE_USAGE}."
         ),
     ] = None,
     give_up_after: Annotated[
@@ -236,8 +236,8 @@ def generate_load(
             "--body is for a server; leave it out": not is_live and bool(body),
             "--body excludes --image, --pixels, --sample and --sizes; leave them out": bool(body)
             and (pixels or any(each is not None for each in (image, sample, sizes))),
-            "--sample excludes --image, --pixels and --sizes; leave them out": sample is not None
-            and (pixels or image is not None or sizes is not None),
+            "--sample excludes --image and --pixels; leave them out": sample is not None
+            and (pixels or image is not None),
             "--processes is for a server; leave it out": not is_live and processes_ != "1",
             "--precise is for a server; leave it out": not is_live and precise,
             "--output takes one run; use --policy instead of --compare": bool(compare) and output is not None,
@@ -249,7 +249,7 @@ def generate_load(
                 api_key
             ),
             **{
-                f"no file {str(path)!r}; give one that exists": not path.exists()
+                f"no file {str(path)!r}; give one that exists": not path.exists() and not names_class(path)
                 for path in (image, sample, *(body or ()))
                 if path
             },

@@ -75,7 +75,7 @@ class LoadTarget:
     def _content(self, model: ModelMetadata) -> client.RequestContent:
         """The content of the requests: the one that is asked for, or what the model takes."""
         if self.sample is not None:
-            return tensor_content(model, self.sample)
+            return tensor_content(model, self.sample, self.lengths)
         if self.pixels:
             return pixel_content(model)
         if takes_images(model) and self.lengths is None:

@@ -1,6 +1,8 @@
-"""Files with one sample of a model of named tensors: FILE.json or FILE.npz."""
+"""Files with one sample of a model of named tensors: FILE.json, FILE.npz, or the class of a model that has samples."""
 
 import json
+import runpy
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +14,18 @@ from numpy.typing import NDArray
 from policies.files import read_text
 from policies.types import SpecError
 
-SAMPLE_USAGE = 'FILE.json with {"inputs": {NAME: nested lists}} of one sample, or FILE.npz with an array for each input'
+SAMPLE_USAGE = (
+    'FILE.json with {"inputs": {NAME: nested lists}} of one sample, FILE.npz with an array for each input, or '
+    "FILE.py:CLASS, the first of the samples() of a model"
+)
 Inputs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]  # dtype and shape of one sample by name; -1 varies
 
 
 def read_sample(path: Path, inputs: Inputs) -> dict[str, NDArray[Any]]:
     """Read one sample, without the batch dimension: arrays of the inputs' dtypes by name.
 
-    FILE.json is {"inputs": {name: nested lists}} or {name: nested lists}; FILE.npz has an array for each name.
+    FILE.json is {"inputs": {name: nested lists}} or {name: nested lists}; FILE.npz has an array for each name; of
+    FILE.py:CLASS it is the first of the class's `samples()`.
 
     Args:
         path: the file.
@@ -36,8 +42,10 @@ def read_sample(path: Path, inputs: Inputs) -> dict[str, NDArray[Any]]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    if names_class(path):
+        return _read_class(path)
     if path.suffix not in (".json", ".npz"):
-        raise SpecError(f"unknown type of the sample {str(path)!r}; give FILE.json or FILE.npz")
+        raise SpecError(f"unknown type of the sample {str(path)!r}; give FILE.json, FILE.npz or FILE.py:CLASS")
     try:
         values = _read_arrays(path) if path.suffix == ".npz" else json.loads(read_text(path))
     except OSError as error:
@@ -52,6 +60,24 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         raise SpecError(f'{path} holds {type(values).__name__}; give {{"inputs": {{name: nested lists}}}}')
     return values
+
+
+def names_class(path: Path) -> bool:
+    """Whether it is FILE.py:CLASS."""
+    return path.suffix.startswith(".py:")
+
+
+def _read_class(path: Path) -> Mapping[str, Any]:
+    file, _, name = str(path).rpartition(":")
+    sys.path.append(str(Path(file).resolve().parent))
+    try:
+        sample: Mapping[str, Any] = dict(runpy.run_path(file)[name]().samples()[0])
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SpecError(f"{path} gives no sample ({reason}); give a class whose samples() returns one") from error
+    finally:
+        sys.path.pop()
+    return sample
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

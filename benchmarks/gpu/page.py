@@ -261,6 +261,9 @@ def draw(profiles: dict[str, Profile], cells: Sequence[dict[str, Any]], path: Pa
             energies.semilogx(
                 sizes, [1e3 * joules / size for size, joules in zip(sizes, profile.energies, strict=True)], label=model
             )
+    for axis in (times.xaxis, times.yaxis, energies.xaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     ours = [cell for cell in cells if cell["server"] == OURS and cell["mean_ms"] is not None]
     for index, policy in enumerate(dict.fromkeys(cell["policy"] for cell in ours)):
         found, colour = [cell for cell in ours if cell["policy"] == policy], f"C{index}"

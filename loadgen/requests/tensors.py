@@ -40,7 +40,8 @@ def tensor_content(
     Args:
         model: the model's metadata.
         sample: file with the sample to send; None sends `SAMPLES` synthetic ones in turn.
-        lengths: length of each request in order, for synthetic samples; None sends half the model's largest length.
+        lengths: length of each request in order, to which the sample is cut or repeated; None sends it as it is, and
+            synthetic ones of half the model's largest length.
 
     Raises:
         SpecError: the file cannot be read, its sample does not fit the model, a datatype is unknown, or a length is
@@ -50,6 +51,8 @@ def tensor_content(
         if tensor.datatype not in _DTYPES:
             raise SpecError(f"{model.name} takes {tensor}; generate-load sends only {', '.join(_DTYPES)}")
     longest = _max_length(model)
+    taken = {each.name: (_DTYPES[each.datatype], each.sample_shape) for each in model.inputs}
+    given = None if sample is None else read_sample(sample, taken)
     if lengths is not None:
         if longest is None:
             raise SpecError(f"{model.name} has samples of one size; leave out --sizes")
@@ -57,16 +60,14 @@ def tensor_content(
             raise SpecError(
                 f"--sizes has {max(lengths)}, the longest sample of {model.name} is {longest}; lower --size-scale"
             )
-        return _content_of_lengths(model, lengths)
-    if sample is None:
+        return _content_of_lengths(model, lengths, given)
+    if given is None:
         rng, size = np.random.default_rng(0), longest and (longest + 1) // 2
         samples = [
             {tensor.name: _synthetic(tensor, rng, size or VARYING) for tensor in model.inputs} for _ in range(SAMPLES)
         ]
     else:
-        samples = [
-            read_sample(sample, {each.name: (_DTYPES[each.datatype], each.sample_shape) for each in model.inputs})
-        ]
+        samples = [given]
     bodies = [tensor_body([(tensor, each[tensor.name]) for tensor in model.inputs], _OUTPUTS) for each in samples]
     return RequestContent(model.infer_path, cycle([body for _, body in bodies]), tensor_headers(bodies[0][0]))
 
@@ -79,13 +80,15 @@ def _max_length(model: ModelMetadata) -> int | None:
         return None
 
 
-def _content_of_lengths(model: ModelMetadata, lengths: Sequence[int]) -> RequestContent:
-    """Parts of one synthetic sample; the JSON documents of all bodies are filled with spaces to the longest."""
+def _content_of_lengths(
+    model: ModelMetadata, lengths: Sequence[int], sample: Mapping[str, NDArray[Any]] | None
+) -> RequestContent:
+    """Parts of one sample; the JSON documents of all bodies are filled with spaces to the longest."""
     rng = np.random.default_rng(0)
-    longest = {tensor.name: _synthetic(tensor, rng, max(lengths)) for tensor in model.inputs}
+    whole = sample or {tensor.name: _synthetic(tensor, rng, max(lengths)) for tensor in model.inputs}
 
     def body(length: int, document: int = 0) -> tuple[int, bytes]:
-        parts = [(tensor, _cut(longest[tensor.name], tensor, length)) for tensor in model.inputs]
+        parts = [(tensor, _resized(whole[tensor.name], tensor, length)) for tensor in model.inputs]
         return tensor_body(parts, _OUTPUTS, document)
 
     document, _ = body(max(lengths))
@@ -93,9 +96,12 @@ def _content_of_lengths(model: ModelMetadata, lengths: Sequence[int]) -> Request
     return RequestContent(model.infer_path, bodies, tensor_headers(document))
 
 
-def _cut(array: NDArray[Any], tensor: TensorMetadata, length: int) -> NDArray[Any]:
-    """The array with the dimensions that vary cut to a length."""
-    return array[tuple(slice(length) if size == -1 else slice(None) for size in tensor.sample_shape)]
+def _resized(array: NDArray[Any], tensor: TensorMetadata, length: int) -> NDArray[Any]:
+    """The array with the dimensions that vary cut, or repeated, to a length."""
+    for axis, size in enumerate(tensor.sample_shape):
+        if size == -1:
+            array = array.take(range(length), axis, mode="wrap")
+    return array
 
 
 def tensor_body(

@@ -392,7 +392,6 @@ def test_a_usage_error_leaves_no_file_behind(shell: Shell, tmp_path: Path) -> No
         ([*GREEDY, "--pixels", *LOAD], "are for a server"),
         ([URL, "--pixels", "--image", "x.jpg", *LOAD], "exclude each other"),
         ([URL, "--pixels", "--sample", "x.json", *LOAD], "--sample excludes"),
-        ([URL, "--sizes", "uniform:1:2", "--sample", "x.json", *LOAD], "--sample excludes"),
         ([*GREEDY, "--sample", "x.json", *LOAD], "--sample is for a server"),
         ([URL, "--sample", "x.json", *LOAD], "no file 'x.json'"),
         ([*SIMULATE, "--compare", "greedy", "--output", "x", *LOAD], "--output takes one run"),

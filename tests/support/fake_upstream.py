@@ -59,6 +59,7 @@ class FakeUpstream:
     Attributes:
         metadata: of its models.
         config: of its models; None: it has no such route.
+        server: the metadata of the server; None: it has no such route.
         ready: status of the readiness route.
         reply: answers a call; it may block.
         tls: of a server that speaks TLS.
@@ -68,6 +69,7 @@ class FakeUpstream:
 
     metadata: Any = field(default_factory=lambda: metadata(x=("FP32", [-1, 2])))
     config: Any = field(default_factory=lambda: {"max_batch_size": 8})
+    server: Any = None
     ready: int = 200
     reply: Callable[[Inference], Reply] = Inference.echo
     tls: ssl.SSLContext | None = None
@@ -134,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         route = self.path.removeprefix("/v2/models/echo")
-        document = {"": self.fake.metadata, "/config": self.fake.config}.get(route)
+        document = {"": self.fake.metadata, "/config": self.fake.config, "/v2": self.fake.server}.get(route)
         if route == "/ready":
             self._respond((self.fake.ready, {}, b""))
         elif document is None:

@@ -143,7 +143,7 @@ def test_the_documents_of_the_protocol_are_served(server: Server) -> None:
     for base in ("/v2/models/googlenet", "/v2/models/googlenet/versions/1"):
         metadata = fetch(server.url, base).json
         assert metadata["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 224, 224, 3]}]
-        assert metadata["parameters"] == {"weights": "emulated"}
+        assert metadata["parameters"] == {"weights": "emulated", "exif_orientation": "ignored"}
         assert server.metric("batchwright_random_weights") == {'{model="googlenet"}': 0.0}
         assert fetch(server.url, f"{base}/ready").status == 200
         assert fetch(server.url, f"{base}/config").json["max_batch_size"] == 32

@@ -63,7 +63,7 @@ class DescriptionRoutes:
         return JSONResponse(server_metadata("batchwright", self._version))
 
     async def metadata(self, request: Request) -> Response:
-        """GET /v2/models/{m}; the parameters are the origin of the weights and the limits of texts."""
+        """GET /v2/models/{m}; the parameters are the origin of the weights and what limits the inputs."""
         model = self._model(request)
         parameters = {"weights": model.weights, **model.codec.metadata_parameters()}
         return JSONResponse(model_metadata(model_description(model)) | {"parameters": parameters})

@@ -69,6 +69,10 @@ class ImageCodec(Codec):
         image = TensorSpec("image", {"UINT8": self.shape, "BYTES": ()})
         return Signature((image,), (TensorSpec("logits", {"FP32": (labels,)}),))
 
+    def metadata_parameters(self) -> dict[str, Any]:
+        """That the orientation in a photo's EXIF data is ignored, as torchvision's loaders do."""
+        return {"exif_orientation": "ignored"}
+
     def from_body(self, body: bytes, _: str) -> Inputs:
         """One encoded image."""
         return self._encoded([body])

@@ -193,7 +193,12 @@ class TensorCodec(Codec):
             return {"outputs": {each.name: to_lists(each.name, output[each.name], each.datatype) for each in specs}}
         try:
             rendered = self.model.render(output)
-            return {"outputs": orjson.loads(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))}
+            document = orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY)
+            if b"null" in document:
+                _check_finite(rendered)
+            return {"outputs": orjson.loads(document)}
+        except ModelError:
+            raise
         except BaseException as error:
             _log.exception("render of the model %s failed", type(self.model).__name__)
             raise ModelError(f"render of the model failed with {type(error).__name__}") from error
@@ -270,6 +275,21 @@ def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
         }
     except SpecError as error:
         raise ModelError(str(error)) from error
+
+
+def _check_finite(rendered: Any) -> None:
+    """Check what a model's `render` returned, since orjson writes null for NaN and infinities.
+
+    Raises:
+        ModelError: a number of it is not finite.
+    """
+    if isinstance(rendered, Mapping):
+        rendered = list(rendered.values())
+    if isinstance(rendered, list | tuple):
+        for each in rendered:
+            _check_finite(each)
+    elif isinstance(rendered, float | np.floating | np.ndarray) and not np.isfinite(rendered).all():
+        raise ModelError("render of the model returned NaN or infinity, which JSON does not have")
 
 
 def _specs(tensors: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:

@@ -26,6 +26,7 @@ _NO_CONFIG = (400, 404, 405, 501)  # statuses of servers without the model confi
 _UNAVAILABLE = (401, 403, 404, 429, 502, 503, 504)  # not caused by the samples: access, rate limits, gateways
 _KEY_REMEDY = "no key is sent, so let that server take calls without one"
 _READY_REMEDY = "name a model that is ready there"
+_BINARY = "binary_tensor_data"  # the extension in which batches are sent
 _BATCH_REMEDY = "set max_batch_size, or a dynamic first dimension, on that server"
 
 
@@ -75,10 +76,13 @@ class UpstreamModel(Model):
         self._connection = UpstreamConnection(upstream)
         try:
             self.description = self._describe(_START_TIMEOUT)
+            extensions = self._get("/v2", _START_TIMEOUT, _NO_CONFIG).get("extensions")
         except (DeviceUnavailableError, ModelError) as error:
             raise SpecError(f"{self._where}: {error}; start that server first, or fix the URL") from error
         finally:
             self._connection.close()
+        lacks = isinstance(extensions, list) and _BINARY not in extensions
+        self._hint = f"; its server does not list the extension {_BINARY}, in which batches are sent" if lacks else ""
         self.inputs = self.description.inputs  # type: ignore[misc]
         self.outputs = self.description.outputs  # type: ignore[misc]
         self.max_batch_size = self.description.max_batch_size  # type: ignore[misc]
@@ -139,8 +143,9 @@ class UpstreamModel(Model):
         headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(document))}
         response = self._connection.call("POST", f"{self._path}/infer", [document, *data], headers)
         if response.status == 200:
+            self._hint = ""
             return self._outputs(response)
-        answered = f"{self.upstream.model} answered {response.status}: {_error_of(response.body)}"
+        answered = f"{self.upstream.model} answered {response.status}: {_error_of(response.body)}{self._hint}"
         if response.status in _UNAVAILABLE:
             raise DeviceUnavailableError(answered)
         if len(samples) == 1:
@@ -252,7 +257,7 @@ def _binary(array: NDArray[Any], datatype: str) -> Part:
 def _error_of(body: bytes) -> str:
     """The error in a response, in one short line."""
     try:
-        text = orjson.loads(body)["error"]
+        text = orjson.loads(body)["error"] or ""
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode(errors="replace")
     return " ".join(str(text).split())[:160] or "no message"

@@ -84,6 +84,22 @@ def test_samples_of_given_lengths_share_one_header() -> None:
         assert call.tensors["k"].shape == (1,)
 
 
+def test_the_first_sample_of_a_class_is_cut_or_repeated_to_each_length(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("VALUES = [1.0, 2.0, 3.0]")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom neighbour import VALUES\nclass Mine:\n    def samples(self):\n"
+        "        return [{'x': np.array([VALUES] * 2), 'mask': np.array([True, False, False]), 'k': 7}]\n"
+    )
+    described, lengths = with_max_length(1600), [2, 5]
+    sent = calls(described, tensor_content(described, tmp_path / "mine.py:Mine", lengths), 2)
+    assert [values(call, "x").tolist() for call in sent] == [[[[1, 2]] * 2], [[[1, 2, 3, 1, 2]] * 2]]
+    assert values(sent[1], "mask").tolist() == [[True, False, False, True, False]]
+    assert [values(call, "k").tolist() for call in sent] == [[7], [7]]
+    for name, reason in (("mine.py:Other", "KeyError: 'Other'"), ("no.py:Mine", "FileNotFoundError")):
+        with pytest.raises(SpecError, match=f"{name} gives no sample .{reason}.*; give a class whose"):
+            tensor_content(described, tmp_path / name, lengths)
+
+
 def test_without_sizes_a_model_with_lengths_gets_half_its_largest() -> None:
     (call,) = calls(with_max_length(101), tensor_content(with_max_length(101)), 1)
     assert call.tensors["x"].shape == (1, 2, 51)

@@ -184,14 +184,38 @@ def test_a_models_own_functions_decode_and_render() -> None:
         ("other", ModelError, r"decode: input x has the shape \[3, 3\], the model takes \[2, 3\]"),
     ],
 )
-def test_a_models_own_decode_may_fail(kind: str, error: type[Exception], message: str) -> None:
+def test_a_models_own_decode_may_fail(
+    kind: str, error: type[Exception], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(error, match=message):
         TensorCodec(Own()).from_body(b"no number", kind).read()
+    crashed = "failed with" in message
+    assert ("decode of the model Own failed" in caplog.text) == ("in decode" in caplog.text) == crashed
 
 
-def test_a_render_that_fails_is_the_models_error() -> None:
-    with pytest.raises(ModelError, match="render of the model failed with KeyError"):
+def test_a_render_that_fails_is_the_models_error_and_its_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ModelError, match=r"render of the model failed with KeyError$"):
         TensorCodec(Own()).render({}, ())
+    assert "render of the model Own failed" in caplog.text
+    assert "in render" in caplog.text, "the traceback has the line of the model"
+
+
+@pytest.mark.parametrize("value", [float("nan"), np.float32("inf"), {"a": [1, (2, np.array([1, np.nan]))]}])
+def test_a_render_that_returns_what_json_does_not_have_is_the_models_error(value: Any) -> None:
+    class Renders(Own):
+        def render(self, outputs: Mapping[str, Any]) -> Any:
+            return {"null": None, "value": value}
+
+    with pytest.raises(ModelError, match="render of the model returned NaN or infinity"):
+        TensorCodec(Renders()).render(OUTPUT, ())
+
+
+def test_a_render_may_return_null() -> None:
+    class Renders(Own):
+        def render(self, outputs: Mapping[str, Any]) -> Any:
+            return {"best": None, "scores": [0.5, np.arange(2)]}
+
+    assert TensorCodec(Renders()).render(OUTPUT, ()) == {"outputs": {"best": None, "scores": [0.5, [0, 1]]}}
 
 
 def test_outputs_are_nested_lists_and_stacked_tensors() -> None:

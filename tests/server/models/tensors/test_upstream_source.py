@@ -95,6 +95,40 @@ def test_outputs_as_json_are_read_too(fake: FakeUpstream) -> None:
     assert model_of(fake).infer(SAMPLES[:1])["out_x"].tolist() == [[1.0, 2.5]]
 
 
+def test_null_and_absent_are_the_same_in_all_documents_of_a_server(fake: FakeUpstream) -> None:
+    fake.metadata = {
+        **{name: [{**each, "parameters": None} for each in fake.metadata[name]] for name in ("inputs", "outputs")},
+        "name": "echo",
+        "versions": None,
+        "platform": None,
+        "parameters": None,
+    }
+    fake.config = {"max_batch_size": 8, "parameters": None, "dynamic_batching": None}
+    fake.server = {"name": "fake", "version": None, "extensions": None}
+    model = model_of(fake)
+    assert model.description.about == "unknown platform, version unknown"
+    output = {"name": "out_x", "datatype": "FP32", "shape": [1, 2], "data": [0, 0.5], "parameters": None}
+    document = {"id": None, "model_version": None, "parameters": None, "outputs": [output]}
+    fake.reply = lambda call: (200, {}, json.dumps(document).encode())
+    assert model.infer(SAMPLES[:1])["out_x"].tolist() == [[0, 0.5]]
+    fake.reply = lambda call: (400, {}, b'{"error": null}')
+    with pytest.raises(BadInputError, match=r"answered 400: no message$"):
+        model.infer(SAMPLES[:1])
+
+
+def test_a_server_that_lacks_binary_tensors_is_told_so_until_it_has_answered_a_batch(fake: FakeUpstream) -> None:
+    fake.server = {"name": "mlserver", "version": "1", "extensions": []}
+    fake.reply = lambda call: error(422, "input data is not JSON")
+    model = model_of(fake)
+    with pytest.raises(BadInputError, match="not JSON; its server does not list the extension binary_tensor_data"):
+        model.infer(SAMPLES[:1])
+    fake.reply = Inference.echo
+    model.infer(SAMPLES[:1])
+    fake.reply = lambda call: error(422, "a wrong value")
+    with pytest.raises(BadInputError, match=r"a wrong value$"):
+        model.infer(SAMPLES[:1])
+
+
 def test_a_large_batch_is_sent_whole_in_parts() -> None:
     with upstream(metadata=metadata(x=("FP32", [-1, 300_000])), config=None) as fake:
         rng = np.random.default_rng(0)
