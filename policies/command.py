@@ -70,7 +70,7 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SpecError as error:
-        sys.exit(_report(name, error.message(sys.argv)))
+        sys.exit(_report(name, error.message(sys.argv).replace(f"{Path.cwd()}/", "")))  # paths as they were given
     except Exception as error:
         # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):

@@ -140,6 +140,10 @@ class OutputError(ModelError):
     """The outputs of a user's model do not fit its signature, whatever its inputs are."""
 
 
+class RowsError(OutputError):
+    """The first dimension of an output is not the number of samples."""
+
+
 class OutOfMemoryError(Exception):
     """The batch does not fit the device's memory; a smaller batch may."""
 

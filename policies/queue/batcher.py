@@ -240,6 +240,11 @@ class Batcher:
             self._forget(request)
         return failed
 
+    def abandon(self) -> None:
+        """Drop the requests in service, since nothing will complete them."""
+        self._in_service = self._ahead = ()
+        self._removed.clear()
+
     def _forget(self, request: Request) -> None:
         """Drop the expiry of a request that has left, so that the request and its payload are freed at once."""
         if self._expiring.pop(request.id, None) is not None and len(self._expiries) > 2 * len(self._expiring) + 64:

@@ -34,6 +34,9 @@ from policies.smdp.model import HOLDING, Model
 _TIE = 1e-12  # relative difference of throughputs up to which they are equal
 _NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision
 _BETTER = 1e-12  # least improvement, as a share of the largest bias; smaller ones may be rounding
+_SINGULAR = (
+    1e6  # times the greatest average of a single action, over which an average is rounding; solvable systems give 2
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +147,9 @@ class ShortModel:
         Args:
             policy: action for each state, (length + 1,).
             mixed: probability, at each decision epoch, of acting by a second policy, and that policy, (length + 1,).
+
+        Raises:
+            LinAlgError: the policy has no single average, so that the system is singular.
         """
         transitions, lost_time, charges = self._rows(policy)
         if mixed is not None:
@@ -154,8 +160,12 @@ class ShortModel:
         matrix[:, :-1] -= transitions
         matrix[:, -1] -= 1.0 - transitions.sum(axis=1)  # all longer queues have the value e(length)
         matrix[:, 0] = lost_time
-        solved = np.linalg.solve(matrix, charges + self._holding * lost_time[:, None])
+        accumulated = charges + self._holding * lost_time[:, None]
+        solved = np.linalg.solve(matrix, accumulated)
         average = solved[0].copy()
+        lasts = lost_time > 0.0
+        if not abs(average).max() < _SINGULAR * (accumulated[lasts] / lost_time[lasts, None]).max():
+            raise np.linalg.LinAlgError("singular, which LAPACK does not see on every processor")
         solved[0] = 0.0
         return PolicyValue(solved[:-1] - solved[-1], average)
 

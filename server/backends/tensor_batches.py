@@ -15,6 +15,7 @@ from server.errors import (
     ModelError,
     OutOfMemoryError,
     OutputError,
+    RowsError,
     one_line,
 )
 from server.models.signature import DTYPES, Signature, TensorSpec
@@ -91,11 +92,11 @@ def _checked(spec: TensorSpec, outputs: Mapping[str, Any], rows: int) -> Sequenc
         value = [*value]  # an array of arrays
     if isinstance(value, list | tuple) and -1 in spec.sample_shape:
         if len(value) != rows:
-            raise OutputError(f"the model returned output {spec.name} of {len(value)} samples; the batch has {rows}")
+            raise RowsError(f"the model returned output {spec.name} of {len(value)} samples; the batch has {rows}")
         return [_checked_array(spec, _array(spec, each)[None])[0, ...] for each in value]
     array = _array(spec, value)
     if array.ndim == 0 or len(array) != rows:
-        raise OutputError(_wrong_shape(spec, array, rows))
+        raise RowsError(_wrong_shape(spec, array, rows))
     array = _checked_array(spec, array)
     return [array[row, ...] for row in range(rows)]
 

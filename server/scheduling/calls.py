@@ -129,9 +129,7 @@ class Call:
         self.missing -= 1
         if self.missing == 0 and not self.future.done():
             for sample in self.samples:
-                del (
-                    sample.call
-                )  # it has the future, whose result they are: a cycle, which only the collector would free
+                del sample.call  # it has the future, whose result they are: a cycle that only the collector would free
             self.future.set_result(self.samples)
 
     def fail(self, error: ServerError) -> None:

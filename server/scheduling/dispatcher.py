@@ -392,6 +392,7 @@ class Dispatcher:
     def _end(self, error: ServerError) -> None:
         self.broken.set()
         self._give_up(error)
+        self._batcher.abandon()  # another device serves them, and frees their calls
 
     def _give_up(self, error: ServerError) -> None:
         calls = [call for call in self._calls if not call.future.done()]

@@ -28,7 +28,6 @@ _FIRST_READ = 2**13  # bytes read at the start of a request, so that most of a b
 _BODY_BUFFER = 2**18  # bytes of a body that are buffered before the app receives them
 _DIRECT_BODY = 2**20  # bytes; memory for a larger body is reserved as it arrives, through ASGI
 _NOT_DIRECT = frozenset((b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"))
-_OF_AN_UPGRADE = frozenset((b"upgrade", b"http2-settings"))
 _MAX_HEADER_BYTES = 2**16  # bytes of request line and headers, and of trailers and chunk sizes
 _MAX_HEADER_COUNT = 200
 _PIPELINED_REQUEST_BYTES = 2**13  # memory of a pipelined request beside its body
@@ -156,7 +155,6 @@ class Connection(HttpToolsProtocol):
         self.connected = False  # until the end of the TLS handshake
         self.handshake: asyncio.Task[None] | None = None
         self._health_only = False
-        self._upgrades = False  # whether the parser has the head of a request for another protocol
         self._pipelined_bytes = 0
         self._half_closed = False
         self._peer_check: asyncio.TimerHandle | None = None
@@ -340,13 +338,9 @@ class Connection(HttpToolsProtocol):
                 self._check_incomplete_request()
 
     def _parse_without_upgrade(self, following: bytes) -> None:
-        """Parse a request again that asks for another protocol, which HTTP allows to ignore, and what follows its head.
-
-        The parser ends at such a head, whether a body follows or not.
-        """
+        """Parse a request for another protocol, at whose head the parser ends, without what HTTP allows to ignore."""
         line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] not in _OF_AN_UPGRADE]
-        self._upgrades = False
+        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] not in (b"upgrade", b"http2-settings")]
         self._start_parser()
         self._parse(b"".join((line, *kept, b"\r\n", following)))
 
@@ -410,8 +404,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the app, or reject the request."""
         self._check_headers()
-        self._upgrades = self.parser.should_upgrade()
-        if self._upgrades:
+        if self.parser.should_upgrade():
             return  # it is parsed again
         self._body_chunks, self._buffered_bytes = [], 0
         if self._finds_call and self._find_call():
@@ -503,7 +496,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Pass the whole body to the app and stop the read deadline."""
-        if self._upgrades:
+        if self.parser.should_upgrade():
             return
         self._read_state, self._deadline = "idle", inf
         if self._body_chunks:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_name_of_the_interface_is_there() -> None:
-    names = {"Model", "Tensor", "Profile", "solve", "evaluate", "simulate", "Policy", "State", "Launch", "Wait"}
+    of_models, of_policies = {"Model", "Tensor", "BadInput"}, {"Policy", "State", "Launch", "Wait"}
+    names = of_models | of_policies | {"Profile", "solve", "evaluate", "simulate"}
     assert set(batchwright.__all__) == names <= set(dir(batchwright))
     assert all(callable(getattr(batchwright, name)) for name in names)
     assert batchwright.State is types.State

@@ -84,7 +84,9 @@ def test_a_malformed_npz_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_type_or_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"unknown type of the sample .*sample\.txt'; give FILE.json or FILE.npz"):
+    with pytest.raises(
+        SpecError, match=r"unknown type of the sample .*sample\.txt'; give FILE.json, FILE.npz or FILE.py:CLASS"
+    ):
         read_sample(tmp_path / "sample.txt", INPUTS)
     for name in ("none.json", "none.npz"):
         with pytest.raises(SpecError, match=r"cannot read the sample .*none.* \(No such file or directory\)"):

@@ -69,7 +69,7 @@ MISTAKES = {
     f"{EMULATED} --slo-p95-ms 5ms": "--slo-p95-ms: should be a valid number, not '5ms'",
     f"{EMULATED} --slo-p95-ms -5": "--slo-p95-ms: should be greater than 0, not '-5'",
     f"{EMULATED} --gateways many": "--gateways: give auto, or a number from 0 to 64, not 'many'",
-    f"{EMULATED} --optimise fast": "--optimise: should be 'auto', 'none' or 'compile', not 'fast'",
+    f"{EMULATED} --optimise fast": "--optimise: should be 'auto', 'eager' or 'none', not 'fast'",
     f"{EMULATED} --config nofile.yaml": "no configuration file 'nofile.yaml': give the path of a YAML file",
     f"{EMULATED} --config bad.yaml": "the configuration 'bad.yaml' cannot be read: .*line 2.*; give a readable YAML",
     f"{EMULATED} --config locked.yaml": "configuration 'locked.yaml' cannot be read: Permission denied; give a",

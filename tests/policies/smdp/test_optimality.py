@@ -89,8 +89,7 @@ def test_a_policy_without_a_single_average_is_repaired_by_feasible_actions(
 ) -> None:
     model = build_model(Problem(Profile("drawn", times, energies=energies), rate, 1.0, 20.0))
     short = ShortModel(close(model, policy[-1]), 16)
-    with pytest.raises(np.linalg.LinAlgError):
-        short.value_of(short.extend(np.array(policy)))
+    # singular up to rounding: processors differ in whether LAPACK says so, and in the average that it returns else
     repaired, value = _valued(short, short.extend(np.array(policy)))
     assert np.all(repaired <= short.states)
     assert 0.0 < value.average[0] < policy[-1] / rate, "s, the time in which the tail's size arrives"
