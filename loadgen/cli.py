@@ -39,7 +39,7 @@ from policies.command import (
 from policies.cpus import available_cpus
 from policies.files import open_atomically, write_atomically
 from policies.profile import load_profile
-from policies.sample_file import SAMPLE_USAGE, names_class
+from policies.sample_file import SAMPLE_USAGE, file_of
 from policies.sizing.size_distributions import LONGEST_REQUEST
 from policies.types import SpecError
 
@@ -249,7 +249,7 @@ def generate_load(
                 api_key
             ),
             **{
-                f"no file {str(path)!r}; give one that exists": not path.exists() and not names_class(path)
+                f"no file {str(path)!r}; give one that exists": not file_of(path).exists()
                 for path in (image, sample, *(body or ()))
                 if path
             },

@@ -70,7 +70,7 @@ def run(app: typer.Typer, name: str, groups: Mapping[str, Sequence[str]] | None 
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except SpecError as error:
-        sys.exit(_report(name, error.message(sys.argv).replace(f"{Path.cwd()}/", "")))  # paths as they were given
+        sys.exit(_report(name, paths_as_given(error.message(sys.argv))))
     except Exception as error:
         # typer vendors click or depends on it, by version; usage errors of both have this method
         if not hasattr(error, "format_message"):
@@ -108,6 +108,15 @@ def check_files(output: Path | None, plot: Path | None, report: Path | None = No
                 check_writable(path)
     if plot is not None and plot.suffix not in _PLOT_FORMATS:
         raise SpecError(f"unknown plot format {plot.suffix!r} (--plot {plot}); give {', '.join(sorted(_PLOT_FORMATS))}")
+
+
+def paths_as_given(message: str) -> str:
+    """The message with paths relative to the current folder, as they were given; settings make them absolute."""
+    try:
+        folder = Path.cwd()
+    except OSError:  # it was removed
+        return message
+    return message if folder == Path("/") else message.replace(f"{folder}/", "")
 
 
 def _report(name: str, message: str) -> int:

@@ -36,7 +36,7 @@ def read_text(path: str | Path) -> str:
 
 
 def cache_folder() -> Path:
-    """This user's folder for what can be made again.
+    """Return the user's cache folder.
 
     Raises:
         OSError: the user has no home, as one without an entry in /etc/passwd, and no variable names a folder.

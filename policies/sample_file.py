@@ -67,17 +67,29 @@ def names_class(path: Path) -> bool:
     return path.suffix.startswith(".py:")
 
 
+def file_of(path: Path) -> Path:
+    """The file of a sample, without the class."""
+    return Path(str(path).rpartition(":")[0]) if names_class(path) else path
+
+
 def _read_class(path: Path) -> Mapping[str, Any]:
-    file, _, name = str(path).rpartition(":")
-    sys.path.append(str(Path(file).resolve().parent))
+    file, name = file_of(path), path.suffix.removeprefix(".py:")
+    if not file.is_file():
+        raise SpecError(f"no file {str(file)!r}; give FILE.py:CLASS")
+    sys.path.append(str(file.resolve().parent))
     try:
-        sample: Mapping[str, Any] = dict(runpy.run_path(file)[name]().samples()[0])
+        found = runpy.run_path(str(file))
+        samples = [dict(sample) for sample in found[name]().samples()] if name in found else None
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise SpecError(f"{path} gives no sample ({reason}); give a class whose samples() returns one") from error
+        raise SpecError(f"{path} gives no sample ({reason}); correct the file") from error
     finally:
         sys.path.pop()
-    return sample
+    if samples is None:
+        raise SpecError(f"{file} has no class {name}; name one that it defines")
+    if not samples:
+        raise SpecError(f"samples() of {name} returns none; let it return one, or give FILE.json or FILE.npz")
+    return samples[0]
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -16,6 +16,7 @@ from typing import IO
 
 from policies.files import cache_folder, read_text, write_atomically
 from policies.profile import Profile, parse_profile
+from policies.sample_file import file_of
 from policies.types import SpecError
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def measured_at(key: CacheKey) -> str:
 
 def sample_settings(sample: Path | None) -> str:
     """The setting of a key that stands for the file of a sample; empty without one."""
-    return "" if sample is None else f"sample {hashlib.sha256(sample.read_bytes()).hexdigest()[:12]}"
+    return "" if sample is None else f"sample {hashlib.sha256(file_of(sample).read_bytes()).hexdigest()[:12]}"
 
 
 def unfinished(key: CacheKey, plan: str) -> CacheKey:

@@ -236,10 +236,11 @@ def _ready(
     if plan.emulated is not None:
         assert profile is not None
         return model, profile
-    check_rows(executor, model)
+    batches = check_rows(executor, model)
     every_size = autotunes(settings.device, model)
     pads = pads_to_buckets(settings.device, source_of(settings.specs[model.name]), settings.stages, settings.optimise)
-    profile = warm_up_and_fit(executor, model, profile or profile_of(model), every_size, pads)
+    profile = profile or profile_of(model)
+    profile = warm_up_and_fit(executor, model, profile if batches else profile.truncated(1), every_size, pads)
     profile = model.codec.complete_profile(profile)
     predictor = model.codec.make_size_predictor(profile, settings.guess)
     return replace(_labelled(model, settings), size_predictor=predictor), profile

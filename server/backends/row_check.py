@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from policies.types import SpecError
 from server.backends.executor import Batch, Executor
-from server.errors import OutputError, RowsError
+from server.errors import OutOfMemoryError, OutputError, RowsError
 from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
 
 _log = logging.getLogger("batchwright.model")
-_TOLERANCE = 0.02  # of an output's values, relative to the largest one
+_GROSS = 0.02  # difference of the same sample's rows of two runs, of the output's largest value: more is no rounding
+_STAYED = 0.01  # mean difference, of each column's largest value, over which rows that stayed in place are seen
+_MUCH = 4.0  # by how much rows have to be nearer to those of the same place than to those of the same sample
 _REMEDY = (
     "the first dimension of each output has to be the batch; export it so, or serve a class that runs it sample by "
     "sample (docs/your-own-model.md, outputs of varying size)"
@@ -30,78 +32,124 @@ _REMEDY = (
 _Row = Mapping[str, NDArray[Any]]
 
 
-def check_rows(executor: Executor, model: ServedModel) -> None:
+def check_rows(executor: Executor, model: ServedModel) -> bool:
     """Check that the outputs of two samples change places with them; models of one sample a batch pass.
 
-    Outputs that differ between two runs of the same batch cannot be compared, which is logged.
+    Outputs that are random, or depend on the place in the batch, cannot be compared, which is logged.
+
+    Returns:
+        Whether batches may be served. False, with a warning: no two different samples could be run in a batch.
 
     Raises:
-        SpecError: they do not, or a batch of two has not two rows.
+        SpecError: the outputs do not change places, or a batch of two has another number of rows than two.
     """
     if not isinstance(model.codec, TensorCodec) or model.max_batch_size == 1:
-        return
-    asyncio.run(_check(executor, model))
+        return True
+    return asyncio.run(_check(executor, model))
 
 
-async def _check(executor: Executor, model: ServedModel) -> None:
+async def _check(executor: Executor, model: ServedModel) -> bool:
     async def run(*samples: Any) -> Sequence[_Row]:
         return (await executor.run(Batch(model.name, [*samples]))).outputs
 
     first, second = model.codec.synthetic_samples(2, np.random.default_rng(0))
-    for one, other in combinations((first, second, _empty(first)), 2):
-        if _equal(one, other, 0.0) or {name: each.shape for name, each in one.items()} != {
+    candidates = (first, second, _reversed(first), _faint(first), _filled(first, 0), _filled(first, 1))
+    compared = False
+    for one, other in combinations(candidates, 2):
+        if _equal(one, other) or {name: each.shape for name, each in one.items()} != {
             name: each.shape for name, each in other.items()
         }:
             continue
         try:
             rows, swapped = await run(one, other), await run(other, one)
+            wrong = _moved(rows, swapped[::-1])
+            if not wrong:
+                compared = True
+                continue
+            again, twins = await run(one, other), await run(one, one)
         except RowsError as error:
             raise SpecError(f"{model.name}: {error}; {_REMEDY}") from error
+        except OutOfMemoryError:
+            return True  # warming up finds the largest batch
         except OutputError:
-            return  # warming up reports it
+            continue  # warming up reports it, or the call
         except Exception:
-            if other is second:
+            if one is first and other is second:
                 with one_line_errors(f"{model.name}: a batch of 2", SAMPLE_HINT):
                     raise
-            continue  # the model does not take zeros
-        wrong = _moved(rows, swapped[::-1])
-        if not wrong:
-            continue
-        if _moved(rows, await run(one, other)):
-            _log.warning(
-                "%s: output %s differs between two runs of the same batch, so that it was not checked whether each "
-                "row is that of its sample",
-                *(model.name, wrong),
-            )
-            return
-        raise SpecError(f"{model.name}: the rows of output {wrong} do not follow the samples of a batch; {_REMEDY}")
+            continue  # the model does not take such a sample
+        if not _moved(rows, again) and not _moved(twins[:1], twins[1:]):
+            raise SpecError(f"{model.name}: the rows of output {wrong} do not follow the samples of a batch; {_REMEDY}")
+        _log.warning(
+            "%s: output %s is random or depends on the place in the batch, so that it was not checked whether each row "
+            "is that of its sample",
+            *(model.name, wrong),
+        )
+        return True
+    if not compared:
+        _log.warning(
+            "%s: no two different samples could be run to check that each row of an output is that of its sample, so "
+            "that all batches have one sample; let samples() return two different ones",
+            model.name,
+        )
+    return compared
 
 
-def _empty(sample: _Row) -> _Row:
-    """The sample with zeros, or empty texts, in place of its values: a detector finds nothing in it."""
+def _reversed(sample: _Row) -> _Row:
+    """The sample with its values in the reverse order."""
+    return {name: np.flip(array) for name, array in sample.items()}
+
+
+def _faint(sample: _Row) -> _Row:
+    """The sample with small numbers, in which a detector finds nothing, for models that take no zeros."""
     return {
-        name: np.full(array.shape, b"", object) if array.dtype.hasobject else np.zeros_like(array)
+        name: (array / 1000).astype(array.dtype) if array.dtype.kind == "f" else array for name, array in sample.items()
+    }
+
+
+def _filled(sample: _Row, value: int) -> _Row:
+    """The sample with a number in place of its values, and empty texts: a detector finds nothing in zeros."""
+    return {
+        name: np.full(array.shape, b"", object) if array.dtype.hasobject else np.full_like(array, value)
         for name, array in sample.items()
     }
 
 
 def _moved(rows: Sequence[_Row], others: Sequence[_Row]) -> str:
-    """The name of an output that differs between two lists of rows; empty if none does."""
-    for row, other in zip(rows, others, strict=True):
-        for name in row:
-            if not _equal({name: row[name]}, {name: other[name]}, _TOLERANCE):
+    """The name of an output whose rows differ between two runs, or are those of the other samples; empty if none is."""
+    for name in rows[0]:
+        found = [row[name] for row in rows], [row[name] for row in others]
+        if any(one.shape != other.shape for one, other in zip(*found, strict=True)):
+            return name
+        if rows[0][name].dtype.kind != "f":
+            if any((one != other).any() for one, other in zip(*found, strict=True)):
                 return name
+        elif len({row.shape for row in found[0]}) == 1 and rows[0][name].size:
+            if _differ(*(np.stack(each).astype(np.float64) for each in found)):
+                return name
+        elif any(not _is_close(one, other) for one, other in zip(*found, strict=True)):
+            return name
     return ""
 
 
-def _equal(one: _Row, other: _Row, tolerance: float) -> bool:
-    return all(_is_close(array, other[name], tolerance) for name, array in one.items())
+def _differ(rows: NDArray[Any], others: NDArray[Any]) -> bool:
+    """Whether rows [n, ...] of two runs differ by more than rounding, or agree with those of the other samples."""
+    if not _is_close(rows, others):
+        return True
+    rows, others = (np.nan_to_num(each, posinf=0.0, neginf=0.0) for each in (rows, others))
+    columns = np.maximum(abs(rows), abs(others)).max(0)
+    scale = np.maximum(columns, 1e-6 * columns.max()) + np.finfo(np.float64).tiny
+    follows, stays = ((abs(rows - each) / scale).mean() for each in (others, others[::-1]))
+    return bool(follows > _STAYED and follows > _MUCH * stays)
 
 
-def _is_close(one: NDArray[Any], other: NDArray[Any], tolerance: float) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype.kind != "f" or not one.size:
-        return bool((one == other).all())
+def _equal(one: _Row, other: _Row) -> bool:
+    return all(array.shape == other[name].shape and (array == other[name]).all() for name, array in one.items())
+
+
+def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays of one shape differ by no more than rounding."""
+    if not one.size:
+        return True
     largest = np.abs(one).max(initial=0.0, where=np.isfinite(one))
-    return bool(np.isclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True).all())
+    return bool(np.isclose(one, other, rtol=_GROSS, atol=_GROSS * largest, equal_nan=True).all())

@@ -93,7 +93,7 @@ def _checked(spec: TensorSpec, outputs: Mapping[str, Any], rows: int) -> Sequenc
     if isinstance(value, list | tuple) and -1 in spec.sample_shape:
         if len(value) != rows:
             raise RowsError(f"the model returned output {spec.name} of {len(value)} samples; the batch has {rows}")
-        return [_checked_array(spec, _array(spec, each)[None])[0, ...] for each in value]
+        return [_checked_array(spec, _of_one(spec, each)[None])[0, ...] for each in value]
     array = _array(spec, value)
     if array.ndim == 0 or len(array) != rows:
         raise RowsError(_wrong_shape(spec, array, rows))
@@ -110,6 +110,14 @@ def _array(spec: TensorSpec, value: Any) -> NDArray[Any]:
             f"the model returned output {spec.name} with samples of different shapes; let the dimension be -1 and "
             "return a list with an array for each sample"
         ) from error
+
+
+def _of_one(spec: TensorSpec, value: Any) -> NDArray[Any]:
+    """The array of one sample; an empty list, whose shape and datatype NumPy cannot know, has those of the output."""
+    array = _array(spec, value)
+    if array.shape == (0,) and array.ndim < len(spec.sample_shape):
+        return np.zeros([max(0, size) for size in spec.sample_shape], DTYPES[spec.datatype])
+    return array
 
 
 def _checked_array(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:

@@ -145,7 +145,7 @@ class TensorSource(ModelSource):
         self._file = Path(spec.rpartition(":")[0] if ".py:" in spec else spec).absolute()  # a model may change folders
         self._path = f"{self._file}{spec[spec.rindex(':') :] if '.py:' in spec else ''}"
         if self._file.suffix == ".onnx":
-            self.packages = ("onnxruntime",)
+            self.packages = ("onnxruntime", "onnxruntime-gpu")
         self._known: Model | None = None
         self._spare: Model | None = None  # the one above, until a device has it
 
@@ -223,6 +223,8 @@ class TensorSource(ModelSource):
 
 class UpstreamSource(TensorSource):
     """A model of one other server: oip:http://HOST:PORT/MODEL."""
+
+    packages = ()
 
     def emulate(self, name: str, max_batch_size: int) -> NoReturn:
         """Raise: another server has no emulated device."""

@@ -33,6 +33,7 @@ from server.backends.executor import (
     with_timeout,
 )
 from server.errors import (
+    BadInputError,
     DeviceLostError,
     DeviceUnavailableError,
     DrainingError,
@@ -492,9 +493,10 @@ class Dispatcher:
         launch, batch = run.launch, replace(run.batch, standby=None)
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
-        _log.error("%s: a batch of %d failed", batch.model, len(launch.requests), exc_info=None if known else error)
+        if not isinstance(error, BadInputError):  # which is the client's fault
+            _log.error("%s: a batch of %d failed", batch.model, len(launch.requests), exc_info=None if known else error)
+            self._metrics.device_fault(batch.model, type(error).__name__)
         error.__traceback__ = None  # its frames have the inputs
-        self._metrics.device_fault(batch.model, type(error).__name__)
         try:
             recovery = await recover(self._run, self._restart, batch, error)
         except DeviceUnavailableError:
@@ -529,7 +531,8 @@ class Dispatcher:
     def _fail(self, model: str, requests: Sequence[Request], part: Part) -> None:
         for request in requests:
             call = request.payload.call
-            _log.error("%s: the model failed on request %d alone: %s", model, request.id, part.error)
+            level = logging.INFO if isinstance(part.result, BadInputError) else logging.ERROR
+            _log.log(level, "%s: the model failed on request %d alone: %s", model, request.id, part.error)
             failed = f"the model failed on this input alone, with {type(part.result).__name__}"
             call.fail(part.result if isinstance(part.result, ServerError) else ExecutionError(failed))
             for other in call.requests:  # their answers could not be sent

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import policies.cli
 import profiler.cli
 import server.cli
 from policies.catalog import CATALOG
-from policies.command import complete_policies, complete_profiles, run
+from policies.command import complete_policies, complete_profiles, paths_as_given, run
 from policies.profile import shipped_profiles
 
 MODULES: dict[str, Any] = {
@@ -124,3 +125,14 @@ def test_devices_are_completed_with_the_profiles_to_emulate() -> None:
     emulated = [f"emulated:{name}" for name in shipped_profiles()]
     assert server.cli._complete_devices("") == ["auto", "cpu", "cuda:0", *emulated]
     assert server.cli._complete_devices("cu") == ["cuda:0"]
+
+
+def test_messages_have_paths_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paths_as_given(f"{tmp_path}/a/b.json and http://c/d") == "a/b.json and http://c/d"
+    monkeypatch.chdir("/")
+    assert paths_as_given(f"{tmp_path}/a and http://c/d") == f"{tmp_path}/a and http://c/d"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert paths_as_given("http://c/d") == "http://c/d"

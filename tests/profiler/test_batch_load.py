@@ -61,7 +61,7 @@ def test_batches_run_back_to_back_and_end_with_the_context() -> None:
     executor = ThreadExecutor(device)
     with feed(executor)(3) as load:
         await_batches(device, 50)
-        assert load().batches >= 48  # the last ones may not be counted yet
+        assert load().batches >= 40  # the last ones may not be counted yet
     assert device.sizes == {3}
     assert feeders() == []
     with feed(executor)(2):

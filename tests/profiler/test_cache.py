@@ -10,7 +10,7 @@ import pytest
 from policies.files import write_atomically
 from policies.profile import Profile
 from profiler import cache
-from profiler.cache import CacheKey, device_lock, load_cached_profile, measured_at, slug, store_profile
+from profiler.cache import CacheKey, device_lock, load_cached_profile, measured_at, sample_settings, slug, store_profile
 
 KEY = CacheKey("net", "Some CPU (TM)", 3, "fp32, 1 threads")
 PROFILE = Profile("n", (1.0, 1.5, 2.0), model="net", device="Some CPU (TM)", source="measured")
@@ -146,3 +146,12 @@ def test_a_measurement_runs_without_a_lock_if_its_file_cannot_be_created(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with cache.device_lock("A 100"):
         assert "no lock on A 100" in caplog.text
+
+
+def test_a_sample_of_a_class_is_keyed_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("a")
+    first = sample_settings(Path(f"{file}:Mine"))
+    file.write_text("b")
+    assert first.startswith("sample ")
+    assert first != sample_settings(Path(f"{file}:Mine"))

@@ -116,7 +116,7 @@ ROUTES = {
     "RepositoryModelLoad": _route("RepositoryModelRequest", _change("load"), _Nothing),
     "RepositoryModelUnload": _route("RepositoryModelRequest", _change("unload"), _Nothing),
 }
-HEALTH_ROUTES = {  # without Watch: clients that want it take an unimplemented one for healthy
+HEALTH_ROUTES = {  # Watch is not served: its clients take UNIMPLEMENTED for healthy
     "Check": _route(
         "HealthCheckRequest",
         _health,

@@ -5,6 +5,7 @@ import logging
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -283,7 +284,9 @@ def _check_finite(rendered: Any) -> None:
     Raises:
         ModelError: a number of it is not finite.
     """
-    if isinstance(rendered, Mapping):
+    if is_dataclass(rendered):
+        rendered = [getattr(rendered, field.name) for field in fields(rendered)]
+    elif isinstance(rendered, Mapping):
         rendered = list(rendered.values())
     if isinstance(rendered, list | tuple):
         for each in rendered:

@@ -23,7 +23,9 @@ _DATATYPES = {
     "tensor(string)": "BYTES",
 }
 _SIZES = re.compile(r"shape|dimension|broadcast|axis|rank|out of (data )?bounds", re.IGNORECASE)
-_PLACE = re.compile(r"/\S+\.(?:cc|h):\d+ ")
+_OF_THE_DEVICE = re.compile(r"allocat|CUDA|CUDNN|CUBLAS|TensorRT", re.IGNORECASE)
+_PLACE = re.compile(r".*(?:Status Message: |/\S+\.(?:cc|h):\d+ )")  # names of nodes and of the source
+_REASON = 160  # characters of a message for a client, from its end, which has the sizes
 _PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")  # the fastest first
 
 
@@ -81,7 +83,7 @@ class OnnxModel(Model):
             ) from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 4  # it would print between our lines what its exceptions say
+        options.log_severity_level = 4  # its lines are not JSON, and its exceptions say the same
         known = onnxruntime.get_available_providers()
         found = [each for each in providers if (each if isinstance(each, str) else each[0]) in known]
         try:
@@ -100,14 +102,18 @@ def _to_text(name: str, array: Any) -> Any:
 
 
 def _is_about_inputs(error: Exception) -> bool:
-    """Whether an exception of ONNX Runtime is about sizes or values of inputs, which only clients can know."""
-    kind, text = type(error).__name__, str(error)
-    return kind == "InvalidArgument" or (kind in ("Fail", "RuntimeException") and _SIZES.search(text) is not None)
+    """Whether an exception of ONNX Runtime is about sizes or values of inputs, and not about the device."""
+    kind, reason = type(error).__name__, _reason(error)
+    if kind == "InvalidArgument":
+        return True
+    of_sizes = _SIZES.search(reason) is not None and _OF_THE_DEVICE.search(str(error)) is None
+    return kind in ("Fail", "RuntimeException") and of_sizes
 
 
 def _reason(error: Exception) -> str:
-    """The end of a message of ONNX Runtime, which names the sizes, without the place in its source."""
-    return _PLACE.split(" ".join(str(error).split()))[-1][-160:]
+    """The end of a message of ONNX Runtime, which names the sizes, without names of nodes and of its source."""
+    reason = _PLACE.sub("", " ".join(str(error).split()))
+    return reason if len(reason) <= _REASON else f"... {reason[-_REASON:].partition(' ')[2]}"
 
 
 def _tensor(described: Any, where: str, is_output: bool = False) -> Tensor:

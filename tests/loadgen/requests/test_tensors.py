@@ -95,8 +95,16 @@ def test_the_first_sample_of_a_class_is_cut_or_repeated_to_each_length(tmp_path:
     assert [values(call, "x").tolist() for call in sent] == [[[[1, 2]] * 2], [[[1, 2, 3, 1, 2]] * 2]]
     assert values(sent[1], "mask").tolist() == [[True, False, False, True, False]]
     assert [values(call, "k").tolist() for call in sent] == [[7], [7]]
-    for name, reason in (("mine.py:Other", "KeyError: 'Other'"), ("no.py:Mine", "FileNotFoundError")):
-        with pytest.raises(SpecError, match=f"{name} gives no sample .{reason}.*; give a class whose"):
+    (tmp_path / "broken.py").write_text(
+        "class Mine:\n    def samples(self):\n        return []\nclass Bad:\n    samples = 1"
+    )
+    for name, reason in (
+        ("mine.py:Other", r"mine\.py has no class Other; name one"),
+        ("no.py:Mine", r"no file .*no\.py'; give FILE"),
+        ("broken.py:Mine", r"samples\(\) of Mine returns none; let it"),
+        ("broken.py:Bad", r"gives no sample \(TypeError: 'int' object is not callable\); correct the file"),
+    ):
+        with pytest.raises(SpecError, match=reason):
             tensor_content(described, tmp_path / name, lengths)
 
 

@@ -297,6 +297,18 @@ def test_outputs_of_varying_size_may_be_empty_alone_and_beside_others(torch_too:
     assert codec.stack(device.serve(batch(0, 0)))["boxes"].shape == (2, 0, 4)
 
 
+@pytest.mark.parametrize("nothing", [[], (), np.array([]), np.array([], np.float32)], ids=repr)
+def test_an_empty_list_is_no_box(nothing: Any) -> None:
+    class Empty(Boxes):
+        def run(self, x: Any) -> Mapping[str, Any]:
+            found = super().run(x)
+            return {**found, "boxes": [each if len(each) else nothing for each in found["boxes"]]}
+
+    rows = device_of(Empty).serve(batch(0, 2))
+    assert [row["boxes"].shape for row in rows] == [(0, 4), (2, 4)]
+    assert {row["boxes"].dtype for row in rows} == {np.dtype(np.float32)}
+
+
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [

@@ -403,3 +403,50 @@ def test_sizes_that_only_the_model_knows_are_the_clients_error(
         model.run(ids=ids, mask=mask)
     assert capfd.readouterr().err == "", "nothing is printed between the lines of the log"
     assert model.run(ids=ids, mask=ids)["y"].tolist() == [[2.0] * 4]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "client"),
+    [
+        ("InvalidArgument", "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got: 5 Expected: 4", True),
+        (
+            "RuntimeException",
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Add node. "
+            "Name:'/Add' Status Message: /onnxruntime/core/providers/cpu/math/element_wise_ops.h:540 void f(int) "
+            "Attempting to broadcast an axis by a dimension other than 1. 3 by 4",
+            True,
+        ),
+        (
+            "RuntimeException",
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Reshape node. "
+            "Name:'/rank/Reshape' Status Message: Failed to allocate memory for requested buffer of size 8",
+            False,
+        ),
+        (
+            "Fail",
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running FusedConv node. "
+            "Name:'/Reshape/Conv' Status Message: CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR; shape=4",
+            False,
+        ),
+        (
+            "Fail",
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running X node. "
+            "Name:'/axis/X' Status Message: not implemented",
+            False,
+        ),
+    ],
+)
+def test_only_sizes_and_values_are_the_clients_fault(kind: str, message: str, client: bool, tmp_path: Path) -> None:
+    model = loaded_onnx(identity_file(tmp_path / "net.onnx", "FLOAT", ["n", 2]))
+
+    class Failing:
+        def run(self, *_: Any) -> Any:
+            raise type(kind, (RuntimeError,), {})(message)
+
+    model._run = Failing()
+    with pytest.raises(BadInput if client else RuntimeError) as caught:
+        model.run(x=np.ones((1, 2), np.float32))
+    assert isinstance(caught.value, BadInput) == client
+    if "3 by 4" in message:
+        reason = "void f(int) Attempting to broadcast an axis by a dimension other than 1. 3 by 4"
+        assert str(caught.value) == f"the model does not take this sample: {reason}"

@@ -1,6 +1,7 @@
 """A device that is unavailable for some time: where its calls go, and what new ones get, on a virtual clock."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -110,10 +111,13 @@ def test_what_the_log_says_of_a_refused_batch_and_of_calls_that_cannot_move(capl
         executor.fault, executor.down = executor._fail_while_down, True
         await fails(fleet.submit("m", [1.0]))
 
-    run_scenario(scenario, RecoverableFake())
+    with caplog.at_level(logging.INFO):
+        metrics = run_scenario(scenario, RecoverableFake())
     assert not any(record.exc_info for record in caplog.records)
-    messages = [record.message for record in caplog.records]
-    assert "m: the model failed on request 0 alone: BadInputError: m answered 400: too long" in messages
+    messages = {record.message: record.levelname for record in caplog.records}
+    refused = "m: the model failed on request 0 alone: BadInputError: m answered 400: too long"
+    assert messages[refused] == "INFO", "no operator has to act"
+    assert "BadInputError" not in metrics.render().decode(), "what a client sends is no fault of the device"
     assert "0 of 1 calls move to other devices" in messages
 
 

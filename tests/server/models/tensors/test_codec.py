@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,14 @@ def test_a_render_that_fails_is_the_models_error_and_its_traceback_is_logged(cap
     assert "in render" in caplog.text, "the traceback has the line of the model"
 
 
-@pytest.mark.parametrize("value", [float("nan"), np.float32("inf"), {"a": [1, (2, np.array([1, np.nan]))]}])
+@dataclass
+class Score:
+    value: float
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), np.float32("inf"), {"a": [1, (2, np.array([1, np.nan]))]}, [Score(float("inf"))]]
+)
 def test_a_render_that_returns_what_json_does_not_have_is_the_models_error(value: Any) -> None:
     class Renders(Own):
         def render(self, outputs: Mapping[str, Any]) -> Any:
