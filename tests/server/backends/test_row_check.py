@@ -80,6 +80,16 @@ class OneTypical(Concatenated):
         return {"y": x[x[..., 0] > 0.5]}
 
 
+class Numbered(OneTypical):
+    """Its boxes begin with the number of their sample, as those of detectors do."""
+
+    outputs = {"y": Tensor("FP32", [3])}
+
+    def run(self, x: Any) -> dict[str, Any]:
+        sample, _ = np.nonzero(x[..., 0] > 0.5)
+        return {"y": np.concatenate([sample[:, None], x[x[..., 0] > 0.5]], axis=1).astype(np.float32)}
+
+
 class SortedSlightly(Rows):
     """Sorts the samples of a batch; the first column is so large that they hardly differ."""
 
@@ -181,7 +191,7 @@ def test_models_whose_rows_follow_their_samples_pass(model: Model, caplog: pytes
 
 @pytest.mark.parametrize(
     "model",
-    [Concatenated(), OneForEach(), OneTypical(), Sorted(), SortedSlightly(), Names()],
+    [Concatenated(), OneForEach(), OneTypical(), Numbered(), Sorted(), SortedSlightly(), Names()],
     ids=lambda each: type(each).__name__,
 )
 def test_models_whose_rows_are_not_those_of_their_samples_are_refused(model: Model) -> None:
