@@ -92,9 +92,9 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         scope = below_root(scope)
-        context = scope["state"]["context"] = AsgiContext(scope, receive, send, self.response_headers)
         if scope["method"] == "HEAD":  # a GET whose body the connection leaves out
             scope = {**scope, "method": "GET"}
+        context = scope["state"]["context"] = AsgiContext(scope, receive, send, self.response_headers)
         await self.serve(context, self._app, scope, receive, context.send)
 
     async def serve(self, context: RequestContext, handler: Callable[..., Awaitable[None]], *arguments: Any) -> None:

@@ -81,7 +81,7 @@ def test_a_sample_that_the_other_server_refuses_fails_alone(fake: FakeUpstream) 
         assert "the response of echo is not valid: KeyError" in answer.json["error"]
         assert ready(server)
         faults = server.by_label("batchwright_device_faults_total", "error")
-        assert faults.keys() == {"BadInputError", "ModelError"}
+        assert faults.keys() == {"ModelError"}, "what the other server refuses is no fault of it"
         fake.reply = lambda call: error(503, "busy")
         answer = predict(server, 1, 1)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
