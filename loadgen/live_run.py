@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohttp import ClientSession
 
@@ -13,8 +14,8 @@ from loadgen import client
 from loadgen.client import RunLog
 from loadgen.progress import INTERVAL, Progress
 from loadgen.requests.images import image_content, pixel_content, takes_images
-from loadgen.requests.metadata import ModelMetadata, find_model, read_metadata
-from loadgen.requests.raw_bodies import body_content, has_path
+from loadgen.requests.metadata import ModelMetadata, find_model, predict_path, read_metadata
+from loadgen.requests.raw_bodies import body_content
 from loadgen.requests.tensors import tensor_content
 from loadgen.requests.texts import takes_texts, text_content
 from loadgen.schedule import Schedule
@@ -56,11 +57,11 @@ class LoadTarget:
         Raises:
             SpecError: there is no server, or no model on it that takes this content.
         """
-        if self.bodies and has_path(self.url):
-            return client.PostSender(session, self.url, body_content(self.url, None, self.bodies))
+        if self.bodies and urlsplit(self.url).path.strip("/"):
+            return client.PostSender(session, self.url, body_content("", self.bodies))
         name = await find_model(session, self.url, self.model)
         if self.bodies:
-            return client.PostSender(session, self.url, body_content(self.url, name, self.bodies))
+            return client.PostSender(session, self.url, body_content(predict_path(name), self.bodies))
         metadata = None if name is None else await read_metadata(session, self.url, name)
         if metadata is not None:
             content = self._content(metadata)

@@ -4,13 +4,12 @@ import importlib.util
 import mimetypes
 from itertools import repeat
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.client import RequestContent
-from loadgen.requests.metadata import ModelMetadata, TensorMetadata
+from loadgen.requests.metadata import ModelMetadata, TensorMetadata, predict_path
 from loadgen.requests.tensors import tensor_body, tensor_headers
 from policies.types import SpecError
 
@@ -37,10 +36,8 @@ def image_content(model: str | None, image: Path | None) -> RequestContent:
         body = path.read_bytes()
     except OSError as error:
         raise SpecError(f"cannot read the image {str(path)!r} ({error.strerror}); give --image an image file") from None
-    target = "/predict" if model is None else f"/predict/{quote(model, safe='')}"
-    return RequestContent(
-        target, repeat(body), {"Content-Type": mimetypes.guess_type(path)[0] or "application/octet-stream"}
-    )
+    kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+    return RequestContent(predict_path(model), repeat(body), {"Content-Type": kind})
 
 
 def pixel_content(model: ModelMetadata) -> RequestContent:

@@ -47,6 +47,11 @@ class ModelMetadata(BaseModel):
         return ", ".join(map(str, self.inputs))
 
 
+def predict_path(model: str | None) -> str:
+    """The path of POST /predict; None is the only model of a server."""
+    return "/predict" if model is None else f"/predict/{quote(model, safe='')}"
+
+
 class _Listed(BaseModel):
     name: str
     state: str = "READY"

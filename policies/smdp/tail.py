@@ -34,9 +34,7 @@ from policies.smdp.model import HOLDING, Model
 _TIE = 1e-12  # relative difference of throughputs up to which they are equal
 _NEGLIGIBLE = 1e-20  # smaller probabilities do not change a sum in double precision
 _BETTER = 1e-12  # least improvement, as a share of the largest bias; smaller ones may be rounding
-_SINGULAR = (
-    1e6  # times the greatest average of a single action, over which an average is rounding; solvable systems give 2
-)
+_SINGULAR = 1e6  # averages over so many times the greatest one of an action are rounding; others are below 3 times
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,8 +64,15 @@ def assemble(plan: ServerPlan, profile_source: ProfileSource, tracing: "Tracing 
     budget = MemoryBudget(settings.queue_bytes, lambda: max(1, ceil(fleet.backlog())))
     found = {name: revision.served for backend in reversed(backends) for name, revision in backend.revisions.items()}
     served = {name: found[name] for name in settings.specs}
-    pool, most = ThreadPoolExecutor(), settings.max_json_bytes
-    inference = Inference(served, fleet, metrics, pool, settings.queue_capacity, budget, max_json_bytes=most)
+    inference = Inference(
+        served,
+        fleet,
+        metrics,
+        ThreadPoolExecutor(),
+        settings.queue_capacity,
+        budget,
+        max_json_bytes=settings.max_json_bytes,
+    )
     for model, described in served.items():
         readings = (fleet.queue_length, fleet.arrival_rate, fleet.capacity)
         metrics.watch(model, *(partial(read, model) for read in readings))

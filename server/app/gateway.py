@@ -190,8 +190,9 @@ class GatewayProcess:
         recorder = MetricsRecorder(fleet.send_control)
         budget = MemoryBudget(setup.memory, lambda: max(1, ceil(fleet.backlog())))
         metrics, pool = cast("Metrics", recorder), ThreadPoolExecutor()
-        most = setup.max_json_bytes
-        inference = Inference({}, fleet, metrics, pool, setup.queue_capacity, budget, max_json_bytes=most)
+        inference = Inference(
+            {}, fleet, metrics, pool, setup.queue_capacity, budget, max_json_bytes=setup.max_json_bytes
+        )
         tls = load_tls(*setup.tls)
         host = ":".join(map(str, self._bound.getsockname()[:2]))
         proxy = Proxy(self._folder / HTTP_SOCKET, budget, "http" if tls is None else "https", host)

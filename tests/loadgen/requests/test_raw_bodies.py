@@ -11,6 +11,7 @@ from loadgen import processes
 from loadgen.client import RunLog
 from loadgen.live_run import LoadTarget
 from loadgen.progress import Progress
+from loadgen.requests.metadata import predict_path
 from loadgen.requests.raw_bodies import body_content
 from loadgen.schedule import Schedule
 from policies.types import SpecError
@@ -26,20 +27,18 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_bodies_are_sent_in_turn_with_the_type_of_their_names(files: list[Path]) -> None:
-    content = body_content("http://h:1", "a b", files)
+    content = body_content(predict_path("a b"), files)
     assert [*islice(content.bodies, 4)] == [path.read_bytes() for path in (*files, files[0])]
     assert content.headers == {"Content-Type": "application/json"}
     assert content.path == "/predict/a%20b"
-    assert body_content("http://h:1/", None, files).path == "/predict"
-    assert body_content("http://h:1/v1/rerank", None, files).path == ""
 
 
 def test_files_of_two_types_and_what_cannot_be_read_are_errors(tmp_path: Path, files: list[Path]) -> None:
     (tmp_path / "d.png").write_bytes(b"png")
     with pytest.raises(SpecError, match=r"d\.png' is image/png, and the first one application/json"):
-        body_content("http://h:1", None, [files[0], tmp_path / "d.png"])
+        body_content("/predict", [files[0], tmp_path / "d.png"])
     with pytest.raises(SpecError, match=r"cannot read --body .* \(Is a directory\)"):
-        body_content("http://h:1", None, [tmp_path])
+        body_content("/predict", [tmp_path])
 
 
 @pytest.mark.parametrize(("path", "called"), [("", "/predict/tiny"), ("/predict", "/predict")])
