@@ -123,7 +123,7 @@ audit: $(STAMP)  ## look up known vulnerabilities of the installed packages, wit
 		--path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # On a machine without the package index the wheels of scripts/fetch-wheels are unpacked first.
-gpu:  ## on a machine with a GPU: check and measure everything in one call of at most 470 s (ARGS=--second: 180 s more; OUT=folder)
+gpu:  ## on a machine with a GPU: check and measure everything in one call of at most 470 s (ARGS=--second: 240 s more; OUT=folder)
 	@began=$$(cut -d' ' -f1 /proc/uptime); \
 	if test -x $(BIN)/python; then python=$(BIN)/python; else python=$(PYTHON); fi; \
 	if test -d .whl && test ! -x $(BIN)/python; then \

@@ -5,7 +5,7 @@ times and energies. Then the server is measured over HTTP, and its peers on the 
 the GPU's sensors meanwhile; energies are integrated from its file afterwards. Every record is appended to a file as it
 comes, so that whatever stops the call, what was measured is kept: `make gpu-page` makes tables and figures of it.
 
-With --second, a call of 180 s continues the records: ViT-L/16 at loads where the GPU is the limit and not Python. If
+With --second, a call of 240 s continues the records: ViT-L/16 at loads where the GPU is the limit and not Python. If
 the first call has no service times of its first model, it is that model again without fused convolutions and cuDNN's
 search, up to batches of 32. The records of the first call are taken from --out or, if it is empty, from
 benchmarks/records/gpu.
@@ -45,7 +45,7 @@ MODELS = {False: ("resnet50", "googlenet"), True: ("resnet18", "squeezenet1_1")}
 SECOND = {False: "vit_l_16", True: "vit_b_32"}
 LARGEST = {False: 128, True: 4}
 SAFE_BATCH_SIZE = 32  # of the second call, if the first one failed
-PARTS = {  # end of each part, s, in a call of 470 s and in one of 180 s, which end with the page
+PARTS = {  # end of each part, s, in a call of 470 s and in one of 240 s, which end with the page
     False: {
         "idle": 30,
         "implementations": 52,
@@ -62,11 +62,11 @@ PARTS = {  # end of each part, s, in a call of 470 s and in one of 180 s, which 
         "outputs": 45,
         "times": 70,
         "energies": 102,
-        "server": 150,
-        "closing": 160,
+        "server": 210,
+        "closing": 220,
     },
 }
-BUDGETS = {False: 470.0, True: 180.0}  # s
+BUDGETS = {False: 470.0, True: 240.0}  # s
 _STALLED = 20.0  # s after the end of its part at which the first implementation has to be measured
 _DEVICE_GRACE = 3.0  # s that the device's process may exceed its last part
 _AWAITED, _AWAITED_LAST = 15.0, 40.0  # s that a first policy is waited for, and that the cells of the last take
@@ -310,7 +310,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("--second", action="store_true", help="the second call")
-    parser.add_argument("--budget-s", type=float, help="time of the call, s (default: 470, and 180 of the second)")
+    parser.add_argument("--budget-s", type=float, help="time of the call, s (default: 470, and 240 of the second)")
     parser.add_argument("--out", type=Path, default=RECORDS / "gpu", help="folder of the records: %(default)s")
     parser.add_argument("--models", nargs="+", help=f"default: {' '.join(MODELS[False])}")
     parser.add_argument("--second-model", help=f"default: {SECOND[False]}")

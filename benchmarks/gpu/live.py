@@ -41,7 +41,7 @@ _PIXELS = 224 * 224 * 3
 _FIRST_RATE, _FACTOR = 2000.0, 1.6  # 1/s; the offered rate grows by this factor until it is not answered
 _CELL, _RAMP_CELL = 3.0, 2.0  # s
 _SPAWN = 3.0  # s that a cell takes besides
-_KEPT = 0.95  # share of the offered rate that an answered cell reaches
+KEPT = 0.95  # share of the offered rate that an answered cell reaches
 _GIVE_UP = 2.0  # s that a client waits; an overloaded server has as many connections open as come in this time
 _START = 45.0  # s in which a server has to be ready
 _PR_SET_PDEATHSIG = 1
@@ -241,7 +241,7 @@ def _find_limit(
         cell = measure_cell(server.process.pid, target, rate, _RAMP_CELL, None)
         recorder.add("limit", **cell)
         best = max(best, cell["throughput_hz"] or 0.0)
-        if (cell["throughput_hz"] or 0.0) < _KEPT * rate:
+        if (cell["throughput_hz"] or 0.0) < KEPT * rate:
             break
         rate *= _FACTOR
     rates.best = best or None
@@ -313,5 +313,5 @@ def _measure_peer(
             raise TimeoutError(f"the cells from {rate:.0f}/s on were left out")
         cell = measure_cell(peer.process.pid, target, rate, _CELL, None)
         recorder.add("cell", server=name, network=_network(deployment), policy="its own", **cell)
-        if (cell["throughput_hz"] or 0.0) < _KEPT * rate:
+        if (cell["throughput_hz"] or 0.0) < KEPT * rate:
             return  # a higher rate would say no more

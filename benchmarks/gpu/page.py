@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from batchwright.analysis import simulate
-from benchmarks.gpu.live import OURS
+from benchmarks.gpu.live import KEPT, OURS
 from benchmarks.gpu.records import Record, Samples, read_records
 from benchmarks.support.harness import (
     RECORDS,
@@ -227,17 +227,35 @@ def _cells(cells: Sequence[dict[str, Any]]) -> str:
     for cell in cells:
         answered, power = cell["throughput_hz"], cell["power_w"]
         rows.append((
-            cell["server"], cell.get("network"), cell["policy"], cell["rate"], answered, cell["mean_ms"],
+            cell["model"], cell["server"], cell.get("network"), cell["policy"], cell["rate"], answered, cell["mean_ms"],
             cell.get("predicted_ms"), cell["p95_ms"], cell.get("predicted_p95_ms"), cell["slo_attainment"], power,
             cell.get("predicted_w"), 1e3 * power / answered if power and answered else None, cell["mean_batch_size"],
             1e3 * cell["cpu_s"] / cell["ok"] if cell["ok"] else None, cell["busiest_process"], cell["send_lag_p99_ms"],
         ))  # fmt: skip
     head = (
-        *("server", "network", "policy", "offered, 1/s", "throughput, 1/s", "mean, ms", "predicted", "p95, ms"),
-        *("predicted", "share within SLO", "W", "predicted", "mJ a request", "mean batch", "CPU s for 1000 requests"),
-        *("busiest process, CPUs", "send lag, p99 ms"),
+        *("model", "server", "network", "policy", "offered, 1/s", "throughput, 1/s", "mean, ms", "predicted"),
+        *("p95, ms", "predicted", "share within SLO", "W", "predicted", "mJ a request", "mean batch"),
+        *("CPU s for 1000 requests", "busiest process, CPUs", "send lag, p99 ms"),
     )
     return _table(head, rows)
+
+
+def summary(cells: Sequence[dict[str, Any]], model: str) -> str:
+    """The table of README.md: what each server with captured graphs answers at each rate: mean (p95), and energy.
+
+    Where it answers less than 0.95 of the requests, only its throughput is said.
+    """
+    chosen = [cell for cell in cells if cell["model"] == model and cell.get("network") == "captured graphs"]
+    rates = [*dict.fromkeys(cell["rate"] for cell in chosen)]
+    rows = defaultdict[str, dict[float, str]](dict)
+    for cell in chosen:
+        server = f"{OURS}, `{cell['policy']}`" if cell["server"] == OURS else cell["server"]
+        energy = 1e3 * cell["power_w"] / cell["throughput_hz"]
+        times = f"{cell['mean_ms']:.1f} ({cell['p95_ms']:.1f}) ms, {energy:.0f} mJ"
+        whole = cell["throughput_hz"] >= KEPT * cell["rate"]
+        rows[server][cell["rate"]] = times if whole else f"only {cell['throughput_hz']:,.0f} answered"
+    head = ("requests a second", *(f"{rate:,.0f}" for rate in rates))
+    return markdown_table(head, [(server, *(found.get(rate, "-") for rate in rates)) for server, found in rows.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -256,21 +274,23 @@ def draw(profiles: dict[str, Profile], cells: Sequence[dict[str, Any]], path: Pa
     (times, energies), (responses, powers) = figure.subplots(2, 2)
     for model, profile in profiles.items():
         sizes = range(1, profile.max_batch_size + 1)
-        times.loglog(sizes, [1e3 * seconds for seconds in profile.service_times], label=model)
+        times.plot(sizes, [1e3 * seconds for seconds in profile.service_times], label=model)
         if profile.energies is not None:
-            energies.semilogx(
+            energies.plot(
                 sizes, [1e3 * joules / size for size, joules in zip(sizes, profile.energies, strict=True)], label=model
             )
+    times.set_yscale("log", base=2)
+    for axes in (times, energies):
+        axes.set_xscale("log", base=2)
     for axis in (times.xaxis, times.yaxis, energies.xaxis):
         axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("{x:g}")
     ours = [cell for cell in cells if cell["server"] == OURS and cell["mean_ms"] is not None]
-    for index, policy in enumerate(dict.fromkeys(cell["policy"] for cell in ours)):
-        found, colour = [cell for cell in ours if cell["policy"] == policy], f"C{index}"
+    for index, series in enumerate(dict.fromkeys((cell["model"], cell["policy"]) for cell in ours)):
+        found, colour = [cell for cell in ours if (cell["model"], cell["policy"]) == series], f"C{index}"
         for axes, measured, predicted in (
             (responses, "mean_ms", "predicted_ms"), (powers, "power_w", "predicted_w")
         ):  # fmt: skip
-            for key, style, label in ((measured, "o-", policy), (predicted, "x--", None)):
+            for key, style, label in ((measured, "o-", ", ".join(series)), (predicted, "x--", None)):
                 points = [(cell["rate"], cell[key]) for cell in found if cell.get(key) is not None]
                 if points:
                     axes.plot(*zip(*points, strict=True), style, color=colour, label=label)

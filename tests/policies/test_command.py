@@ -90,7 +90,7 @@ def test_each_parameter_of_a_group_exists(name: str) -> None:
         ("serve-model", "serve-model --profile resnet50-l", ["resnet50-l4-int8"]),
         ("solve-policy", "solve-policy resnet50-l", ["resnet50-l4-int8"]),
         ("solve-policy", "solve-policy resnet50-l4-int8 --evaluate mul", ["multi-bin"]),
-        ("generate-load", "generate-load --simulate resnet50-h", ["resnet50-h200-prior"]),
+        ("generate-load", "generate-load --simulate resnet50-h", ["resnet50-h100"]),
         ("generate-load", "generate-load --policy mul", ["multi-bin"]),
         ("generate-load", "generate-load --policy greedy --compare mul", ["multi-bin"]),
     ],

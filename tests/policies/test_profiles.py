@@ -19,7 +19,6 @@ FITS = {  # name: slope and intercept, ms, and largest error of the affine fits 
     "resnet50-t4-fp16": (0.621, 0.676, 0.01),
     "googlenet-p40-int8": (0.1437, 1.520, 0.04),
     "googlenet-h200-prior": (0.0090, 0.21, 0.07),
-    "resnet50-h200-prior": (0.0181, 0.17, 0.07),
 }
 BOARD_POWER = {  # W, at batch sizes 1, 2, 4, 8, 64, 128
     "resnet50-v100-mixed": (120, 109, 132, 153, 274, 285),
@@ -87,9 +86,8 @@ def test_literature_energies_have_the_surveys_fits(name: str, slope: float, inte
     assert (fit.slope, fit.intercept) == pytest.approx((slope, intercept), rel=0.005)
 
 
-@pytest.mark.parametrize("name", ["googlenet-h200-prior", "resnet50-h200-prior"])
-def test_the_priors_are_marked_as_modelled(name: str) -> None:
-    profile = load_profile(name)
+def test_the_prior_is_marked_as_modelled() -> None:
+    profile = load_profile("googlenet-h200-prior")
     assert (profile.source, profile.energy_source, profile.idle_power) == ("modelled", "modelled", 110.0)
     assert "nothing measured" in profile.note
     assert profile.energies is not None

@@ -110,7 +110,8 @@ def optimised(net: PixelNet, runtime: Runtime, samples: Sequence[Any], key: "Cho
     measure = partial(
         seconds_per_batch, runtime=runtime, batches=batches, tolerance=_TOLERANCES[net.dtype], buckets=buckets
     )
-    before = key.load() or ""
+    before, searched = key.load() or ("", True)
+    torch.backends.cudnn.benchmark &= searched  # a profile of then holds for the kernels of then
     choice = compare({before: known.pop(before)}, measure) if before in known else None
     if choice is None:
         choice = compare(known, measure)
@@ -245,17 +246,19 @@ class ChoiceKey:
     device: str
     settings: str
 
-    def load(self) -> str | None:
-        """The implementation chosen before; None if none was."""
+    def load(self) -> tuple[str, bool] | None:
+        """The implementation chosen before, and whether cuDNN searched then; None if none was."""
         try:
             content: Any = json.loads(read_text(self._path))
-            return str(content["implementation"])
+            return str(content["implementation"]), bool(content["search"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def store(self, name: str, times: Mapping[str, float]) -> None:
-        """Keep the name of the implementation, and the times, s; a file that cannot be written is logged."""
-        content = {"implementation": name, "seconds_per_batch": {**times}}
+        """Keep a choice: name, times, s, and whether cuDNN searches; a file that cannot be written is logged."""
+        content = {
+            "implementation": name, "search": torch.backends.cudnn.benchmark, "seconds_per_batch": {**times},
+        }  # fmt: skip
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(content, indent=1) + "\n")

@@ -160,11 +160,11 @@ def test_idle_power_is_counted_once() -> None:
 
 
 def test_the_cost_depends_on_the_known_prices() -> None:
-    h200 = load_profile("resnet50-h200-prior")
+    h100 = load_profile("resnet50-h100")
     assert priced(P4, None, None, None)[1] == DEVICES
-    assert priced(h200, None, None, None)[1] == Price(110.0, 1.0, "W", 110.0)
-    assert priced(h200, 2.0, None, None)[1] == Price(2.0, 0.0, "an hour", 110.0)
-    assert priced(h200, 2.0, None, 0.5)[1] == Price(2.0 + 0.055, 5e-4, "an hour", 110.0)
+    assert priced(h100, None, None, None)[1] == Price(124.7, 1.0, "W", 124.7)
+    assert priced(h100, 2.0, None, None)[1] == Price(2.0, 0.0, "an hour", 124.7)
+    assert priced(h100, 2.0, None, 0.5)[1] == Price(2.0 + 0.06235, 5e-4, "an hour", 124.7)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_cost_depends_on_the_known_prices() -> None:
         (P4, (None, float("nan"), None), "--idle-power-w nan is invalid"),
         (P4, (None, 40.0, None), "above the 29.1 W"),
         (P4, (None, None, 0.3), "with --power-price alone"),
-        (load_profile("resnet50-h200-prior"), (None, 100.0, None), "has an idle power of 110 W"),
+        (load_profile("resnet50-h100"), (None, 100.0, None), "has an idle power of 124.7 W"),
         (load_profile("resnet50-l4-int8"), (None, 20.0, None), "no energies in joules: leave --idle-power-w out"),
         (replace(P4, cost_unit="EUR"), (1.0, None, 0.3), "no energies in joules: leave --power-price out"),
     ],

@@ -285,13 +285,23 @@ def optimised_tiny(monkeypatch: pytest.MonkeyPatch, **delays: float | None) -> s
 
 
 def test_the_choice_is_kept_and_only_checked_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     assert optimised_tiny(monkeypatch, eager=0.002, fused=0.0) == "fused"
-    assert KEY.load() == "fused"
+    assert KEY.load() == ("fused", False)
     assert optimised_tiny(monkeypatch, eager=0.0, fused=0.002) == "fused"
     assert optimised_tiny.runs == {"fused"}  # type: ignore[attr-defined]
     assert optimised_tiny(monkeypatch, eager=0.0, fused=None) == "eager", "it does not work any more"
-    assert KEY.load() == "eager"
+    assert KEY.load() == ("eager", False)
     assert optimised_tiny(monkeypatch, eager=None, fused=None) == "the network as it is"
+
+
+def test_cudnn_searches_only_if_it_did_when_the_implementation_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for searched in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", searched)
+        KEY.store("fused", {"fused": 0.001})
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+        assert optimised_tiny(monkeypatch, eager=0.0, fused=0.002) == "fused"
+        assert torch.backends.cudnn.benchmark == searched, "the profile was measured with its kernels"
 
 
 @pytest.mark.usefixtures("few_calibration_images", "small_images")
