@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.errors import BadInputError, ServerError, TooLargeError
 from server.json_body import parse_object
+from server.transport import json_limits
 from server.transport.json_limits import (
     MAX_BRACKETS,
     MAX_JSON_BYTES,
@@ -72,6 +73,25 @@ def test_parsing_takes_no_more_memory_than_was_reserved(item: bytes) -> None:
     tracemalloc.stop()
     assert len(document) == count
     assert peak <= reserved
+
+
+@given(DOCUMENTS, st.integers(1, 9))
+def test_a_text_that_is_measured_in_pieces_has_the_same_size(document: Any, piece: int) -> None:
+    text = json.dumps([document, [[]] * 40]).encode()
+    whole = measure_json(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_limits, "_PIECE", piece)
+        assert measure_json(text) == whole
+
+
+def test_measuring_a_long_text_takes_less_memory_than_the_text() -> None:
+    text = b"[" + b"[]," * 2_600_000 + b"1]"
+    tracemalloc.start()
+    try:
+        measure_json(text)
+        assert tracemalloc.get_traced_memory()[1] < len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_image_as_json_is_within_the_limits_nested_or_flat() -> None:
