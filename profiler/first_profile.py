@@ -35,6 +35,7 @@ from server.models.upstream_spec import is_upstream
 
 _log = logging.getLogger("batchwright.profiler")
 _COLD_BYTES = 128 * 2**20  # of samples; more than the last level of cache of most servers' processors
+_REPEATS, _SAME = 3, 0.2  # batches of a size, and their deviation, with which a profile still holds
 _MAX_COPIES = 4096  # of small samples, which stay in the cache as they do in service
 
 
@@ -141,10 +142,10 @@ class FirstProfiles:
     def measured_while_serving(
         self, settings: Settings, model: ServedModel, executor: Executor, before: Profile | None
     ) -> Profile:
-        """Measure service times between the batches of other models; energies are estimated, and nothing is cached.
+        """The former revision's profile, if it still holds; else one of service times between other models' batches.
 
-        A sensor measures all models together. So each batch is given the power that the former revision took at its
-        size; the controller corrects it by its energy readings later.
+        Energies are estimated, and nothing is cached: a sensor measures all models together. So each batch is given the
+        power that the former revision took at its size; the controller corrects it by its energy readings later.
 
         Args:
             settings: of the device.
@@ -159,6 +160,9 @@ class FirstProfiles:
         tunes, pads = autotunes(settings.device, model), _pads(settings, model.name)
         subject = make_subject(executor, model, NoMeter("other models were served meanwhile"))
         with _memory_errors(key), cache.device_lock(key.device):
+            if before is not None and before.max_batch_size == key.max_batch_size and still_holds(before, subject):
+                _log.info("%s: the new revision takes the former one's service times", model.name)
+                return before
             profile = _measure_all(subject, key, tunes, NOTHING_FOUND, settings.stages, pads)
         profile = _earned(settings, profile)
         return profile if before is None else with_power_of(before, profile)
@@ -173,6 +177,15 @@ def _earned(settings: Settings, profile: Profile) -> Profile:
     if settings.of(profile.model).max_batch_size is not None or not _pads(settings, profile.model):
         return profile
     return profile.truncated(earned_batch_size(profile))
+
+
+def still_holds(profile: Profile, subject: Subject) -> bool:
+    """Whether a few batches of the smallest and the largest size take the times of a profile."""
+    sizes = tuple(sorted({1, profile.max_batch_size}))
+    plan = MeasurementPlan(sizes, sizes[::-1], min_repeats=_REPEATS, max_repeats=_REPEATS, max_time=0.0)
+    measured = asyncio.run(measure_service_times(subject, plan, np.random.default_rng(0), lambda share: None))
+    factors = [each.mean / profile.service_time(each.batch_size) for each in measured.estimates]
+    return all(abs(factor - 1.0) <= _SAME for factor in factors)
 
 
 def with_power_of(before: Profile, profile: Profile) -> Profile:

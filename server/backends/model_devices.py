@@ -180,8 +180,8 @@ class RevisionExecutor:
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
         """Run the batch with this revision, and leave the device to the others afterwards for twice as long.
 
-        No launch is taken from its standby, since that would leave the others no time. The future raises
-        BatchTimeoutError after the timeout.
+        No launch is taken from its standby, since that would leave the others no time. The completion says that one
+        began at the batch's end, as on a device without others. The future raises BatchTimeoutError after the timeout.
         """
         return asyncio.ensure_future(self._run(replace(batch, revision=self.revision, standby=None)))
 
@@ -193,4 +193,4 @@ class RevisionExecutor:
     async def _run(self, batch: Batch) -> Completion:
         completion = await with_timeout(self.executor, batch, self.timeout)
         await asyncio.sleep(_OTHERS_PART * (completion.finished - completion.started))
-        return completion
+        return replace(completion, next_started=completion.finished)

@@ -147,6 +147,19 @@ class Sentences(Model):
         return [{"ids": np.arange(length)} for length in (3, 5, 3)]
 
 
+@pytest.mark.parametrize(("factor", "kept"), [(1.15, True), (0.85, True), (1.3, False), (0.7, False)], ids=str)
+def test_a_revision_with_the_service_times_of_the_former_one_keeps_its_profile(factor: float, kept: bool) -> None:
+    settings = load_settings({"models": ["net"], "device": "cpu", "max_batch_size": 4}, None)
+    before = Profile("before", tuple(factor * b for b in range(1, 5)), model="net", device="cpu")
+    executor = KnownExecutor()
+    found = FirstProfiles().measured_while_serving(settings, emulated_model("net", 4), executor, before)
+    assert (found == before) == kept
+    assert found.service_times == (before.service_times if kept else (1.0, 2.0, 3.0, 4.0))
+    larger = Profile("before", (1.0, 2.0), model="net", device="cpu")
+    found = FirstProfiles().measured_while_serving(settings, emulated_model("net", 4), executor, larger)
+    assert found.max_batch_size == 4, "its largest batch is another"
+
+
 def test_samples_of_one_shape_are_measured_and_the_note_names_it() -> None:
     class OfOneShape(KnownExecutor):
         def run(self, batch: Batch, /) -> asyncio.Future[Completion]:

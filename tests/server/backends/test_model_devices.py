@@ -50,8 +50,11 @@ def test_a_batch_runs_on_the_revision_that_made_its_inputs() -> None:
         assert (await executor.run(Batch("m", [0], revision=1))).outputs[0][0] == "second"
         ahead = RevisionExecutor(executor, 1, "cpu", 9.0)
         assert (await ahead.run(Batch("m", [0]))).outputs[0][0] == "second"
-        batches = [Batch("m", [0]) for _ in range(3)]
-        assert {cycle.completion.outputs[0][0] async for cycle in back_to_back(ahead, batches)} == {"second"}
+        cycles = [cycle async for cycle in back_to_back(ahead, [Batch("m", [0]) for _ in range(3)])]
+        assert {cycle.completion.outputs[0][0] for cycle in cycles} == {"second"}
+        for cycle in cycles:
+            service = cycle.completion.finished - cycle.completion.started
+            assert cycle.seconds == service, "the time that is left to others is none of the batch's"
         devices.remove("m", 0)
         with pytest.raises(KeyError):
             await executor.run(Batch("m", [0]))
