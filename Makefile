@@ -79,9 +79,8 @@ bench-deploy: $(STAMP)  ## check deploy/ with Prometheus, the image's steps and 
 	unshare -n sh -c 'ip link set lo up; $(BIN)/python -m benchmarks.ray_serve'
 	$(BIN)/python -m benchmarks.page
 
-stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile inputs, overload, 15 minutes of faults twice (about 95 minutes)
+stress: $(STAMP)  ## try to break it: attacks, mutations, 200,000 hostile inputs, overload, 15 minutes of faults (about 60 minutes)
 	$(BIN)/python -m benchmarks.identity
-	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.attacks
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.user_models
@@ -90,7 +89,6 @@ stress: $(STAMP)  ## try to break it: attacks, mutations, kills, 200,000 hostile
 	$(BIN)/python -m benchmarks.grpc_calls
 	$(BIN)/python -m benchmarks.overload $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.soak --gateways 2 --kills
 	$(if $(TRITON_PYTHON),$(BIN)/python -m benchmarks.upstream --triton-python $(TRITON_PYTHON))
 	$(BIN)/python -m benchmarks.page
 

@@ -1,9 +1,8 @@
 """Attack a started server by HTTP, and measure the cost to the server and to its other clients.
 
-Each attack has a server of its own on an emulated device with a memory budget of 64 MiB for each process. Before,
+Each attack has a server of its own on an emulated device with a memory budget of 64 MiB. Before,
 during and after the attack, generate-load offers images at load 0.5, and a probe opens a connection every 50 ms and
-gets /v2/health/live. The attacks are made without and with gateways; with them, memory is summed over all processes,
-and so memory that the gateways share with the serving process counts twice. Reported: bytes that the attacker sent, the
+gets /v2/health/live. Reported: bytes that the attacker sent, the
 growth of the server's resident memory over that under the normal load, the longest time without an answered probe, the
 probes' 99th percentile and failures, and the number of normal requests that were answered.
 
@@ -27,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from itertools import product
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -46,7 +44,7 @@ LOAD = 0.5
 _BEFORE_S, _ATTACK_S, _LOAD_S = 4.0, 12.0, 22.0
 _PROBE_S, _CONNECTION_TIMEOUT_S = 0.05, 5.0
 _FILES = 400  # limit of open files under the attacks on connections
-_GROWTH_MB = 1.5 * QUEUE_BYTES / 2**20  # of each process; and 64 in all
+_GROWTH_MB = 1.5 * QUEUE_BYTES / 2**20 + 64
 _LIVENESS_MS = 250.0
 _PREDICT_KEY = "p"
 _ADMIN_KEY = "a"
@@ -374,7 +372,6 @@ class Probes:
 class Outcome:
     """The effect of one attack; times in ms, memory in MB; "honest" is the normal load."""
 
-    gateways: int
     attack: str
     about: str
     wire_bytes: int
@@ -392,9 +389,8 @@ class Outcome:
     def broken(self) -> list[str]:
         """Messages on the bounds that were exceeded."""
         found = []
-        bound = _GROWTH_MB * (self.gateways + 1) + 64
-        if self.rss_growth_mb > bound:
-            found.append(f"memory grew by {self.rss_growth_mb:.0f} MB, over {bound:.0f}")
+        if self.rss_growth_mb > _GROWTH_MB:
+            found.append(f"memory grew by {self.rss_growth_mb:.0f} MB, over {_GROWTH_MB}")
         if self.liveness_p99_ms > _LIVENESS_MS or self.failed_probes:
             found.append(f"liveness p99 {self.liveness_p99_ms:.0f} ms, {self.failed_probes} probes failed")
         if self.honest_answered < self.honest_scheduled:
@@ -422,13 +418,12 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     return cert, key
 
 
-def _arguments(attack: Attack, gateways: int, folder: Path) -> list[str]:
+def _arguments(attack: Attack, folder: Path) -> list[str]:
     command = harness.command_line("serve-model")
-    if attack.prefixed and not gateways:  # gateways are ASGI servers of their own, and are mounted nowhere
+    if attack.prefixed:
         command = [sys.executable, "-m", "benchmarks.servers.path_prefix"]
     command += ["googlenet", "--device", f"emulated:{PROFILE}", "--policy", "greedy"]
-    command += ["--queue-bytes", str(QUEUE_BYTES * (gateways + 1)), "--log-level", "warning"]
-    command += ["--gateways", str(gateways)]
+    command += ["--queue-bytes", str(QUEUE_BYTES), "--log-level", "warning"]
     if attack.tls:
         cert, key = _certificate(folder)
         command += ["--tls-cert", str(cert), "--tls-key", str(key)]
@@ -440,18 +435,18 @@ def _arguments(attack: Attack, gateways: int, folder: Path) -> list[str]:
     return command
 
 
-def run_attack(attack: Attack, gateways: int) -> Outcome:
-    """Start a server with this number of gateways, load it, attack it, and return the outcome."""
+def run_attack(attack: Attack) -> Outcome:
+    """Start a server, load it, attack it, and return the outcome."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        command = _arguments(attack, gateways, folder)
+        command = _arguments(attack, folder)
         certificate = str(folder / "cert.pem") if attack.tls else None
         context = None if certificate is None else _trusting(certificate)
         server = stack.enter_context(harness.running(*command, tls=context, files=attack.files))
-        return _measured(attack, gateways, server, certificate)
+        return _measured(attack, server, certificate)
 
 
-def _measured(attack: Attack, gateways: int, server: harness.Server, certificate: str | None) -> Outcome:
+def _measured(attack: Attack, server: harness.Server, certificate: str | None) -> Outcome:
     port = urllib.parse.urlsplit(server.url).port or 0
     rate = LOAD * load_profile(PROFILE).capacity
     environment = {"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", "BATCHWRIGHT_API_KEY": _PREDICT_KEY}
@@ -478,7 +473,6 @@ def _measured(attack: Attack, gateways: int, server: harness.Server, certificate
     attacker.close()
     report = json.loads(load.communicate()[0])
     return Outcome(
-        gateways=gateways,
         attack=attack.name,
         about=(attack.run.__doc__ or "").partition(": ")[2].rstrip("."),
         wire_bytes=attacker.wire_bytes,
@@ -495,7 +489,7 @@ def _measured(attack: Attack, gateways: int, server: harness.Server, certificate
 
 
 _HEAD = (
-    *("attack", "gateways", "sent, MB", "memory growth, MB", "longest liveness gap, ms", "liveness p99, ms", "failed"),
+    *("attack", "sent, MB", "memory growth, MB", "longest liveness gap, ms", "liveness p99, ms", "failed"),
     "honest answered",
 )
 
@@ -504,7 +498,6 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
     """One row of the table that is printed and recorded."""
     return (
         f"{outcome.attack}: {outcome.about}",
-        f"{outcome.gateways}",
         f"{outcome.wire_bytes / 1e6:.2f}",
         f"{outcome.rss_growth_mb:.0f}",
         f"{outcome.longest_liveness_gap_ms:.0f}",
@@ -518,12 +511,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the attacks, print the table, and record it."""
     parser = harness.argument_parser(__doc__)
     parser.add_argument("--only", nargs="+", metavar="ATTACK", help="the attacks' numbers, such as 1 2a; not recorded")
-    parser.add_argument("--gateways", type=int, nargs="+", default=[0, 2], help="numbers of gateways")
     chosen = parser.parse_args(arguments)
     outcomes = []
     attacks = [attack for attack in ATTACKS if chosen.only is None or attack.name in chosen.only]
-    for gateways, attack in product(chosen.gateways, attacks):
-        outcomes.append(outcome := run_attack(attack, gateways))
+    for attack in attacks:
+        outcomes.append(outcome := run_attack(attack))
         print(*cells(outcome), sep=" | ")
         print("", outcome.answers_to_attacker, *outcome.broken, sep="\n    ", flush=True)
     if chosen.only is None:

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC beside HTTP: answers compared with their inputs, and calls a second.
 
-Both protocols are served by one server, without and with two gateways, and called by NVIDIA's clients for asyncio.
+Both protocols are served by one server, and called by NVIDIA's clients for asyncio.
 Part one makes 5,000 calls of different inputs at once, over HTTP on 1,000 connections, and compares each answer with
 its own input. Part two is a closed loop of 32 tasks, HTTP and gRPC in turns, with a device that takes a microsecond for
 each batch.
@@ -24,7 +24,6 @@ from benchmarks.support import harness
 from benchmarks.support.processes import cpu_seconds
 
 NAME = "grpc_calls"
-GATEWAYS = ("0", "2")
 CALLS = 5_000
 CONNECTIONS = 1_000  # of HTTP; a server closes those beyond 4,096
 TASKS = 32
@@ -87,7 +86,7 @@ async def load(protocol: str, address: str, size: str, seconds: float) -> int:
     return answered
 
 
-def measure(gateways: str, profile: Path, seconds: float, rounds: int) -> dict[str, Any]:
+def measure(profile: Path, seconds: float, rounds: int) -> dict[str, Any]:
     """Both parts on one server."""
     port = harness.free_port()
     flags = (
@@ -97,8 +96,6 @@ def measure(gateways: str, profile: Path, seconds: float, rounds: int) -> dict[s
         str(profile),
         "--policy",
         "greedy",
-        "--gateways",
-        gateways,
         "--grpc-port",
         str(port),
     )
@@ -113,27 +110,26 @@ def measure(gateways: str, profile: Path, seconds: float, rounds: int) -> dict[s
                 cpu = cpu_seconds(server.process.pid) - before
                 cell = {"size": size, "calls_per_s": answered / seconds, "cpu_s_per_1000": 1e3 * cpu / answered}
                 rates[protocol].append(cell)
-                print(f"{gateways} gateways, {size}, {protocol}: {answered / seconds:.0f}/s", flush=True)
+                print(f"{size}, {protocol}: {answered / seconds:.0f}/s", flush=True)
     return {"identity": identity, "rates": rates}
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
     rows = []
-    for gateways, found in record.items():
-        for size in SIZES:
-            cells = [
-                {key: median(run[key] for run in found["rates"][p] if run["size"] == size) for key in _COLUMNS}
-                for p in PROTOCOLS
-            ]
-            http, grpc = cells
-            columns = [f"{cell[key]:{form}}" for key, form in _COLUMNS.items() for cell in cells]
-            ratio = grpc["calls_per_s"] / http["calls_per_s"]
-            rows.append((gateways, size, *columns, f"{ratio:.2f}"))
+    for size in SIZES:
+        cells = [
+            {key: median(run[key] for run in record["rates"][p] if run["size"] == size) for key in _COLUMNS}
+            for p in PROTOCOLS
+        ]
+        http, grpc = cells
+        columns = [f"{cell[key]:{form}}" for key, form in _COLUMNS.items() for cell in cells]
+        ratio = grpc["calls_per_s"] / http["calls_per_s"]
+        rows.append((size, *columns, f"{ratio:.2f}"))
     named = ("calls/s", "CPU s per 1,000 calls")
     columns = [f"{protocol}, {name}" for name in named for protocol in PROTOCOLS]
-    text = harness.markdown_table(("gateways", "body", *columns, "gRPC / HTTP, calls/s"), rows)
-    counts = [each for found in record.values() for each in found["identity"].values()]
+    text = harness.markdown_table(("body", *columns, "gRPC / HTTP, calls/s"), rows)
+    counts = [*record["identity"].values()]
     calls, wrong, errors = (sum(count[key] for count in counts) for key in ("calls", "wrong", "errors"))
     return f"{text}\n\nAnswers compared with their own input: {calls}; wrong: {wrong}; errors: {errors}.\n"
 
@@ -149,7 +145,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with TemporaryDirectory() as folder:
         profile = harness.instant_profile(Path(folder))
-        record = {each: measure(each, profile, chosen.seconds, chosen.rounds) for each in GATEWAYS}
+        record = measure(profile, chosen.seconds, chosen.rounds)
     harness.save_record(NAME, record)
     harness.save_table(NAME, "gRPC beside HTTP", table(record))
 

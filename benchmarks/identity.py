@@ -1,10 +1,10 @@
-"""Checks that every request gets its own answer, with and without gateways.
+"""Checks that every request gets its own answer.
 
 - A network on the CPU: different images at once, compared with the answers for each alone. While they are served the
   policy is swapped at random, so that batch sizes vary, and corrupt images are sent among them.
 - Calls of every kind (benchmarks/support/mixed_calls.py) to two models of an emulated device, while policies are
   swapped and one of the models is loaded again and again. Some have a short time-out, and some clients close the
-  connection at a random time. At the end nothing may be left: no waiting request, no byte of a memory budget, no slot.
+  connection at a random time. At the end nothing may be left: no waiting request, no byte of the memory budget.
   The server's counts must be those of the clients. They may differ by the calls that a client abandoned, since the
   server may have answered these; by the samples of a call whose end came before the server knew their number; by no
   more.
@@ -26,7 +26,6 @@ import numpy as np
 import uvloop
 
 from benchmarks.soak import audit, outcomes
-from benchmarks.support.gateway_processes import budget_flags, held_by, processes_of
 from benchmarks.support.harness import (
     Server,
     argument_parser,
@@ -36,11 +35,12 @@ from benchmarks.support.harness import (
     synthetic_image,
     wait_until,
 )
+from benchmarks.support.memory_held import BUDGET_FLAGS, bytes_held
 from benchmarks.support.mixed_calls import FEATURES, IMAGES, TENSORS, MixedCall, MixedCalls
 from benchmarks.support.soak_clients import CLIENT_TIMEOUT, ClientCounts, abandon
 
 _RAW = {"Inference-Header-Content-Length": "0"}
-_AT_ONCE = 400  # images; a gateway has 512 slots
+_AT_ONCE = 400  # images
 _PROFILE = "googlenet-tesla-p4"
 _CLIENTS = 64
 _POLICIES = ("greedy", "timeout:5", "static:6,max_wait_ms=20", "rate-matching", "serial", "static:32,max_wait_ms=10")
@@ -225,23 +225,21 @@ class _MixedRun:
             self.counts.wrong.append(f"{call.kind}: the answer of {call.samples} samples is not that of its own inputs")
 
 
-def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
-    """Make calls of every kind to a server with this number of gateways; `wrong` is empty if everything is right."""
+def check_mixed(calls: int) -> dict[str, Any]:
+    """Make calls of every kind to a server; `wrong` is empty if everything is right."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / FEATURES.name
         file.write_text(FEATURES.read_text())
         models = (IMAGES, f"{TENSORS}={file}:Features", "--device", f"emulated:{_PROFILE}")
-        with serving(*models, "--policy", "greedy", *budget_flags(gateways)) as server:
+        with serving(*models, "--policy", "greedy", *BUDGET_FLAGS) as server:
             run = _MixedRun(server, calls, Path(name))
             uvloop.run(run.run())
             counted = _settled(lambda: outcomes(server))
-            processes = processes_of(server)
-            held = [] if processes is None else [held_by(server, pid) for pid in processes.gateways]
+            held = bytes_held(server)
             waiting = round(server.total("batchwright_queue_length"))
     wrong = [*run.counts.wrong, *audit(run.counts, counted)]
-    wrong += [f"held when no call was open: {each}" for each in held if not each.is_nothing]
-    if waiting or len(held) != max(1, gateways):
-        wrong.append(f"{waiting} requests wait when no call is open; {len(held)} gateways")
+    if waiting or held:
+        wrong.append(f"{waiting} requests wait, and {held} bytes are reserved, when no call is open")
     ends = {f"{kind}: {end}": count for (kind, end), count in sorted(run.counts.ends.items())}
     return {
         "calls": calls,
@@ -252,7 +250,7 @@ def check_mixed(gateways: int, calls: int) -> dict[str, Any]:
         "ends": ends,
         "swaps": run.swaps,
         "loads": run.loads,
-        "held_when_idle": [asdict(each) for each in held],
+        "bytes_held_when_idle": held,
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
     }
@@ -278,22 +276,19 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=2000, help="images for the network; 0 skips it")
     parser.add_argument("--corrupt", type=int, default=50)
     parser.add_argument("--calls", type=int, default=20_000, help="calls of every kind; 0 skips them")
-    parser.add_argument("--gateways", type=int, nargs="+", default=[0, 2], help="numbers of gateways")
     parser.add_argument("--record", default="identity", help="name of the record")
     chosen = parser.parse_args()
     record: dict[str, Any] = load_record(chosen.record)
     wrong = False
-    for gateways in chosen.gateways:
-        part = record.setdefault(f"{gateways} gateways", {})
-        if chosen.pictures:
-            outcome = check(chosen.model, chosen.pictures, chosen.corrupt, "--gateways", str(gateways))
-            part["network"] = {"model": chosen.model, **asdict(outcome)}
-            wrong |= outcome.is_wrong
-        if chosen.calls:
-            part["mixed"] = check_mixed(gateways, chosen.calls)
-            wrong |= bool(part["mixed"]["wrong_in_all"])
-        save_record(chosen.record, record)
-        print(f"{gateways} gateways", json.dumps(part, indent=1), flush=True)
+    if chosen.pictures:
+        outcome = check(chosen.model, chosen.pictures, chosen.corrupt)
+        record["network"] = {"model": chosen.model, **asdict(outcome)}
+        wrong |= outcome.is_wrong
+    if chosen.calls:
+        record["mixed"] = check_mixed(chosen.calls)
+        wrong |= bool(record["mixed"]["wrong_in_all"])
+    save_record(chosen.record, record)
+    print(json.dumps(record, indent=1))
     raise SystemExit(wrong)
 
 

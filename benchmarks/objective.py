@@ -118,16 +118,12 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=120.0, help="measured at each load (default: %(default)s)")
     parser.add_argument("--settling", type=float, default=60.0, help="before that, s (default: %(default)s)")
-    parser.add_argument("--gateways", default="0", help="of the server (default: %(default)s)")
     options = parser.parse_args()
     times = options.seconds, options.settling
     cells: dict[str, Callable[[], Any]] = {
-        f"steady, {policy}": partial(steady, policy, *times, ["--gateways", options.gateways])
-        for policy in (*POLICIES, "best timeout")
+        f"steady, {policy}": partial(steady, policy, *times, []) for policy in (*POLICIES, "best timeout")
     }
-    cells |= {
-        f"rising, {policy}": partial(rising, policy, *times, ["--gateways", options.gateways]) for policy in POLICIES
-    }
+    cells |= {f"rising, {policy}": partial(rising, policy, *times, []) for policy in POLICIES}
     for name, found in fill_record("objective", cells).items():
         print(name)
         for row in found.values() if isinstance(found, dict) else found:

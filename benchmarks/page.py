@@ -109,10 +109,7 @@ def _joining_live() -> str:
 
 
 def _soak() -> str:
-    names = {"soak": "one process", "soak_gateways": "2 gateways, with kills"}
-    columns = {about: _soak_facts(record) for name, about in names.items() if (record := load_record(name))}
-    facts = next(iter(columns.values()))
-    return markdown_table(("", *columns), ((fact, *(column[fact] for column in columns.values())) for fact in facts))
+    return markdown_table(("", ""), _soak_facts(load_record("soak")).items())
 
 
 def _soak_facts(record: dict[str, Any]) -> dict[str, object]:
@@ -123,7 +120,6 @@ def _soak_facts(record: dict[str, Any]) -> dict[str, object]:
         **{f"requests counted as {key}": count for key, count in record["counted_by_the_server"].items()},
         "policies swapped": sum(record["swaps"].values()),
         "faults ordered": sum(record["faults"].values()),
-        "processes killed": sum(record.get("kills", {}).values()),
         "memory in the first calm half minute after minute 2, MB": memory["early"],
         "memory in the last calm half minute, MB": memory["end"],
         "memory when all was over, MB": memory["idle after"],
@@ -132,31 +128,30 @@ def _soak_facts(record: dict[str, Any]) -> dict[str, object]:
 
 
 def _identity() -> str:
-    rows: list[tuple[object, ...]] = []
-    for variant, record in load_record("identity").items():
-        network, mixed = record["network"], record["mixed"]
-        seen = mixed["samples_seen_by_clients"]
-        rows.append(
-            (
-                *(variant, network["pictures"] - network["others"], network["batch_sizes"]),
-                *(mixed["calls"], *(seen[status] for status in ("200", "503", "504")), mixed["abandoned"]["calls"]),
-                *(mixed["swaps"], mixed["loads"], mixed["wrong_in_all"]),
-            )
-        )
-    head = (
-        *("", "images answered by a network", "batch sizes", "calls of every kind", "samples answered", "rejected"),
-        *("expired", "calls abandoned", "policies swapped", "models loaded", "wrong"),
-    )
-    return markdown_table(head, rows)
+    record = load_record("identity")
+    network, mixed = record["network"], record["mixed"]
+    seen = mixed["samples_seen_by_clients"]
+    rows = [
+        ("images answered by a network", network["pictures"] - network["others"]),
+        ("batch sizes", network["batch_sizes"]),
+        ("calls of every kind", mixed["calls"]),
+        *(
+            (name, seen[status])
+            for name, status in (("samples answered", "200"), ("rejected", "503"), ("expired", "504"))
+        ),
+        ("calls abandoned", mixed["abandoned"]["calls"]),
+        ("policies swapped", mixed["swaps"]),
+        ("models loaded", mixed["loads"]),
+        ("wrong", mixed["wrong_in_all"]),
+    ]
+    return markdown_table(("", ""), rows)
 
 
 def _fuzz() -> str:
     record = load_record("fuzz")
     rows = [("hostile inputs of the parsers", record["parser"]["cases"], record["parser"]["failures"])]
-    for key, about in (("routes", ""), ("routes_with_gateways", ", with 2 gateways")):
-        if key in record:
-            name = f"calls drawn from the OpenAPI document{about}"
-            rows.append((name, record[key]["calls"], record[key]["failures"]))
+    routes = record["routes"]
+    rows.append(("calls drawn from the OpenAPI document", routes["calls"], routes["failures"]))
     return markdown_table(("", "number", "failures"), rows)
 
 
@@ -226,18 +221,9 @@ def _upstream() -> str:
 
 def _graph_like() -> str:
     record = load_record("graph_like")
-    rows = [
-        (
-            *(gateways, row["requests_per_s"], row["mean_batch_size"], row["idle_gap_median_us"]),
-            *(row["serving_loop_us_per_request"], row["gateway_loops_us_per_request"]),
-        )
-        for gateways, row in record["rows"].items()
-    ]
-    head = (
-        *("gateways", "answers/s", "mean batch size", "idle gap, median, us"),
-        *("CPU of the serving process's loop, us/request", "of the gateways' loops, us/request"),
-    )
-    return markdown_table(head, rows)
+    row = [record[key] for key in ("requests_per_s", "mean_batch_size", "idle_gap_median_us", "loop_us_per_request")]
+    head = ("answers/s", "mean batch size", "idle gap, median, us", "CPU of the event loop, us/request")
+    return markdown_table(head, [row])
 
 
 def _watched_page() -> str:
@@ -253,8 +239,8 @@ SECTIONS = (
         "On a GPU",
         "gpu",
         "Implementations of the network, outputs beside the CPU's, service times and energies, and the server beside "
-        "its peers on the same network, from one call of 470 s and one of 180 s. Batchwright has six processes for "
-        "HTTP there. LitServe takes images as base64 in JSON, the others as bytes.",
+        "its peers on the same network, from one call of 470 s and one of 180 s. Batchwright had six processes for "
+        "HTTP then, which are gone since. LitServe takes images as base64 in JSON, the others as bytes.",
         _gpu,
     ),
     Section(
@@ -397,7 +383,7 @@ SECTIONS = (
     Section(
         "Attacks on the HTTP interface",
         "attacks",
-        "Attacks on a server with a memory budget of 64 MiB for each process, beside a normal load of 0.5 (`honest`) "
+        "Attacks on a server with a memory budget of 64 MiB, beside a normal load of 0.5 (`honest`) "
         "and a liveness probe every 50 ms. All bounds hold.",
     ),
     Section(
@@ -406,20 +392,13 @@ SECTIONS = (
         "Every answer is compared with that of its own input: images for a network on the CPU, and calls of every kind "
         "to two models of an emulated device, with timeouts, clients that leave, policy swaps, and loads of one of the "
         "models. `wrong` counts wrong and lost answers, contradictions between the counts of the server and of the "
-        "clients, and memory and slots that are not free at the end.",
+        "clients, and memory that is not free at the end.",
         _identity,
-    ),
-    Section(
-        "Killed processes",
-        "kills",
-        "SIGKILL of a process of a server with two gateways under load 0.5. Every kill has a server of its own, and 13 "
-        "s of load. The supervisor was started again at once. Times are medians.",
     ),
     Section(
         "Soak",
         "soak",
-        "Bursts, corrupt images, abandoned calls, timeouts, policy swaps, and a fault of the device every 30 s; with "
-        "gateways, one of them is killed every 2 minutes, and the serving process once.",
+        "Bursts, corrupt images, abandoned calls, timeouts, policy swaps, and a fault of the device every 30 s.",
         _soak,
     ),
     Section("Hostile input", "fuzz", "Randomly invalid bodies, headers and images.", _fuzz),

@@ -44,9 +44,7 @@ NAME = "peers"
 PARTS = ("loads", "rates", "least")
 ONE_PROCESS = "Batchwright, one process"
 VARIANTS: dict[str, tuple[str, ...]] = {  # of our server: flags of serve-model by name
-    ONE_PROCESS: ("--gateways", "0"),
-    "Batchwright, 1 gateway": ("--gateways", "1"),
-    "Batchwright, 2 gateways": ("--gateways", "2"),
+    ONE_PROCESS: (),
 }
 _GAP = "batchwright_idle_gap_seconds"
 

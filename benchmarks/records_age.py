@@ -19,7 +19,6 @@ from benchmarks.page import SECTIONS
 from benchmarks.support.harness import MODULES, ROOT, argument_parser
 
 _FOLDER = Path("benchmarks")
-_SCRIPTS = {"soak_gateways": "soak"}  # of records whose name is not their script's
 _SERVERS = {"serving": MODULES["serve-model"]}  # functions of the harness that run a command that they do not name
 
 
@@ -54,7 +53,7 @@ def age(root: Path, record: str) -> Age:
     made = _git(root, "log", "-1", "--format=%h %cs", "--", str(path))
     if not made or _git(root, "status", "--porcelain", "--", str(path)):
         return Age(record, "", 0, "", 0)
-    files = sorted(map(str, code_of(root, _FOLDER / f"{_SCRIPTS.get(record, record)}.py")))
+    files = sorted(map(str, code_of(root, _FOLDER / f"{record}.py")))
     since = f"{made.split()[0]}..HEAD"
     later = _git(root, "log", "--format=%h %cs", since, "--", *files).splitlines()
     changed = _git(root, "status", "--porcelain", "--", *files).splitlines()

@@ -3,7 +3,7 @@
 The server is benchmarks/servers/fault_injection.py, on an emulated device that is slower than its profile, so that it
 drifts. The rules are deploy's with shortened windows (an hour becomes 20 s), so that offsets and burn rates have data.
 A steady load comes first, and its report is compared with Prometheus's numbers. Then: a burst that is partly rejected,
-a failing device, another policy, bad input, expired requests. All of it without and with gateways. Needs Debian's
+a failing device, another policy, bad input, expired requests. Needs Debian's
 `prometheus`.
 """
 
@@ -209,8 +209,8 @@ def promtool(server: harness.Server) -> str:
     return str(done.stdout.decode())
 
 
-def run(gateways: int) -> dict[str, Any]:
-    """Start Prometheus and a server with this number of gateways, load the server, and return the record."""
+def run() -> dict[str, Any]:
+    """Start Prometheus and a server, load the server, and return the record."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         orders, output, profile = folder / "orders", folder / "run.jsonl", folder / "believed.json"
@@ -219,7 +219,6 @@ def run(gateways: int) -> dict[str, Any]:
         profile.write_text(believed.to_json())
         os.environ["DRILL_FILE"] = str(orders)
         device = ["--device", f"emulated:{PROFILE}", "--profile", str(profile), "--queue-capacity", str(CAPACITY)]
-        device += ["--gateways", str(gateways)]
         command = [sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet", *device]
         with (
             harness.running(*command, "--policy", COMPARED) as server,
@@ -239,22 +238,15 @@ def run(gateways: int) -> dict[str, Any]:
 def main() -> None:
     """Print and record the runs; exit code 1 if a query has no data, numbers disagree, or promtool complains."""
     parser = harness.argument_parser(__doc__)
-    parser.add_argument("--gateways", type=int, nargs="+", default=[0, 2], help="numbers of gateways")
     parser.add_argument("--record", default="scrape", help="name of the record")
     chosen = parser.parse_args()
-    record = {f"{gateways} gateways": run(gateways) for gateways in chosen.gateways}
+    record = run()
     harness.save_record(chosen.record, record)
-    bad = False
-    for variant, found in record.items():
-        print(variant)
-        for row in found["comparison"]:
-            print(
-                f"{row['name']:40} {row['report']:12} {row['prometheus']:12} {row['difference']:+.3%} {row['agrees']}"
-            )
-        print(json.dumps({key: found[key] for key in ("queries", "alerts", "promtool", "errors")}, indent=1))
-        bad |= bool(found["queries"]["without_data"] or found["promtool"])
-        bad |= not all(row["agrees"] for row in found["comparison"])
-    sys.exit(bad)
+    for row in record["comparison"]:
+        print(f"{row['name']:40} {row['report']:12} {row['prometheus']:12} {row['difference']:+.3%} {row['agrees']}")
+    print(json.dumps({key: record[key] for key in ("queries", "alerts", "promtool", "errors")}, indent=1))
+    agree = all(row["agrees"] for row in record["comparison"])
+    sys.exit(bool(record["queries"]["without_data"] or record["promtool"] or not agree))
 
 
 if __name__ == "__main__":

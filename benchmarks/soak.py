@@ -4,9 +4,6 @@ The server is benchmarks/servers/fault_injection.py. Poisson arrivals at load 0.
 3. The policy is swapped every 20 s, and 30 s after a fault the next one is ordered. Two of the faults are
 out-of-memory errors of the largest batch: each halves it, from 32 to 8, until larger batches are tried again. Loads
 count from the capacity of batches of 8. At last the server is drained under load 0.5.
-
-With `--kills` a gateway is killed every two minutes, and the serving process once. A call may then have no answer if a
-process was killed meanwhile. The counts are not compared, since the serving process has lost those from before.
 """
 
 import asyncio
@@ -20,7 +17,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import chain, count, cycle
 from pathlib import Path
@@ -32,8 +29,8 @@ import numpy as np
 import uvloop
 
 from benchmarks.servers.fault_injection import order_fault
-from benchmarks.support.gateway_processes import budget_flags, held_by, processes_of
 from benchmarks.support.harness import Server, argument_parser, markdown_table, running, save_record
+from benchmarks.support.memory_held import BUDGET_FLAGS, bytes_held
 from benchmarks.support.pixel_load import OK, offer_pixels
 from benchmarks.support.processes import ResourceUsage, resource_usage
 from benchmarks.support.soak_clients import CLIENT_TIMEOUT, SAMPLES, ClientCounts, SoakClients
@@ -56,10 +53,6 @@ _RAISED_WITHIN = 60.0  # s in which an ordered fault is raised: some policies la
 _AGAIN_S = 10.0  # s after which a fault is ordered again: a recovery, which is not counted, may have met it
 _AFTER_ERROR_S = 5.0  # s after an ordered error in which good samples may get a 500
 _SAMPLE_S = 2.0
-_KILL_S, _SERVING_KILLED = 120.0, 4  # s between two kills; which of them is that of the serving process
-_KILLED_S = 15.0  # s after it in which policies are not swapped
-_STALE_S = 0.5  # s after a kill in which a call may be sent on a connection that it has broken
-_POOL = 6  # threads that a gateway may start at any time
 _DRAIN_LOAD, _DRAIN_POLICY = 0.5, "static:8,max_wait_ms=1000"  # calls are open at any time; faults may have left 8
 _DRAIN_S, _DRAINED_AT, _EXIT_WITHIN = 6.0, 3.0, 60.0
 _JUST_SENT_S = 0.05  # s before the signal, in which the server may not have read a call yet
@@ -89,18 +82,16 @@ class Soak:
         samples: of resource usage.
         faults: instant of each order, s after the start, and the fault.
         swaps: number of swaps to each policy.
-        kills: instant of each kill, s after the start, and the process.
         counts: what the clients saw.
     """
 
-    def __init__(self, server: Server, order: Path, seconds: float, *, kill: bool = False) -> None:
+    def __init__(self, server: Server, order: Path, seconds: float) -> None:
         """Run for some seconds; `order` is the file from which the device reads its faults."""
-        self._server, self._order, self._seconds, self._kill = server, order, seconds, kill
+        self._server, self._order, self._seconds = server, order, seconds
         self.began = time.monotonic()
         self.samples: list[Sample] = []
         self.faults: list[tuple[float, str]] = []
         self.swaps: dict[str, int] = {}
-        self.kills: list[tuple[float, str]] = []
         self.counts = ClientCounts()
 
     def _now(self) -> float:
@@ -125,8 +116,6 @@ class Soak:
                     self._inject(call, 30.0 * step),
                     self._sample(),
                 ]
-                if self._kill:
-                    others.append(self._kill_processes(_KILL_S * min(1.0, self._seconds / 900)))
                 tasks = [asyncio.create_task(other) for other in others]
                 await self._offer(call)
                 for task in tasks:
@@ -156,24 +145,9 @@ class Soak:
                     status, text = response.status, await response.text()
             except aiohttp.ClientError as error:
                 status, text = 0, str(error)
-            if status != 200 and not any(self._now() - at < _KILLED_S for at, _ in self.kills):
+            if status != 200:
                 self.counts.wrong.append(f"swap to {policy}: {status} {text[:200]}")
             self.swaps[policy] = self.swaps.get(policy, 0) + (status == 200)
-
-    async def _kill_processes(self, every: float) -> None:
-        """Kill a gateway again and again, and once the serving process."""
-        for number in count(1):
-            await asyncio.sleep(max(0.0, number * every - self._now()))
-            processes = await asyncio.to_thread(processes_of, self._server)
-            if processes is None or not processes.gateways:
-                self.counts.wrong.append(f"no process to kill at {self._now():.0f} s: {processes}")
-                continue
-            what = "serving process" if number == _SERVING_KILLED else "gateway"
-            pid = processes.serving if number == _SERVING_KILLED else processes.gateways[number % 2 - 1]
-            if number == _SERVING_KILLED:
-                order_fault(self._order, "none")  # the next one would read the fault again
-            self.kills.append((self._now(), what))
-            os.kill(pid, signal.SIGKILL)
 
     async def _inject(self, call: _Call, every: float) -> None:
         for kind in chain(FIRST, cycle(THEN)):
@@ -253,15 +227,13 @@ def audit(counts: ClientCounts, counted: dict[str, int]) -> list[str]:
 
 
 def _unexplained(soak: Soak) -> list[str]:
-    """500s for good samples that no ordered error explains, and lost answers that no kill explains."""
+    """500s for good samples that no ordered error explains, and lost answers."""
     ordered = [soak.began + at for at, fault in soak.faults if fault.startswith("error")]
     found = []
     for sent, ended in soak.counts.failed:
         if not any(sent - _AFTER_ERROR_S <= at <= ended for at in ordered):
             found.append(f"500 for a good sample, sent at {sent - soak.began:.1f} s, and no error was ordered")
-    for sent, ended, error in soak.counts.lost:
-        if not any(sent - _STALE_S <= soak.began + at <= ended for at, _ in soak.kills):
-            found.append(f"{error}, sent at {sent - soak.began:.1f} s, and nothing was killed")
+    found += [f"{error}, sent at {sent - soak.began:.1f} s" for sent, _, error in soak.counts.lost]
     return found
 
 
@@ -285,17 +257,14 @@ def _grown(
     late: ResourceUsage,
     idle: tuple[ResourceUsage, ResourceUsage],
     tolerance: float,
-    gateways: int,
 ) -> list[str]:
     problems = []
     for then, name in ((late, "under load"), (idle[1], "when all calls had ended")):
-        # slots stay resident once they have been used, in two processes; their number is fixed
-        was, now = (early.private_mb, then.private_mb) if gateways else (early.rss_mb, then.rss_mb)
-        if now / was - 1 > tolerance:
-            problems.append(f"memory went from {was} to {now} MB {name}")
-    if late.threads > early.threads + 1 + _POOL * gateways:
+        if then.rss_mb / early.rss_mb - 1 > tolerance:
+            problems.append(f"memory went from {early.rss_mb} to {then.rss_mb} MB {name}")
+    if late.threads > early.threads + 1:
         problems.append(f"threads went from {early.threads} to {late.threads}")
-    if idle[1].files > idle[0].files + 3 + 4 * gateways:  # connections from gateways to the serving process stay open
+    if idle[1].files > idle[0].files + 3:
         problems.append(f"open files of the idle server went from {idle[0].files} to {idle[1].files}")
     return problems
 
@@ -326,49 +295,39 @@ def _pace(minutes: float) -> float:
     return min(1.0, minutes / 2)
 
 
-def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, Any]:
-    """Run the soak and check it; `wrong` of the record is empty if everything is right.
-
-    Args:
-        minutes: its length.
-        gateways: number of gateways.
-        kill: whether processes are killed.
-    """
+def soak(minutes: float) -> dict[str, Any]:
+    """Run the soak of some minutes and check it; `wrong` of the record is empty if everything is right."""
     with tempfile.TemporaryDirectory() as folder:
         order = Path(folder) / "order"
         order_fault(order, "none")
         os.environ["DRILL_FILE"] = str(order)
         command = [sys.executable, "-m", "benchmarks.servers.fault_injection", "googlenet", "--policy", "greedy"]
-        command += ["--device", f"emulated:{PROFILE}", *(budget_flags(gateways) if gateways else ("--gateways", "0"))]
+        command += ["--device", f"emulated:{PROFILE}", *BUDGET_FLAGS]
         with running(*command) as server:
             before = resource_usage(server.process.pid)
-            run = Soak(server, order, 60 * minutes, kill=kill)
+            run = Soak(server, order, 60 * minutes)
             uvloop.run(run.run())
             _settle(server)
             time.sleep(_RELEASED_S * _pace(minutes))
             after = resource_usage(server.process.pid)
             counted = outcomes(server)
-            processes = processes_of(server)
-            held = [held_by(server, pid) for pid in processes.gateways] if gateways and processes else []
+            held = bytes_held(server)
             drained, wrong = drain(server)
     calm, begin = _calm(run.samples), 60.0 * min(_EARLY, minutes / 8)
     early = _medians([sample for sample in calm if sample.at >= begin][:_COMPARED] or calm)
     late = _medians(calm[-_COMPARED:])
     tolerance = 0.05 if minutes >= 5 else 2.0  # a short run ends while memory still rises to the level of its bursts
-    wrong += [*run.counts.wrong, *([] if kill else audit(run.counts, counted)), *_unexplained(run)]
-    wrong += _grown(early, late, (before, after), tolerance, gateways)
-    wrong += [f"held when no call was open: {each}" for each in held if not each.is_nothing]
-    if len(held) != gateways:
-        wrong.append(f"{len(held)} gateways at the end")
+    wrong += [*run.counts.wrong, *audit(run.counts, counted), *_unexplained(run)]
+    wrong += _grown(early, late, (before, after), tolerance)
+    if held:
+        wrong.append(f"{held} bytes were reserved when no call was open")
     return {
         "minutes": minutes,
-        "gateways": gateways,
         "calls": sum(run.counts.ends.values()),
         "ends": {f"{kind}: {status}": n for (kind, status), n in sorted(run.counts.ends.items())},
         "counted_by_the_server": counted,
         "swaps": run.swaps,
         "faults": dict(Counter(fault for _, fault in run.faults)),
-        "kills": dict(Counter(what for _, what in run.kills)),
         "rss_mb": {"idle before": before.rss_mb, "early": early.rss_mb, "end": late.rss_mb, "idle after": after.rss_mb},
         "private_mb": {
             "idle before": before.private_mb,
@@ -383,7 +342,7 @@ def soak(minutes: float, gateways: int = 0, *, kill: bool = False) -> dict[str, 
             {"t_s": round(s.at, 1), "rss_mb": s.usage.rss_mb, "files": s.usage.files, "waiting": s.waiting}
             for s in run.samples[::_RECORDED]
         ],
-        "held_when_idle": [asdict(each) for each in held],
+        "bytes_held_when_idle": held,
         "drain": drained,
         "wrong": wrong[:50],
         "wrong_in_all": len(wrong),
@@ -408,7 +367,7 @@ def table(record: dict[str, Any]) -> str:
     )
     lines = [
         f"The server counted {record['counted_by_the_server']}.",
-        f"{record['swaps']} swaps, {record['faults']} faults, {record['kills']} kills.",
+        f"{record['swaps']} swaps, {record['faults']} faults.",
         f"Drain: {record['drain']}.",
         f"Memory {record['rss_mb']} MB, private {record['private_mb']} MB.",
         f"Files {record['files']}, threads {record['threads']}.",
@@ -421,14 +380,10 @@ def main() -> None:
     """Soak, print and record; exit code 1 if anything was wrong."""
     parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--gateways", type=int, default=0, help="number of gateways")
-    parser.add_argument("--kills", action="store_true", help="kill gateways, and once the serving process")
-    parser.add_argument("--record", help="name of the record (default: soak, or soak_gateways with gateways)")
+    parser.add_argument("--record", default="soak", help="name of the record (default: %(default)s)")
     chosen = parser.parse_args()
-    if chosen.kills and not chosen.gateways:
-        parser.error("--kills needs processes that are started again: give --gateways, such as 2")
-    record = soak(chosen.minutes, chosen.gateways, kill=chosen.kills)
-    save_record(chosen.record or ("soak_gateways" if chosen.gateways else "soak"), record)
+    record = soak(chosen.minutes)
+    save_record(chosen.record, record)
     print(table(record))
     raise SystemExit(1 if record["wrong_in_all"] else 0)
 

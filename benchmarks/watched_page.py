@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds without and with a page (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of each, s (default: %(default)s)")
     chosen = parser.parse_args()
-    flags = ("--device", DEVICES, "--policy", POLICY, "--gateways", "0")
+    flags = ("--device", DEVICES, "--policy", POLICY)
     with browser() as chromium:
         if chromium is None:
             print("skipped: playwright or chromium is not installed (apt-get install chromium)")

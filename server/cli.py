@@ -3,10 +3,8 @@
 import inspect
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -16,9 +14,7 @@ from pydantic.fields import FieldInfo
 
 from policies.command import INTERRUPTED, VersionFlag, complete_policies, complete_profiles, examples, run
 from policies.cpus import SWITCH_INTERVAL
-from policies.types import SpecError
-from server.app.http_server import bind, bind_grpc
-from server.app.supervisor import exit_on_sigterm, number_of_gateways, role_of_this_process, supervise
+from server.app.lifecycle import exit_on_sigterm
 from server.config import Settings, SettingsResult, read_settings
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
@@ -30,7 +26,7 @@ _GROUPS = {
         *("profile", "sample", "device", "meter", "max_batch_size", "weights", "optimise", "guess", "stages"),
     ),
     "Policy": ("policy", "w2", "slo_p95_ms"),
-    "HTTP and gRPC": ("gateways", "host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key"),
+    "HTTP and gRPC": ("host", "port", "grpc_port", "api_key_file", "tls_cert", "tls_key", "gateways"),
     "Limits": (
         *(
             "queue_capacity",
@@ -105,8 +101,7 @@ def serve_model(
     result = read_settings({name: value for name, value in flags.items() if value not in (None, [])}, config)
     with configured_logging(*result.log_options), printed_to_log():
         try:
-            gateways = None if role_of_this_process() else _gateways(result)
-            code = _serve(result, started) if gateways is None else supervise(sys.argv[1:], *gateways)
+            code = _serve(result, started)
         except SystemExit as end:  # SIGTERM before the server handles it
             code = int(end.code or 0)
         except KeyboardInterrupt:
@@ -119,29 +114,10 @@ def serve_model(
 
 def _serve(result: SettingsResult, started: float) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL)
-    from profiler.first_profile import FirstProfiles  # not at the top, since the supervisor has no need of all this
+    from profiler.first_profile import FirstProfiles  # not at the top, since --help has no need of all this
     from server.app import serving
 
-    role = role_of_this_process()
-    if role is None:
-        return serving.run(result, FirstProfiles(), started)
-    return serving.run_behind_gateways(result, FirstProfiles(), started, role)
-
-
-def _gateways(result: SettingsResult) -> tuple[int, socket.socket, bool, socket.socket | None] | None:
-    """Number of gateways, their bound address, whether they have files to reload, and the address of gRPC.
-
-    None without gateways.
-
-    None also for settings with errors, or if the address cannot be bound: planning reports all that is wrong together.
-    """
-    settings = result.settings
-    if settings is None or result.errors or not (number := number_of_gateways(settings)):
-        return None
-    reloadable = settings.api_key_file is not None or settings.tls_cert is not None
-    with suppress(SpecError):
-        return number, bind(settings.host, settings.port), reloadable, bind_grpc(settings)
-    return None
+    return serving.run(result, FirstProfiles(), started)
 
 
 def main() -> None:

@@ -34,7 +34,6 @@ _SERVICE_LINKS = (
     "are Kubernetes' variables of a service called batchwright; set enableServiceLinks: false in the pod, or call the "
     "service otherwise"
 )
-_MOST_GATEWAYS = 64
 _OF_MODEL = (
     "device",
     "max_batch_size",
@@ -62,15 +61,8 @@ def _url(value: str) -> str:
     return value
 
 
-def _gateways(value: str) -> str:
-    if re.fullmatch(r"auto|\d{1,2}", value, re.ASCII) is None or (value != "auto" and int(value) > _MOST_GATEWAYS):
-        raise ValueError(f"give auto, or a number from 0 to {_MOST_GATEWAYS}")
-    return value
-
-
 _Url = Annotated[str, AfterValidator(_url)]
 Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
-Gateways = Annotated[str, BeforeValidator(str), AfterValidator(_gateways)]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -161,10 +153,8 @@ class Settings(BaseSettings):
         description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
         "user's model is loaded again, another server is unavailable, and any other device is lost",
     )
-    gateways: Gateways = Field(
-        "auto",
-        description="HTTP processes in front of the process that has the devices; 0: that process speaks HTTP itself; "
-        "auto: none with fewer than 4 CPUs, or on the CPU; else one for each 2 CPUs, but one less, and at most 6",
+    gateways: Annotated[str | None, BeforeValidator(str)] = Field(
+        None, description="without effect, and an error in the next version: one process serves HTTP"
     )
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")

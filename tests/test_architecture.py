@@ -19,9 +19,8 @@ PACKAGES = {
 }
 COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {
-    "app": {"api", "transport", "gateways", "scheduling", "backends", "models", "energy", "telemetry", "config"},
+    "app": {"api", "transport", "scheduling", "backends", "models", "energy", "telemetry", "config"},
     "api": {"transport", "scheduling", "models", "telemetry"},
-    "gateways": {"transport", "scheduling", "telemetry"},
     "scheduling": {"backends", "models", "energy", "telemetry"},
     "backends": {"models", "energy"},
     "transport": {"telemetry"},

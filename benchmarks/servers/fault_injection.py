@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import server.app.backend
-import server.app.supervisor
 from policies.profile import Profile
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import Batch
@@ -94,11 +93,7 @@ def order_fault(file: Path, fault: str) -> None:
 
 
 def main() -> None:
-    """Serve with FaultyDevice in place of the emulated device.
-
-    With gateways, the serving process runs this function, too.
-    """
-    server.app.supervisor._SERVE = "from benchmarks.servers.fault_injection import main; main()"
+    """Serve with FaultyDevice in place of the emulated device."""
     server.app.backend.EmulatedDevice = FaultyDevice  # type: ignore[attr-defined, assignment]
     from server.cli import main as serve_model
 

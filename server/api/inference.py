@@ -8,15 +8,14 @@ from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Generic
-
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies.cpus import available_cpus
 from server.errors import INTERNAL_ERROR, BadInputError, NotFoundError, RejectedError, ServerError, TooLargeError
 from server.models.model import Codec, DecodeCost, Inputs, ServedModel
 from server.scheduling.admission import reject_if_full
-from server.scheduling.interface import FleetInterface, Result
+from server.scheduling.calls import Sample
+from server.scheduling.fleet import Fleet
 from server.transport.content_encoding import decompress_in_pieces
 from server.transport.json_limits import MAX_JSON_BYTES, JsonSize, check_json
 from server.transport.memory_budget import MemoryBudget
@@ -30,11 +29,9 @@ from server.transport.request import (
 )
 
 if TYPE_CHECKING:
-    from server.scheduling.fleet import Fleet
     from server.telemetry.metrics import Metrics
 
 _T = TypeVar("_T")
-FleetT = TypeVar("FleetT", bound=FleetInterface, default="Fleet")
 Answer = Callable[[ServedModel, RequestContext], Awaitable[tuple[bytes, Headers]]]
 _log = logging.getLogger("batchwright.inference")
 MAX_BODY_BYTES = 64 * 2**20
@@ -56,12 +53,12 @@ ANY_BODY = BodyLimit(MAX_BODY_BYTES, "send fewer samples per call")
 
 
 @dataclass(frozen=True)
-class Inference(Generic[FleetT]):
+class Inference:
     """Serves inference calls.
 
     Attributes:
         models: by name, all that the configuration lists.
-        fleet: the devices with their dispatchers, or in a gateway the client of those of the serving process.
+        fleet: the devices with their dispatchers.
         metrics: counts the outcome of each request.
         pool: threads for short work that would block the event loop.
         capacity: maximum number of waiting samples, and so of the samples of one call.
@@ -80,7 +77,7 @@ class Inference(Generic[FleetT]):
     """
 
     models: dict[str, ServedModel]
-    fleet: FleetT
+    fleet: Fleet
     metrics: "Metrics"
     pool: Pool
     capacity: int
@@ -150,7 +147,7 @@ class Inference(Generic[FleetT]):
             await self._ended.setdefault((model, revision), asyncio.Event()).wait()
         del self.calls[model, revision]
 
-    async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> Sequence[Result]:
+    async def infer(self, model: ServedModel, context: RequestContext, inputs: Inputs) -> Sequence[Sample]:
         """Serve the samples of one call; pass `inputs` as a temporary, so that their memory is freed while they wait.
 
         Raises:
@@ -177,9 +174,7 @@ class Inference(Generic[FleetT]):
         shapes = [model.codec.shape_of(sample) for sample in samples] if model.codec.varies_in_shape else ()
         timeout = context.remaining_timeout()
         # no variable has the future: its exception refers to this frame, which would keep the samples
-        answers: Sequence[Result] = await context.wait_for(
-            self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision)
-        )
+        answers = await context.wait_for(self.fleet.submit(model.name, samples, timeout, sizes, shapes, model.revision))
         context.waiting = max([answer.waiting for answer in answers])
         context.service = max([answer.service for answer in answers])
         context.device = answers[-1].device
@@ -395,7 +390,7 @@ class Inference(Generic[FleetT]):
         preparing = context.queued - context.began
         self.metrics.statistics.call_completed(model, preparing, context.waiting, context.service, response)
 
-    def describe(self, answers: Sequence[Result], context: RequestContext) -> dict[str, Any]:
+    def describe(self, answers: Sequence[Sample], context: RequestContext) -> dict[str, Any]:
         """Parameters of the response to a call: largest batch size, longest times, and energy of all its samples."""
         energies = [answer.energy for answer in answers if answer.energy is not None]
         return {

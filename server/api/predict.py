@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from typing import Any
 
 import orjson
 
@@ -17,7 +16,7 @@ class Predict:
 
     _PATH = re.compile(r"/predict(?:/([^/]+))?")
 
-    def __init__(self, inference: Inference[Any]) -> None:
+    def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
 

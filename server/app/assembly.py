@@ -40,7 +40,7 @@ class AssembledServer:
 
     Attributes:
         app: the HTTP application; its lifespan runs the dispatchers.
-        inner: the application within it, without authentication, for gateways that do that.
+        inner: the application within it, without authentication, for gRPC, which does that.
         inference: serves the inference calls.
         fleet: the devices, each with its dispatcher.
         metrics: of the whole server.

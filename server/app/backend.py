@@ -1,7 +1,6 @@
 """The backend of one device: its executor, meter and models, and further revisions of these while they are served."""
 
 import logging
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,16 +111,6 @@ def make_backend(plan: DevicePlan, profile_source: ProfileSource) -> Backend:
     ready = (_ready(plan, model, executor, profile_of) for model, _ in loaded)
     revisions = {model.name: _planned(plan, model, profile) for model, profile in ready}
     return Backend(plan, executor, devices, meter, revisions)
-
-
-def page_lock_for(settings: Settings) -> Callable[[mmap.mmap], Callable[[], None]] | None:
-    """What page-locks the slots of gateways, if a CUDA device uploads samples from them; else None."""
-    for one in settings.by_device():
-        if any(pads_to_buckets(one.device, source_of(spec), one.stages, one.optimise) for spec in one.specs.values()):
-            from server.backends.cuda.page_locked import page_locked
-
-            return page_locked.add
-    return None
 
 
 def load_again(backend: Backend, model: str, revision: int, before: Chosen, profile_source: ProfileSource) -> Revision:

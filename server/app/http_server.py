@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +97,13 @@ class HttpServer(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
-    async def end_accepting(self, bound: socket.socket, refuse: bool) -> None:
+    async def end_accepting(self, bound: socket.socket) -> None:
         """Serve the connections that wait in the queue of a socket, which the system would reset, and accept no others.
 
         Args:
             bound: the socket that the server listens on.
-            refuse: whether the system refuses others; False where other processes accept from the same queue.
         """
-        waiting = await last_connections(bound) if refuse else _accept_waiting(bound)
+        waiting = await last_connections(bound)
         for server in self.servers:
             server.close()
         protocol: Any = self.config.http_protocol_class  # created as uvicorn does it
@@ -135,7 +133,7 @@ async def last_connections(bound: socket.socket) -> list[socket.socket]:
         await asyncio.sleep(_HANDSHAKE)
         return _stop_listening(bound)
     finally:
-        bound.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)  # another process may listen on the socket again
+        bound.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def _drop_handshakes(bound: socket.socket) -> bool:
@@ -194,13 +192,6 @@ def bind_grpc(settings: "Settings") -> socket.socket | None:
     return None if settings.grpc_port is None else bind(settings.host, settings.grpc_port, "--grpc-port")
 
 
-def bind_path(path: Path) -> socket.socket:
-    """Bind a socket of the file system without listening."""
-    bound = socket.socket(socket.AF_UNIX)
-    bound.bind(str(path))
-    return bound
-
-
 def raise_file_limit() -> None:
     """Raise the soft limit of open files, often 1024 for programs that use select(2), to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -208,15 +199,12 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def reload_files(reloads: Mapping[str, Callable[[], None]], prefix: str = "") -> None:
-    """Reload each file, by its name; one with errors is logged and its last content stays in use.
-
-    `prefix` precedes each line in the log.
-    """
+def reload_files(reloads: Mapping[str, Callable[[], None]]) -> None:
+    """Reload each file, by its name; one with errors is logged and its last content stays in use."""
     for name, reload in reloads.items():
         try:
             reload()
         except SpecError as error:
-            _log.error("%sSIGHUP: the %s was not reloaded, its last content stays in use: %s", prefix, name, error)
+            _log.error("SIGHUP: the %s was not reloaded, its last content stays in use: %s", name, error)
         else:
-            _log.info("%sSIGHUP: the %s was reloaded", prefix, name)
+            _log.info("SIGHUP: the %s was reloaded", name)

@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from server.transport.connection import Listener
 
 if TYPE_CHECKING:
     from server.api.grpc.server import GrpcServer
-    from server.app.gateway_hub import GatewayHub
 
 _log = logging.getLogger("batchwright")
 EXIT_DEVICE_LOST = 3  # exit code: no device works any more; a supervisor should restart the server
@@ -32,7 +32,6 @@ def serve(
     drain_delay: float,
     listener: Listener,
     reloads: Mapping[str, Callable[[], None]],
-    hub: "GatewayHub | None" = None,
     grpc: "GrpcServer | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain: reject new calls, answer the accepted ones, and return.
@@ -40,7 +39,7 @@ def serve(
     After SIGTERM readiness is 503 at once. Calls are admitted for another `drain_delay`, s, in which load balancers
     remove the server. From the signal on every response closes its connection. A second signal stops without a drain.
     SIGHUP calls `reloads`, the functions that read the server's files again, by the name of the file.
-    With a `hub`, clients are connected to gateway processes, which end after the drain. `grpc` serves beside HTTP.
+    `grpc` serves beside HTTP.
 
     Returns:
         The exit code: 0, or EXIT_DEVICE_LOST when no device works any more.
@@ -51,7 +50,7 @@ def serve(
     server = HttpServer(app, listener)
     server.grpc = grpc
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(server, fleet, bound, drain_delay, reloads, hub))
+        return runner.run(_serve(server, fleet, bound, drain_delay, reloads))
 
 
 async def _serve(
@@ -60,16 +59,11 @@ async def _serve(
     bound: socket.socket,
     drain_delay: float,
     reloads: Mapping[str, Callable[[], None]],
-    hub: "GatewayHub | None",
 ) -> int:
-    if hub is not None:
-        server.on_listening = hub.listen  # type: ignore[method-assign]
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
 
     def on_signal(name: str) -> None:
-        if drains and hub is not None and name == "SIGTERM":
-            return  # systemd sends it to all processes; a second signal to the supervisor arrives as SIGINT
         if drains:
             _log.warning("%s again: stopping without waiting for answers", name)
             fleet.abandon()
@@ -77,10 +71,8 @@ async def _serve(
             loop.call_later(_FORCED_SHUTDOWN_TIMEOUT, setattr, server, "force_exit", True)
             return
         fleet.shutting_down = True
-        if hub is not None:
-            hub.publish()
         delay = drain_delay if name == "SIGTERM" else 0.0  # a server that is stopped by Ctrl-C has no load balancer
-        drains.append(asyncio.create_task(_drain(server, fleet, bound, name, delay, hub)))
+        drains.append(asyncio.create_task(_drain(server, fleet, bound, name, delay)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
@@ -102,17 +94,18 @@ async def _stop_when_broken(server: HttpServer, fleet: Fleet) -> None:
     server.force_exit = True
 
 
-async def _drain(
-    server: HttpServer, fleet: Fleet, bound: socket.socket, name: str, delay: float, hub: "GatewayHub | None"
-) -> None:
+async def _drain(server: HttpServer, fleet: Fleet, bound: socket.socket, name: str, delay: float) -> None:
     if delay:
         _log.info("%s: readiness is 503, calls are admitted for another %g s", name, delay)
         await asyncio.sleep(delay)
     _log.info("%s: new calls are rejected, %d accepted calls are answered", name, fleet.open_calls)
     await fleet.drain()
-    if hub is not None:
-        await hub.stop()
     await server.end_keep_alive()
-    await server.end_accepting(bound, refuse=True)
+    await server.end_accepting(bound)
     await server.end_keep_alive()
     server.stop.set()  # uvicorn then finishes open responses, closes connections and returns
+
+
+def exit_on_sigterm() -> None:
+    """Exit on SIGTERM until another handler is set; process 1 of a container would ignore the signal by default."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

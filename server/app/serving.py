@@ -1,7 +1,6 @@
-"""What serve-model runs: a server that speaks HTTP itself, or the serving process behind gateways."""
+"""What serve-model runs: a server, from its plan to its exit code."""
 
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,16 +12,12 @@ from prometheus_client import disable_created_metrics
 
 from policies.types import SpecError
 from server.app.assembly import AssembledServer, assemble, keys_of
-from server.app.backend import ProfileSource, page_lock_for
-from server.app.gateway_hub import GatewayHub
-from server.app.http_server import bind_grpc, bind_path
+from server.app.backend import ProfileSource
+from server.app.http_server import bind_grpc
 from server.app.lifecycle import serve
 from server.app.plan import ServerPlan, make_plan
-from server.app.proxy import ProxiedApplication
-from server.app.supervisor import ServingRole, number_of_gateways, stop_with_supervisor
 from server.app.traces import exported_traces
 from server.config import Settings, SettingsResult
-from server.gateways.setup import HTTP_SOCKET
 from server.transport.connection import Listener
 from server.transport.connection_limits import TimeLimits
 from server.transport.tls import load_tls
@@ -32,13 +27,18 @@ if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
 
 _log = logging.getLogger("batchwright")
-_UNLIMITED = TimeLimits(*[86400.0] * 5)  # of connections from gateways, which have the limits of their clients
 
 
 def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
     """Serve by these settings; return the exit code. `started` is the time at which the command started, s."""
     plan = make_plan(result, profiles.cached, _CHECKS)
     settings = plan.settings
+    if settings.gateways is not None:
+        _log.warning(
+            "--gateways %s has no effect: one process serves HTTP; leave it out, and for more run several servers "
+            "behind a load balancer: docs/running-in-production.md",
+            settings.gateways,
+        )
     reserved = bind_grpc(settings) or nullcontext()
     with plan.bound as bound, reserved as grpc_bound, exported_traces(settings.otlp_endpoint) as tracing:
         server = _assembled(plan, profiles, tracing, started)
@@ -50,27 +50,6 @@ def run(result: SettingsResult, profiles: ProfileSource, started: float) -> int:
         files = {"API key file": server.keys, "TLS certificate": listener.tls}
         reloads = {name: file.reload for name, file in files.items() if file is not None}
         return serve(server.app, server.fleet, bound, settings.drain_delay_s, listener, reloads, grpc=grpc)
-
-
-def run_behind_gateways(result: SettingsResult, profiles: ProfileSource, started: float, role: ServingRole) -> int:
-    """Serve as the serving process of a supervisor; return the exit code.
-
-    Args:
-        result: the settings.
-        profiles: for the models without a given profile.
-        started: the time at which the command started, s.
-        role: what the supervisor has given.
-    """
-    stop_with_supervisor(role.pipe, role.folder)
-    plan = make_plan(result, profiles.cached, _CHECKS, lambda *_: bind_path(role.folder / HTTP_SOCKET))
-    settings = plan.settings
-    with plan.bound as bound, exported_traces(settings.otlp_endpoint) as tracing:
-        server = _assembled(plan, profiles, tracing, started)
-        listening = socket.socket(fileno=role.bound)
-        gateways, lock = number_of_gateways(settings), page_lock_for(settings)
-        hub = GatewayHub(server.inference, settings, gateways, role.folder, listening, tracing, lock, role.grpc_port)
-        app, listener = ProxiedApplication(server.inner, hub.publish, tracing), Listener(_UNLIMITED)
-        return serve(app, server.fleet, bound, settings.drain_delay_s, listener, {}, hub)
 
 
 def _assembled(plan: ServerPlan, profiles: ProfileSource, tracing: "Tracing | None", started: float) -> AssembledServer:

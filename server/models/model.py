@@ -165,10 +165,6 @@ class Codec(ABC):
         """Whether `render` calls a function of a user's model."""
         return False
 
-    def for_gateways(self) -> "Codec | None":
-        """The same codec without its model, for processes that only speak HTTP; None if it needs the model there."""
-        return None
-
     def render(self, output: Any, labels: Sequence[str]) -> dict[str, Any]:
         """Render an output for the response of POST /predict."""
         return {"predictions": top_classes(output, labels)}

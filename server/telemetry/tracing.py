@@ -1,8 +1,5 @@
 """OpenTelemetry tracing: one span per HTTP request, one per batch, and links between them. Needs the extra "otel".
 
-With gateways the spans of requests are made there, and those of batches in the serving process. A call takes the
-context of its span along, and its answer has the links to the batches.
-
 The span of a batch has no parent, since its requests belong to different traces. It starts a trace of its own, with
 links to the spans of its requests and links back from them. Sampling, the service's name and the exporter's headers are
 configured by the environment variables of the OpenTelemetry specification (OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME,
@@ -12,8 +9,7 @@ OTEL_EXPORTER_OTLP_HEADERS, ...).
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import Token
 from typing import Any
 
@@ -24,13 +20,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import (
     Link,
-    NonRecordingSpan,
     Span,
-    SpanContext,
     SpanKind,
     Status,
     StatusCode,
-    TraceFlags,
     get_current_span,
     set_span_in_context,
 )
@@ -47,8 +40,6 @@ _ROUTES = {
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _TIMEOUT = 2.0  # s for an export; the SDK's default of 10 s would delay the shutdown of the server
 _W3C = TraceContextTextMapPropagator()
-SpanFields = tuple[int, int, int]  # trace id, span id and flags: the context of a span in a message
-LinkFields = tuple[SpanFields, Mapping[str, float]]  # the other span, and attributes
 
 
 class Tracing:
@@ -78,36 +69,6 @@ class Tracing:
         """Return the span of the current request, None if it is not recorded."""
         span = get_current_span()
         return span if span.is_recording() else None
-
-    @staticmethod
-    def fields_of(span: Span) -> SpanFields:
-        """The context of a span, for a message."""
-        return _fields_of(span.get_span_context())
-
-    @staticmethod
-    def fields_in(traceparent: bytes | None) -> SpanFields | None:
-        """The context in a traceparent header; None if the span is not recorded."""
-        carrier = {} if traceparent is None else {"traceparent": traceparent.decode("latin-1")}
-        found = get_current_span(_W3C.extract(carrier, context.Context())).get_span_context()
-        return _fields_of(found) if found.is_valid and found.trace_flags.sampled else None
-
-    @staticmethod
-    def add_links(span: Span, links: Iterable[LinkFields]) -> None:
-        """Add the links of a `RemoteSpan` to the span itself, unless it has ended."""
-        if span.is_recording():
-            for fields, attributes in links:
-                span.add_link(_span_context(fields), attributes)
-
-    @staticmethod
-    @contextmanager
-    def remote(fields: SpanFields) -> "Iterator[RemoteSpan]":
-        """Make the span of a request in another process the current one."""
-        span = RemoteSpan(fields)
-        token = context.attach(set_span_in_context(span))
-        try:
-            yield span
-        finally:
-            context.detach(token)
 
     def batch(self, batch: BatchRecord) -> None:
         """Record the span of a completed batch, linked with the spans of its calls, if any of these is recorded."""
@@ -144,36 +105,6 @@ class Tracing:
     def close(self) -> None:
         """Export the remaining spans, within the export timeout."""
         self._provider.shutdown()
-
-
-class RemoteSpan(NonRecordingSpan):
-    """The span of a request in another process.
-
-    Attributes:
-        links: those that the other process is to add.
-    """
-
-    def __init__(self, fields: SpanFields) -> None:
-        """The span with this context."""
-        super().__init__(_span_context(fields))
-        self.links: list[LinkFields] = []
-
-    def is_recording(self) -> bool:
-        """Whether it is recorded: others are not sent along."""
-        return True
-
-    def add_link(self, context: SpanContext, attributes: Any = None) -> None:
-        """Keep a link for the other process."""
-        self.links.append((_fields_of(context), attributes or {}))
-
-
-def _fields_of(context: SpanContext) -> SpanFields:
-    return context.trace_id, context.span_id, int(context.trace_flags)
-
-
-def _span_context(fields: SpanFields) -> SpanContext:
-    trace, span, flags = fields
-    return SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags))
 
 
 class RequestSpan:

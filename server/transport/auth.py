@@ -2,10 +2,10 @@
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -61,28 +61,13 @@ class _TokenBucket:
         return 0.0
 
 
-class TokenBucket(Protocol):
-    """A rate limit."""
-
-    def take(self, now: float) -> float:
-        """Take a token at `now`, s, and return 0; if there is none, return the time until the next one, s."""
-        ...
-
-
-MakeBucket = Callable[[str, float], TokenBucket]
-
-
 class Keys:
     """The API keys of a server, with their rate limits."""
 
-    def __init__(self, keys: Sequence[Key], origin: Path | None = None, make_bucket: MakeBucket | None = None) -> None:
-        """Keys of the file `origin`, which `reload` reads; without it they do not change.
-
-        `make_bucket` makes the token bucket of an entry, by its name and hash, and its rate, 1/s.
-        """
+    def __init__(self, keys: Sequence[Key], origin: Path | None = None) -> None:
+        """Keys of the file `origin`, which `reload` reads; without it they do not change."""
         self._origin = origin
-        self._make_bucket: MakeBucket = make_bucket or (lambda _, rate: _TokenBucket(rate))
-        self._buckets = {key: self._bucket(key) for key in keys}
+        self._buckets = {key: _bucket(key) for key in keys}
 
     def reload(self) -> None:
         """Read the file again. Removed keys are revoked; an unchanged entry keeps its token bucket.
@@ -92,12 +77,7 @@ class Keys:
         """
         if self._origin is not None:
             loaded = load_keys(self._origin)._buckets
-            self._buckets = {key: self._buckets[key] if key in self._buckets else self._bucket(key) for key in loaded}
-
-    def _bucket(self, key: Key) -> "TokenBucket | None":
-        if key.calls_per_second is None:
-            return None
-        return self._make_bucket(f"{key.name} {key.scope} {key.sha256}", key.calls_per_second)
+            self._buckets = {key: self._buckets[key] if key in self._buckets else _bucket(key) for key in loaded}
 
     def admit(self, authorization: bytes | None, scope: Scope, now: float) -> str:
         """Authenticate a call at `now`, s, and count it against the rate limit of its key.
@@ -134,6 +114,10 @@ class Keys:
         return key.name
 
 
+def _bucket(key: Key) -> _TokenBucket | None:
+    return None if key.calls_per_second is None else _TokenBucket(key.calls_per_second)
+
+
 def _bearer_key(authorization: bytes | None) -> bytes:
     if authorization is None:
         raise UnauthorizedError("the route needs an API key; send it as Authorization: Bearer KEY")
@@ -144,8 +128,8 @@ def _bearer_key(authorization: bytes | None) -> bytes:
     return key
 
 
-def load_keys(path: Path, make_bucket: MakeBucket | None = None) -> Keys:
-    """Read a key file; `make_bucket` as for `Keys`.
+def load_keys(path: Path) -> Keys:
+    """Read a key file.
 
     Raises:
         SpecError: it cannot be read, or has errors; all of them in one line.
@@ -155,7 +139,7 @@ def load_keys(path: Path, make_bucket: MakeBucket | None = None) -> Keys:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SpecError(f"the key file {str(path)!r} cannot be read: {reason}; give a text file: {_FORMAT}") from error
-    return Keys(parse_keys(text, str(path)), path, make_bucket)
+    return Keys(parse_keys(text, str(path)), path)
 
 
 def parse_keys(text: str, origin: str) -> list[Key]:

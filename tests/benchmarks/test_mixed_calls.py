@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.support.gateway_processes import Held
 from benchmarks.support.mixed_calls import FEATURES, KINDS, MixedCall, MixedCalls
 from server.models.images.codec import ImageCodec
 
@@ -51,22 +50,3 @@ def test_only_the_outputs_of_the_same_tensors_are_right(drawn: dict[str, list[Mi
         answers.append(json.dumps({"outputs": outputs}).encode())
     for index, call in enumerate(drawn["JSON"]):
         assert [call.is_right(answer, 0) for answer in answers] == [each == index for each in range(len(answers))]
-
-
-@pytest.mark.parametrize(
-    ("held", "nothing"),
-    [
-        (Held(0, None), True),
-        (
-            Held(
-                0,
-                "413 the inputs take 4214784 bytes outside of slots of 158720 bytes, over 4194304; send fewer",
-            ),
-            True,
-        ),
-        (Held(1, None), False),
-        (Held(0, "503 calls use all 512 slots of this gateway; retry in 1 s"), False),
-    ],
-)
-def test_a_slot_or_a_byte_in_use_is_something_held(held: Held, nothing: bool) -> None:
-    assert held.is_nothing is nothing

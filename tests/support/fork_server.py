@@ -1,10 +1,8 @@
 """Processes forked from one that has imported what servers import, which takes a new process most of a second."""
 
-import asyncio
 import atexit
 import gc
 import json
-import logging
 import os
 import runpy
 import selectors
@@ -13,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -22,12 +19,10 @@ from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, Self, cast
 
-from benchmarks.support.gateway_processes import GATEWAY, SERVING
 from benchmarks.support.harness import start_process as start_by_command
 from benchmarks.support.harness import wait_until
-from server.app import supervisor
 from server.scheduling import solver_process
 from tests.support.forked_worker import user_of
 
@@ -38,7 +33,6 @@ _CODE = Struct("i")
 _ENVIRONMENT = dict(os.environ)  # before any test changes it
 _IMPORTED = (  # all but the module itself, and what these import while a server starts
     "server.app.serving",
-    "server.app.gateway",
     "server.telemetry.printed",
     "profiler.first_profile",
     "policies.command",
@@ -278,7 +272,6 @@ def _run(request: dict[str, Any], files: list[int], imported: Sequence[str]) -> 
     os.environ.update(request["environment"])
     module, *sys.argv[1:] = request["line"]
     sys.path[0] = request["folder"]
-    supervisor._start = _fork  # type: ignore[assignment]  # a _Child has what the supervisor needs of a Process
     solver_process._start = cast("Any", partial(_Solver, imported))
     if module == "-c":
         os.setsid()  # signals to the tests end the server, and with it this process
@@ -320,81 +313,6 @@ class _Solver:
             self.stdin.close()
         self._process.wait()
         self._server.close()
-
-
-# In the supervisor, which starts the other processes of a server
-
-
-class _Child:
-    """A process that the supervisor has forked, with the part of asyncio.subprocess.Process that it needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._ended = asyncio.Event()
-        self._watched = os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._watched, self._end)
-
-    def _end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._watched)
-        os.close(self._watched)
-        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self._ended.set()
-
-    async def wait(self) -> int | None:
-        """Wait for the exit code, or minus the signal."""
-        await self._ended.wait()
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
-
-
-async def _fork(command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]) -> _Child:
-    """Start a process as `supervisor._start`, by a fork."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        pid = os.fork()
-        if not pid:
-            _run_program(command, descriptors, environment)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    return _Child(pid)
-
-
-def _run_program(command: Sequence[str], descriptors: Sequence[int], environment: dict[str, str]) -> NoReturn:
-    """Run `python -c program arguments` in this fork as a new process would, and exit."""
-    _, _, program, *arguments = command
-    code = 1
-    try:
-        _COMM.write_text(GATEWAY if "server.app.gateway" in program else SERVING)
-        signal.set_wakeup_fd(-1)  # it is the loop's of the supervisor
-        for number in _SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        os.setsid()
-        # the supervisor's objects live as long as this call, so that none closes a descriptor that is in use again
-        kept = sorted({0, 1, 2, *descriptors})
-        for start, end in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(start + 1, end)
-        logging.getLogger().handlers.clear()  # the thread behind the supervisor's does not run here
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # the supervisor logs what is printed
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv[:] = ["-c", *arguments]
-        exec(program, {"__name__": "__main__"})
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # noqa: BLE001  (as a new process would)
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
 
 
 def main() -> None:

@@ -29,7 +29,6 @@ _IMPORTED = (
     "matplotlib.pyplot",
     "aiohttp",
     "server.app.serving",
-    "server.app.gateway",
     "server.models.texts.networks",
 )
 _MOST = 2**16  # bytes of a program

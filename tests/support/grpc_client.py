@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.api.grpc.messages import message_class
-from tests.support.gateway_processes import LoggedServer, logged_server
+from tests.support.logged_server import LoggedServer, logged_server
 
 SERVICE = "/inference.GRPCInferenceService/"
 Metadata = Sequence[tuple[str, str]]

@@ -21,9 +21,9 @@ from benchmarks.support.harness import free_port
 from server.api.grpc.messages import message_class
 from tests.support.certificates import certificate, install
 from tests.support.fork_server import run_serve_model
-from tests.support.gateway_processes import LoggedServer, until
 from tests.support.grpc_client import SERVICE, call, grpc_server, infer_request, infer_response
 from tests.support.http_client import photograph
+from tests.support.logged_server import LoggedServer, until
 from tests.system.test_tracing import collector
 
 Code: Any = grpc.StatusCode
@@ -39,14 +39,14 @@ class Mine(Model):
 """
 
 
-@pytest.fixture(scope="module", params=["0", "2"])
+@pytest.fixture(scope="module")
 def started(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LoggedServer, str]]:
     folder = tmp_path_factory.mktemp("grpc")
     (folder / "mine.py").write_text(MODEL)
     models = ("resnet18", f"mine={folder}/mine.py:Mine")
-    with grpc_server(folder, *models, *EMULATED, "--policy", "greedy", "--gateways", request.param) as started:
+    with grpc_server(folder, *models, *EMULATED, "--policy", "greedy") as started:
         yield started
 
 
@@ -216,11 +216,10 @@ def test_trace_context_is_answered(channel: grpc.Channel) -> None:
     assert metadata["traceparent"].split("-")[1] == trace
 
 
-@pytest.mark.parametrize("gateways", ["0", "2"])
-def test_the_span_of_a_call_is_linked_with_that_of_its_batch(tmp_path: Path, gateways: str) -> None:
+def test_the_span_of_a_call_is_linked_with_that_of_its_batch(tmp_path: Path) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with collector() as (url, spans):
-        arguments = ("--policy", "greedy", "--gateways", gateways, "--otlp-endpoint", url)
+        arguments = ("--policy", "greedy", "--otlp-endpoint", url)
         with (
             grpc_server(tmp_path, "resnet18", *EMULATED, *arguments) as (_, address),
             grpc.insecure_channel(address) as channel,
@@ -236,12 +235,12 @@ def test_the_span_of_a_call_is_linked_with_that_of_its_batch(tmp_path: Path, gat
     assert [link.span_id for link in infer.links] == [batch.span_id]
 
 
-@pytest.fixture(params=["0", "2"])
+@pytest.fixture
 def waiting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[LoggedServer, grpc.Channel]]:
     """A server whose policy waits for a batch of eight for a long time."""
     arguments = ("--policy", "static:8,max_wait_ms=1e6", "--queue-capacity", "8", "--max-batch-size", "8")
     with (
-        grpc_server(tmp_path, "resnet18", *EMULATED, *arguments, "--gateways", request.param) as (server, address),
+        grpc_server(tmp_path, "resnet18", *EMULATED, *arguments) as (server, address),
         grpc.insecure_channel(address) as channel,
     ):
         yield server, channel
@@ -303,12 +302,11 @@ def test_accepted_calls_are_answered_when_the_server_stops(waiting: tuple[Logged
     assert server.process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("gateways", ["0", "2"])
-def test_keys_scopes_and_rate_limits_are_those_of_http(tmp_path: Path, gateways: str) -> None:
+def test_keys_scopes_and_rate_limits_are_those_of_http(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     entries = [("user", "predict", ""), ("boss", "admin", ""), ("slow", "predict", "0.001")]
     keys.write_text("".join(f"{n} {scope} {sha256(n.encode()).hexdigest()} {rate}\n" for n, scope, rate in entries))
-    arguments = (*EMULATED, "--policy", "greedy", "--gateways", gateways, "--api-key-file", str(keys))
+    arguments = (*EMULATED, "--policy", "greedy", "--api-key-file", str(keys))
     infer = infer_request("resnet18", image=PIXELS)
     with (
         grpc_server(tmp_path, "resnet18", *arguments) as (server, address),
@@ -373,13 +371,12 @@ def test_the_certificate_is_that_of_http_and_can_be_replaced(tmp_path: Path) -> 
         assert code_with(first[0]) is Code.UNAVAILABLE
 
 
-@pytest.mark.parametrize("gateways", ["0", "2"])
-def test_a_port_in_use_is_reported_before_anything_starts(gateways: str) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = run_serve_model("resnet18", *EMULATED, "--port", "0", "--grpc-port", port, "--gateways", gateways)
+        done = run_serve_model("resnet18", *EMULATED, "--port", "0", "--grpc-port", port)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "--grpc-port" in done.stderr
@@ -402,6 +399,6 @@ def test_a_missing_package_is_reported_with_the_extra() -> None:
 
 
 def test_the_server_imports_grpc_only_for_its_port() -> None:
-    program = "import sys, server.cli, server.app.serving, server.app.gateway; print('grpc' in sys.modules)"
+    program = "import sys, server.cli, server.app.serving; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from benchmarks.identity import check, check_mixed
 from benchmarks.support.harness import serving
 from tests.support.http_client import fetch, photograph
@@ -28,9 +26,8 @@ def test_results_are_the_same_in_random_batches_and_corrupt_inputs_affect_no_oth
     assert outcome.difference > 100 * outcome.error
 
 
-@pytest.mark.parametrize("gateways", [0, 2])
-def test_calls_of_every_kind_get_their_own_answers_and_leave_nothing_behind(gateways: int) -> None:
-    record = check_mixed(gateways, 300)
+def test_calls_of_every_kind_get_their_own_answers_and_leave_nothing_behind() -> None:
+    record = check_mixed(300)
     assert record["wrong"] == []
     assert {"pixels: 200", "encoded: 200", "tensors: 200", "JSON: 200", "corrupt: 400"} <= record["ends"].keys()
     assert record["abandoned"]["calls"] > 0

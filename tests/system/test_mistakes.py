@@ -42,7 +42,7 @@ MISTAKES = {
     "serve-model googlenet --device gpu": "no device 'gpu'; give auto, cpu, cuda:N or emulated:PROFILE",
     "serve-model googlenet --device cuda:9": "no CUDA device 9 among the .*; give ",
     "serve-model googlenet --device cuda": r"\(driver 535.104.05, .* built for CUDA 13.0; update the driver, or",
-    "serve-model googlenet --device emulated:p4": "no profile 'p4' .*: give a readable file, or one of googlenet-h200",
+    "serve-model googlenet --device emulated:p4": "no profile 'p4' .*: give a readable file, or one of googlenet-h100",
     "serve-model m=nofile.py:Model": "no file '.*nofile.py'; give NAME=FILE.py:CLASS",
     "serve-model m=model.py:Model": "has no class 'Model' derived from batchwright.Model; give ",
     "serve-model m=model.py": "is given without a class; give .*model.py:CLASS",
@@ -68,7 +68,6 @@ MISTAKES = {
     f"{EMULATED} --prot 8000": r"No such option: --prot .*--port",
     f"{EMULATED} --slo-p95-ms 5ms": "--slo-p95-ms: should be a valid number, not '5ms'",
     f"{EMULATED} --slo-p95-ms -5": "--slo-p95-ms: should be greater than 0, not '-5'",
-    f"{EMULATED} --gateways many": "--gateways: give auto, or a number from 0 to 64, not 'many'",
     f"{EMULATED} --optimise fast": "--optimise: should be 'auto', 'eager' or 'none', not 'fast'",
     f"{EMULATED} --config nofile.yaml": "no configuration file 'nofile.yaml': give the path of a YAML file",
     f"{EMULATED} --config bad.yaml": "the configuration 'bad.yaml' cannot be read: .*line 2.*; give a readable YAML",
@@ -262,7 +261,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     monkeypatch.setattr("server.cli.exit_on_sigterm", lambda: None)
-    monkeypatch.setenv("BATCHWRIGHT_GATEWAYS", "0")  # auto would start processes on a larger machine
     monkeypatch.setenv("BATCHWRIGHT_PORT", "0")  # some mistakes are found only after the port is bound
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -21,8 +21,8 @@ from benchmarks.servers.path_prefix import PREFIX
 from benchmarks.support.harness import Server, command_line, free_port, running, serving
 from tests.support.certificates import certificate, install
 from tests.support.fork_server import run_serve_model, start_process
-from tests.support.gateway_processes import logged_server
 from tests.support.http_client import fetch, photograph
+from tests.support.logged_server import logged_server
 from tests.system.test_serve import EMULATED, outcomes, until
 
 POLICY = "/admin/models/googlenet/policy"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -61,9 +60,8 @@ def attributes(span: Any) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
-@pytest.mark.parametrize("gateways", ["0", "2"])
-def test_spans_of_requests_and_batch_are_linked_and_all_are_exported_at_shutdown(gateways: str) -> None:
-    policy = ("--policy", "static:4,max_wait_ms=inf", "--gateways", gateways)
+def test_spans_of_requests_and_batch_are_linked_and_all_are_exported_at_shutdown() -> None:
+    policy = ("--policy", "static:4,max_wait_ms=inf")
     with collector() as (url, spans):
         with serving(*EMULATED, *policy, "--otlp-endpoint", url) as server:
             sampled, unsampled = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -99,30 +97,6 @@ def test_spans_of_requests_and_batch_are_linked_and_all_are_exported_at_shutdown
     assert attributes(rejected)["http.response.status_code"] == 400
 
 
-OWN = """
-from batchwright import Model, Tensor
-class Mine(Model):
-    inputs = {"x": Tensor("FP32", [1])}
-    outputs = {"x": Tensor("FP32", [1])}
-    def run(self, x):
-        return {"x": x}
-    def render(self, outputs):
-        return {}
-"""
-
-
-def test_the_batch_of_a_call_that_a_gateway_passes_on_is_linked_to_it(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    arguments = (f"own={tmp_path}/own.py:Mine", *EMULATED[1:], "--policy", "greedy", "--gateways", "1")
-    with collector() as (url, spans):
-        with serving(*arguments, "--otlp-endpoint", url) as server:
-            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-            assert fetch(server.url, "/predict", b'{"inputs": {"x": [1]}}', headers=headers).status == 200
-        request, batch = sorted(spans, key=lambda span: span.name)
-    assert (request.name, request.parent_span_id.hex()) == ("POST /predict", PARENT)
-    assert [(link.trace_id.hex(), link.span_id) for link in batch.links] == [(TRACE, request.span_id)]
-
-
 def test_an_unreachable_collector_delays_neither_responses_nor_shutdown() -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     with serving(*EMULATED, "--policy", "greedy", "--otlp-endpoint", endpoint) as server:
@@ -131,11 +105,10 @@ def test_an_unreachable_collector_delays_neither_responses_nor_shutdown() -> Non
         assert server.process.wait(20) == 0
 
 
-@pytest.mark.parametrize("gateways", ["0", "1"])
-def test_a_collector_that_does_not_respond_delays_the_shutdown_only_by_the_time_out(gateways: str) -> None:
+def test_a_collector_that_does_not_respond_delays_the_shutdown_only_by_the_time_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        arguments = ("--policy", "greedy", "--gateways", gateways, "--otlp-endpoint", endpoint)
+        arguments = ("--policy", "greedy", "--otlp-endpoint", endpoint)
         with serving(*EMULATED, *arguments) as server:
             assert [reply.status for reply in predict_together(server.url, *[""] * 8)] == [200] * 8
             server.process.send_signal(signal.SIGTERM)

@@ -19,10 +19,9 @@ with warnings.catch_warnings():
 PIXELS = np.random.default_rng(1).integers(0, 256, (2, 224, 224, 3), np.uint8)
 
 
-@pytest.fixture(scope="module", params=["0", "2"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    arguments = ("--device", "emulated:googlenet-tesla-p4", "--policy", "greedy", "--gateways", request.param)
-    with serving("resnet18", *arguments) as running:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("resnet18", "--device", "emulated:googlenet-tesla-p4", "--policy", "greedy") as running:
         yield running
 
 

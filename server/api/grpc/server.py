@@ -77,10 +77,9 @@ class GrpcServer:
         self,
         requests: RequestMiddleware,
         app: ASGIApp,
-        inference: Inference[Any],
+        inference: Inference,
         listener: Listener,
         address: Address,
-        shares_port: bool = False,
     ) -> None:
         """Create the server.
 
@@ -90,7 +89,6 @@ class GrpcServer:
             inference: serves the inference calls of `app`; its queue and memory budget have to have room for each call.
             listener: that of HTTP, for the certificate and the time limits.
             address: host and port to listen on.
-            shares_port: whether other processes listen on the same port.
         """
         self._requests = requests
         self._app = app
@@ -99,7 +97,6 @@ class GrpcServer:
         self._limits = listener.limits
         host, port = address
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._shares_port = shares_port
         self._receiving = asyncio.Semaphore(_MAX_RECEIVING)
         self._translating = asyncio.Semaphore(1)
         self._server: grpc.aio.Server | None = None
@@ -121,7 +118,7 @@ class GrpcServer:
             ("grpc.max_allowed_incoming_connections", max_connections()),
             ("grpc.server.max_pending_requests", _MAX_CALLS),  # beyond, calls of a burst are CANCELLED
             ("grpc.server.max_pending_requests_hard_limit", _MAX_CALLS),
-            ("grpc.so_reuseport", int(self._shares_port)),
+            ("grpc.so_reuseport", 0),
         ]
         logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_lost_response)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)

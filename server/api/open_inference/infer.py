@@ -35,7 +35,7 @@ class Infer:
 
     _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
-    def __init__(self, inference: Inference[Any]) -> None:
+    def __init__(self, inference: Inference) -> None:
         """`inference` serves the calls."""
         self._inference = inference
         self._headers: dict[tuple[str, int, bytes], CallHeader] = {}  # of documents that clients repeat

@@ -1,4 +1,4 @@
-"""Shared memory that is page-locked for CUDA, so that the device copies samples from where gateways received them."""
+"""Shared memory that is page-locked for CUDA, so that the device copies samples from where they were received."""
 
 import logging
 import mmap
@@ -44,7 +44,7 @@ class PageLocked:
         try:
             self._lock(address, size)
         except (RuntimeError, AttributeError) as error:
-            _log.warning("the slots of a gateway are not page-locked, so their samples are copied twice: %s", error)
+            _log.warning("shared memory is not page-locked, so their samples are copied twice: %s", error)
             return lambda: None
         entry = (address, address + size, whole)
         self._memories += (entry,)

@@ -40,7 +40,7 @@ class UploadedSample:
 class Uploads:
     """The slots of one model: rows of a tensor on the device, and of page-locked host memory.
 
-    A sample in page-locked memory, such as a body that a gateway has received, is copied to the device from there, any
+    A sample in page-locked memory, such as a body that was received there, is copied to the device from there, any
     other from the slot's row of host memory. The samples that are admitted in one turn of the event loop are uploaded
     as one group, consecutive slots by one copy.
 

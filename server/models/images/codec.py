@@ -184,10 +184,6 @@ class ImageCodec(Codec):
         filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
         return np.asarray(image.resize((self.width, self.height), filter_, box))
 
-    def for_gateways(self) -> Codec:
-        """The codec itself, which needs no network."""
-        return self
-
     def form(self) -> Form:
         """An encoded image."""
         return Form((FormField("image", "file", "JPEG or PNG", "photo.jpg", accept="image/jpeg,image/png"),))

@@ -164,14 +164,6 @@ class TensorCodec(Codec):
                     "send a shorter one"
                 )
 
-    def for_gateways(self) -> "Codec | None":
-        """The codec of a model with the same tensors; None if the model has a `decode` or `render` of its own."""
-        if self._decodes or self._renders or self._axes:
-            return None
-        model = Model()
-        model.inputs, model.outputs = self.model.inputs, self.model.outputs  # type: ignore[misc]  # of the class
-        return TensorCodec(model)
-
     @property
     def renders_by_user_code(self) -> bool:
         """Whether the model has a `render` of its own."""

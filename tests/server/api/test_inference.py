@@ -30,9 +30,9 @@ from server.models.images.codec import ImageCodec, emulated_model
 from server.models.model import DecodeCost, Inputs, ServedModel
 from server.models.signature import Tensor
 from server.scheduling.admission import Limits
+from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
 from server.scheduling.fleet import Fleet
-from server.scheduling.interface import Result
 from server.telemetry.metrics import Metrics
 from server.transport.memory_budget import MemoryBudget, MemoryBudgetError
 from server.transport.request import AsgiContext, Body, ClientDisconnectedError, Headers, RequestContext
@@ -147,7 +147,7 @@ async def read(inference: Inference, headers: Mapping[bytes, bytes], client: Cli
         return await inference.read(MODEL, context)
 
 
-async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> Sequence[Result]:
+async def infer(inference: Inference, samples: list[Any], context: RequestContext) -> Sequence[Sample]:
     return await inference.infer(MODEL, context, Inputs(len(samples), lambda: samples))
 
 

@@ -53,7 +53,7 @@ def test_connections_of_the_last_moment_are_served_and_the_next_one_refused(turn
             for _ in range(turns):
                 await asyncio.sleep(0)
             called = asyncio.create_task(asyncio.to_thread(call, client))
-            await server.end_accepting(bound, refuse=True)
+            await server.end_accepting(bound)
             refused = late.connect_ex(address)
             await server.end_keep_alive()
             server.stop.set()
@@ -91,7 +91,7 @@ def test_no_client_connects_between_the_last_accepted_connection_and_the_refusal
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_socket_can_be_listened_on_again_after_its_last_connections(cancelled: bool) -> None:
-    """As by a gateway that is started again after a signal to it alone."""
+    """As by another process that has it."""
 
     async def scenario(bound: socket.socket) -> None:
         ending = asyncio.create_task(last_connections(bound))

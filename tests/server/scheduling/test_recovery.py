@@ -294,7 +294,7 @@ def test_an_exception_without_a_text_fails_only_its_request() -> None:
 def test_inputs_of_a_failed_batch_are_free_before_the_next_garbage_collection(
     size: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the slots of a gateway they take memory that is needed again."""
+    """They take memory that is needed again."""
     monkeypatch.setattr(logging.getLogger("batchwright.dispatcher"), "disabled", True)  # pytest keeps what is logged
 
     class Failing:

@@ -1,7 +1,6 @@
 """Samples in page-locked memory, from which the device copies without a copy on the host."""
 
 import asyncio
-import gc
 import logging
 import mmap
 
@@ -16,7 +15,6 @@ from server.backends.cuda.uploads import UploadedSample
 from server.backends.executor import Batch
 from tests.server.backends.cuda.test_graph import CODEC, MODEL, listed, logits, network, sample
 from tests.support.fake_graphs import FakeRuntime
-from tests.support.gateways import SLOT, Processes, image, received, run_scenario
 
 
 class Locks:
@@ -74,7 +72,7 @@ def test_the_source_is_kept_until_its_copy_has_ended(memories: PageLocked) -> No
         cancelled = device.upload(mapped_sample(mapped, 0, 1))
         await asyncio.sleep(0)
         assert len(runtime.copies) == 1
-        del cancelled  # the gateway may receive another body there from now on
+        del cancelled  # another body may be received there from now on
         assert not runtime.copies, "the copy has ended"
 
     asyncio.run(scenario())
@@ -98,30 +96,3 @@ def test_memory_that_cannot_be_page_locked_is_used_all_the_same(caplog: pytest.L
         memories.add(mapped)()
     assert "cudaHostRegister failed with error 801" in caplog.text
     assert memories.find(np.frombuffer(mapped, np.uint8)) is None
-
-
-def test_the_slots_of_a_gateway_are_page_locked_until_nothing_reads_them(locks: Locks) -> None:
-    memories = PageLocked(locks.lock, locks.unlock)
-
-    async def scenario(processes: Processes) -> None:
-        processes.server.page_lock = memories.add
-        client = await processes.start_gateway(count=2)
-        assert [*locks.locked.values()] == [2 * -(-SLOT // mmap.PAGESIZE) * mmap.PAGESIZE]
-        slot, pixels = received(client, 3)
-        call = client.submit("m", [pixels])
-        slot.release()
-        assert await call
-        await client.close()
-        del client, slot, pixels, call
-        await processes.wait_until(lambda: bool(processes.lost))
-        for kept in (processes.clients, processes.slots, processes.lost):
-            kept.clear()
-
-        def is_unlocked() -> bool:
-            gc.collect()
-            return not locks.locked
-
-        await processes.wait_until(is_unlocked)
-
-    assert image(3).nbytes <= SLOT
-    run_scenario(scenario)

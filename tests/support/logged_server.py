@@ -1,4 +1,4 @@
-"""Servers with gateways: their processes and their log."""
+"""Servers whose log is read."""
 
 import json
 import sys
@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.support import harness
-from benchmarks.support.gateway_processes import is_gateway
 from benchmarks.support.harness import Server
 
 
@@ -55,26 +52,3 @@ def until(condition: Callable[[], Any]) -> None:
     """Poll a condition until it is true, bounded by the time limit of the test."""
     while not condition():
         time.sleep(0.02)
-
-
-def processes(server: Server) -> list[psutil.Process]:
-    """All processes of a server but the supervisor."""
-    return psutil.Process(server.process.pid).children(recursive=True)
-
-
-def gateways(server: Server) -> list[psutil.Process]:
-    """The gateways of a server."""
-    return [each for each in processes(server) if _is_gateway(each)]
-
-
-def serving_process(server: Server) -> psutil.Process:
-    """The serving process of a server."""
-    (found,) = [each for each in processes(server) if not _is_gateway(each)]
-    return found
-
-
-def _is_gateway(process: psutil.Process) -> bool:
-    try:
-        return is_gateway(process)
-    except psutil.NoSuchProcess:
-        return True
