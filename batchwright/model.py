@@ -69,9 +69,9 @@ class BadInput(ValueError):  # noqa: N818  (not an error of the model)
 class Model:
     """Base class of models of users, served by `serve-model NAME=FILE.py:CLASS`.
 
-    `load` and `run` are called on the one thread that runs the model, `decode` and `render` of the same object on other
-    threads, several at a time. An emulated device does not call `load` and `run`. After a batch that does not end in
-    time, another object is loaded and runs; `decode` and `render` remain those of the first.
+    The model has a process of its own. `load` and `run` are called on the one thread that runs it, `decode` and
+    `render` of the same object on other threads, several at a time. An emulated device calls neither of the first two.
+    After a batch that does not end in time, or ends the process, the model is made and loaded again in another process.
 
     Attributes:
         inputs: by name.

@@ -61,6 +61,10 @@ def _url(value: str) -> str:
     return value
 
 
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 _Url = Annotated[str, AfterValidator(_url)]
 Meter = Annotated[str, StringConstraints(pattern=f"^({METERS})$")]
 _Words = Annotated[list[str], NoDecode, BeforeValidator(_split)]
@@ -151,9 +155,9 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description="batch timeout in seconds, or 20 times the expected service time if that is longer; after it a "
-        "user's model is loaded again, another server is unavailable, and any other device is lost",
+        "user's model is loaded again in a new process, another server is unavailable, and any other device is lost",
     )
-    gateways: Annotated[str | None, BeforeValidator(str)] = Field(
+    gateways: Annotated[str | None, BeforeValidator(_text)] = Field(
         None, description="without effect, and an error in the next version: one process serves HTTP"
     )
     host: str = Field("127.0.0.1", description="address to bind")

@@ -164,6 +164,10 @@ class BatchTimeoutError(DeviceLostError):
     """A batch did not end within the batch timeout."""
 
 
+class WorkerDiedError(DeviceLostError):
+    """The process of a model has ended; it may be started again."""
+
+
 def render_error(message: str) -> bytes:
     """Return the JSON body of an error response."""
     # a message may quote a badly decoded URL, whose lone surrogates JSON cannot represent

@@ -19,12 +19,13 @@ PACKAGES = {
 }
 COMMAND_LINES = {"cli.py", "commands.py"}  # may import every package
 LAYERS = {
-    "app": {"api", "transport", "scheduling", "backends", "models", "energy", "telemetry", "config"},
+    "app": {"api", "transport", "scheduling", "backends", "models", "workers", "energy", "telemetry", "config"},
     "api": {"transport", "scheduling", "models", "telemetry"},
     "scheduling": {"backends", "models", "energy", "telemetry"},
-    "backends": {"models", "energy"},
+    "backends": {"models", "workers", "energy"},
     "transport": {"telemetry"},
-    "models": set[str](),
+    "models": {"workers"},
+    "workers": {"telemetry"},
     "energy": set[str](),
     "telemetry": set[str](),
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import typer
 
 from loadgen.cli import app as generate_load
@@ -102,8 +101,8 @@ def test_the_exported_files_of_your_own_model_answer_as_its_class(
         warnings.simplefilter("ignore")  # of the exporter
         exec(compile(script, "export.py", "exec"), {"__name__": "__main__"})
     for file in re.findall(r"=(scaled\.\w+)", page):
-        served, source = source_of(file).load("scaled", "random", 32, 1)
-        device = TensorDevice(served, source.make, torch.device("cpu"))
+        _, source = source_of(file).load("scaled", "random", 32, 1)
+        device = TensorDevice(source.make(), "cpu")
         device.load()
         samples = [{"a": np.array([1, 2, 3, 4], np.float32), "b": np.full(4, value, np.float32)} for value in (1, 3)]
         outputs = device.serve(Batch("scaled", samples))

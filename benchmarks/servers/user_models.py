@@ -1,5 +1,7 @@
 """Models of a user for benchmarks/user_models.py: two inputs and two outputs, and one whose code fails on order."""
 
+import ctypes
+import os
 import sys
 import time
 from typing import Any
@@ -17,6 +19,8 @@ FAULTS = {
     105: "20,000 printed lines",
     106: "sys.exit",
     107: "a wrong datatype",
+    108: "a segmentation fault",
+    109: "os._exit",
 }
 
 
@@ -50,6 +54,10 @@ class Faulty(Model):
                 print("line", index)
         if 106 in codes:
             sys.exit(3)
+        if 108 in codes:
+            ctypes.string_at(0)
+        if 109 in codes:
+            os._exit(3)
         if 107 in codes:
             return {"y": x.astype(np.float64)}
         return {"y": np.where(x[:, :1] == 103, np.nan, 2 * x).astype(np.float32)}

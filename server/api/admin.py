@@ -137,6 +137,7 @@ def _describe_model(dispatcher: Dispatcher, model: str) -> dict[str, Any]:
         "arrival_rate_hz": dispatcher.arrival_rate(model),
         "slowdown": round(dispatcher.slowdown(model), 3),
         "capacity_hz": chosen.profile.capacity,
+        **dispatcher.worker_of(model),
     }
 
 

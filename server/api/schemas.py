@@ -88,6 +88,9 @@ class DeviceModel(_Body):
     arrival_rate_hz: float
     slowdown: float
     capacity_hz: float
+    pid: int | None = None
+    restarts: Count = 0
+    last_fault: str | None = None
 
 
 class Device(_Body):

@@ -1,6 +1,7 @@
 """The backend of one device: its executor, meter and models, and further revisions of these while they are served."""
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,13 +17,13 @@ from server.app.plan import DevicePlan, meter_of, plan_model
 from server.backends.buckets import pads_to_buckets
 from server.backends.emulated import EmulatedDevice
 from server.backends.executor import TIMEOUT_FACTOR, Batch, Device, Executor, LoadedDevice, ThreadExecutor
-from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
+from server.backends.model_devices import ModelDevices, RevisionExecutor
 from server.backends.row_check import check_rows
 from server.backends.upstream_device import UpstreamDevice, UpstreamExecutor
 from server.backends.warm_up import autotunes, warm_up_and_fit
 from server.config import Settings, by_model
 from server.energy.meters import CountingMeter, EnergyMeter, meter_for
-from server.errors import BatchTimeoutError
+from server.errors import WorkerDiedError
 from server.models.model import ServedModel
 from server.models.sources import source_of
 from server.models.tensors.python_source import SAMPLE_HINT, one_line_errors
@@ -133,7 +134,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     plan = plan_model(backend.plan, model, profile_source.cached)
     ((served, device),) = _load(plan, backend.meter)
     if isinstance(device, LoadedDevice):
-        device = _loaded_on_thread(served, device, plan.settings.hung_after_s)
+        _load_beside(served, device, plan.settings.hung_after_s)
     backend.devices.add(model, revision, device)
     limit = max(plan.settings.hung_after_s, TIMEOUT_FACTOR * before.profile.service_times[-1])
     executor = RevisionExecutor(backend.executor, revision, backend.executor.name, limit)
@@ -148,13 +149,12 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
         raise
 
 
-def _loaded_on_thread(served: ServedModel, device: LoadedDevice, hung_after: float) -> DeviceOnThread:
-    """Load a user's model on a thread of its own, and run a first batch, for which no other model waits.
+def _load_beside(served: ServedModel, device: LoadedDevice, hung_after: float) -> None:
+    """Load a user's model in its process, and run a first batch, for which no other model waits.
 
     Raises:
         SpecError: it fails, or does not end in time; `hung_after` is the limit of the batch, s.
     """
-    own = DeviceOnThread(device)
     (sample,) = served.codec.synthetic_samples(1, np.random.default_rng(0))
     first = partial(device.serve, Batch(served.name, [sample]))
     steps: tuple[tuple[str, str, Callable[[], object], float], ...] = (
@@ -164,14 +164,35 @@ def _loaded_on_thread(served: ServedModel, device: LoadedDevice, hung_after: flo
     try:
         for what, hint, step, limit in steps:
             with one_line_errors(what, hint):
-                try:
-                    own.call(step, limit)
-                except BatchTimeoutError as error:
-                    raise SpecError(f"{what} failed: {error}") from error
+                _with_limit(what, step, limit, device.end)
     except BaseException:
-        own.end()
+        device.end()
         raise
-    return own
+
+
+def _with_limit(what: str, step: Callable[[], object], limit: float, end: Callable[[], object]) -> None:
+    """Call a function, and another one that ends it if it takes longer than a limit, s.
+
+    Raises:
+        SpecError: it took longer; `what` begins the message.
+        Exception: what it raised.
+    """
+    late = threading.Event()
+
+    def on_late() -> None:
+        late.set()
+        end()
+
+    timer = threading.Timer(limit, on_late)
+    timer.start()
+    try:
+        step()
+    except WorkerDiedError as error:
+        if late.is_set():
+            raise SpecError(f"{what} failed: it did not end within {limit:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _name_and_meter(plan: DevicePlan) -> tuple[str, EnergyMeter]:

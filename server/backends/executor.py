@@ -21,7 +21,6 @@ from server.errors import BatchTimeoutError, DeviceLostError
 Logits = NDArray[np.float32]
 TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
 RESTART_TIMEOUT = 120.0  # s to load a model again
-_MAX_ABANDONED = 64  # threads that are hung in a batch
 _T = TypeVar("_T")
 _LATE = 0.5  # s; a timer that fires later than this was delayed by a pause of the whole process
 
@@ -238,14 +237,18 @@ class UploadingDevice(Device, Protocol):
 
 @runtime_checkable
 class LoadedDevice(Device, Protocol):
-    """A Device whose model is loaded on the executor's thread, and can be loaded again in another one."""
+    """A Device with a process of its own, in which its model is loaded, and can be loaded again."""
 
     def load(self) -> None:
         """Load the model."""
         ...
 
     def restart(self) -> None:
-        """Replace the model by a new one, since a batch of the old one exceeded the batch timeout."""
+        """Load the model in a new process; a batch that hangs in the old one fails."""
+        ...
+
+    def end(self) -> None:
+        """End the process; a batch that runs fails."""
         ...
 
 
@@ -257,7 +260,6 @@ class ThreadExecutor:
         self.name = name
         self._device = device
         self._upload: Callable[[str, int, Any], Any] | None = getattr(device, "upload", None)
-        self._abandoned: list[threading.Thread] = []  # hung in a batch
         self._start()
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
@@ -283,17 +285,20 @@ class ThreadExecutor:
         self._work.put(call)
         return done
 
+    def worker_of(self, model: str) -> dict[str, Any]:
+        """Facts of the process of a model; empty without one."""
+        find: Callable[[str], dict[str, Any]] | None = getattr(self._device, "worker_of", None)
+        return {} if find is None else find(model)
+
     async def restart(self, model: str, error: DeviceLostError, /) -> None:
-        """Abandon the thread, which is hung in a batch of `model`, and go on in a new one with the model loaded again.
+        """Go on in a new thread with the model loaded again; the old one ends when the model's old process does.
 
         Raises:
-            DeviceLostError: `error`, if the device cannot do that, or too many threads are hung.
+            DeviceLostError: `error`, if the device cannot do that.
         """
         restart = getattr(self._device, "restart", None)
-        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        if restart is None or len(self._abandoned) >= _MAX_ABANDONED:
+        if restart is None:
             raise error
-        self._abandoned.append(self._thread)
         hung = self._work
         self._start()
         restarted = self.call(partial(restart, model))

@@ -8,9 +8,9 @@ import torch
 
 from server.backends.executor import Device
 from server.backends.model_devices import ModelDevices
-from server.backends.tensor_device import TensorDevice
 from server.backends.torch_device import Optimise
 from server.backends.torch_images import make_graph_device, make_image_device
+from server.backends.worker_device import WorkerDevice
 from server.models.images.torchvision_source import PixelNet
 from server.models.model import ServedModel
 from server.models.sources import LoadedModel, TensorSource
@@ -37,5 +37,5 @@ def _(net: PixelNet, served: ServedModel[Any], device: torch.device, optimise: O
 
 
 @device_of.register
-def _(source: TensorSource, served: ServedModel[Any], device: torch.device, _: Optimise = "auto") -> Device:
-    return TensorDevice(served, source.make, device)
+def _(_: TensorSource, served: ServedModel[Any], device: torch.device, __: Optimise = "auto") -> Device:
+    return WorkerDevice(served, str(device))

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 from weakref import ref
@@ -17,11 +16,10 @@ from server.backends.executor import (
     Executor,
     LoadedDevice,
     RunningBatch,
-    ThreadExecutor,
     uploaded,
     with_timeout,
 )
-from server.errors import BatchTimeoutError, DeviceLostError
+from server.errors import DeviceLostError
 from server.models.tensors.python_source import one_line_errors
 
 _DEPTH = 8  # of references in which networks are searched
@@ -78,22 +76,28 @@ class ModelDevices:
             end()
         return _networks(device)
 
+    def worker_of(self, model: str) -> dict[str, Any]:
+        """Facts of the process of a model's newest revision; empty without one."""
+        device = next((device for (name, _), device in reversed(self._devices.items()) if name == model), None)
+        facts: dict[str, Any] = getattr(device, "facts", dict)()
+        return facts
+
     def all(self) -> Sequence[Device]:
         """The devices of all revisions."""
         return [*self._devices.values()]
 
     def restart(self, model: str) -> None:
-        """Load all users' models again, on a new thread, after a batch of `model` exceeded the batch timeout.
+        """Load a user's model again, in all its revisions, after a batch did not end in time or its process died.
 
         Raises:
             DeviceLostError: it is no model of a user.
         """
-        devices = {**self._devices}
-        if not all(isinstance(device, LoadedDevice) for (name, _), device in devices.items() if name == model):
+        own = [device for (name, _), device in self._devices.items() if name == model]
+        if not all(isinstance(device, LoadedDevice) for device in own):
             raise DeviceLostError(f"{model} cannot be loaded again")
-        for device in devices.values():
-            if isinstance(device, LoadedDevice):
-                device.restart()
+        for device in own:
+            assert isinstance(device, LoadedDevice)
+            device.restart()
 
 
 def _networks(root: object) -> "list[ref[Any]]":
@@ -112,52 +116,6 @@ def _networks(root: object) -> "list[ref[Any]]":
             seen.add(id(each))
         level = below
     return found
-
-
-class DeviceOnThread:
-    """A LoadedDevice on a thread of its own, so that it can be loaded while the executor's thread serves others.
-
-    Attributes:
-        device: the device, which only the thread may use.
-    """
-
-    def __init__(self, device: LoadedDevice) -> None:
-        """Start the thread."""
-        self.device = device
-        self._thread = ThreadExecutor(device)
-
-    def call(self, function: Callable[[], _T], timeout: float | None = None) -> _T:
-        """Call a function on the thread and return its result.
-
-        Raises:
-            BatchTimeoutError: it takes longer than `timeout`, s.
-            Exception: whatever the function raises.
-        """
-        running = self._thread.call(function)
-        try:
-            return running.result(timeout)
-        except TimeoutError as error:
-            if running.done():  # the function raised it
-                raise
-            raise BatchTimeoutError(f"it did not end within {timeout:g} s") from error
-
-    def serve(self, batch: Batch, /) -> Sequence[Any]:
-        """Run the batch."""
-        return self.call(partial(self.device.serve, batch))
-
-    def load(self) -> None:
-        """Load the model."""
-        self.call(self.device.load)
-
-    def restart(self) -> None:
-        """Load the model again on a new thread; the old one ends with its batch."""
-        self.end()
-        self._thread = ThreadExecutor(self.device)
-        self.call(self.device.restart)
-
-    def end(self) -> None:
-        """End the thread after the batch that is running."""
-        self._thread.end()
 
 
 @dataclass(slots=True)

@@ -1,33 +1,27 @@
-"""Models of named tensors on a device: users' classes, exported programs and ONNX files."""
+"""Models of named tensors on a device, in their own process. torch is imported only for models that use it."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
 from batchwright.model import Model
 from server.backends.executor import Batch
 from server.backends.tensor_batches import checked_rows, client_errors, stack
-from server.backends.torch_device import cpu_threads, translated_errors
 from server.errors import OutputError
-from server.models.model import ServedModel
 from server.models.tensors.codec import TensorCodec
-
-_log = logging.getLogger("batchwright.model")
 
 
 class TensorDevice:
-    """A Device for one model; all methods are called on the executor's thread."""
+    """A Device for one model; all methods are called on the thread that runs it, in the model's process."""
 
-    def __init__(self, served: ServedModel[TensorCodec], make_model: Callable[[], Model], device: torch.device) -> None:
-        """Serve the model of the codec, once `load` was called; `make_model` makes another one if it hangs."""
-        self._signature = served.signature
-        self._name = served.name
-        self._make_model = make_model
+    def __init__(self, model: Model, device: str) -> None:
+        """Serve the model, once `load` was called, on a device by torch's name of it."""
+        self._signature = TensorCodec(model).signature(0)
         self._device = device
-        self._model: Model = served.codec.model
+        self._model = model
 
     def load(self) -> None:
         """Load the model.
@@ -35,16 +29,28 @@ class TensorDevice:
         Raises:
             Exception: whatever the model raises.
         """
-        if self._device.type == "cpu":
-            torch.set_num_threads(cpu_threads())
-        with translated_errors(self._device):
-            self._model.load(str(self._device))
+        self._limit_threads()
+        with self._translated_errors():
+            self._model.load(self._device)
+        self._limit_threads()
 
-    def restart(self) -> None:
-        """Replace the model by a new one, which is loaded."""
-        _log.warning("%s is loaded again on a new thread: a batch exceeded the batch timeout", self._name)
-        self._model = self._make_model()
-        self.load()
+    def _limit_threads(self) -> None:
+        """Leave a processor to the event loop and to decoding, if the model uses torch on the CPU."""
+        if self._device == "cpu" and (self._model.torch or "torch" in sys.modules):
+            import torch
+
+            from server.backends.torch_device import cpu_threads
+
+            torch.set_num_threads(cpu_threads())
+
+    def _translated_errors(self) -> AbstractContextManager[None]:
+        if not self._model.torch and "torch" not in sys.modules:
+            return nullcontext()
+        import torch
+
+        from server.backends.torch_device import translated_errors
+
+        return translated_errors(torch.device(self._device))
 
     def serve(self, batch: Batch, /) -> Sequence[Mapping[str, NDArray[Any]]]:
         """For each sample its outputs, arrays by name.
@@ -55,12 +61,14 @@ class TensorDevice:
             Exception: whatever the model raises.
         """
         inputs = {name: stack(name, tensor, batch.inputs) for name, tensor in self._model.inputs.items()}
-        with client_errors(batch.inputs), translated_errors(self._device):
+        with client_errors(batch.inputs), self._translated_errors():
             outputs: Any = self._run_torch(inputs) if self._model.torch else self._model.run(**inputs)
             return checked_rows(self._signature, outputs, len(batch.inputs))
 
     def _run_torch(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Run a model that takes tensors on the device; return arrays."""
+        import torch
+
         tensors = {}
         for spec in self._signature.inputs:
             tensor = torch.from_numpy(inputs[spec.name]).to(self._device)
@@ -77,6 +85,8 @@ class TensorDevice:
 def _to_array(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_to_array(each) for each in value]
+    import torch
+
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()

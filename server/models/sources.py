@@ -5,7 +5,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +19,12 @@ from server.models.images.codec import emulated_model
 from server.models.model import ServedModel
 from server.models.signature import DTYPES
 from server.models.tensors.codec import TensorCodec, check_sample
-from server.models.tensors.python_source import imported_again, one_line_errors
+from server.models.tensors.python_source import one_line_errors
 from server.models.tensors.upstream_source import Description, UpstreamModel
 from server.models.texts.spec import check_text, is_text, model_settings
 from server.models.upstream_spec import is_upstream, upstreams_of
 from server.models.weights import is_weights_file
+from server.workers.remote_model import open_model
 
 LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
 
@@ -158,9 +159,9 @@ class TensorSource(ModelSource):
         self._model()
 
     def load(self, name: str, weights: str, max_batch_size: int, stages: int) -> LoadedModel:
-        """Describe a model of its own; the device loads it, and makes another one if it hangs."""
+        """Describe a model of its own, which the device loads."""
         self._model()
-        model, self._spare = self._spare or self.make(), None
+        model, self._spare = self._spare or self._open(), None
         return self._served(name, max_batch_size, self._file.name, self._platform(), model), self
 
     def emulate(self, name: str, max_batch_size: int) -> ServedModel:
@@ -177,8 +178,12 @@ class TensorSource(ModelSource):
         digest = f"{Path(self.spec).name} {hashlib.sha256(self._file.read_bytes()).hexdigest()[:12]}"
         return f"{digest}, onnxruntime {_version('onnxruntime')}" if self._file.suffix == ".onnx" else digest
 
+    def _open(self) -> Model:
+        """The model in a process of its own; raises as `make`."""
+        return open_model(self._path)
+
     def make(self) -> Model:
-        """Make the model, without loading it.
+        """Make the model in this process, without loading it.
 
         Raises:
             SpecError: the file is missing or invalid.
@@ -203,7 +208,7 @@ class TensorSource(ModelSource):
     def _model(self) -> Model:
         """A model for its signature, and for decoding and rendering."""
         if self._known is None:
-            self._known = self._spare = self.make()
+            self._known = self._spare = self._open()
             self.max_batch_size, self.has_lengths = self._known.max_batch_size, bool(self._known.lengths)
         return self._known
 
@@ -233,6 +238,10 @@ class UpstreamSource(TensorSource):
     def settings(self, name: str) -> str:
         """The URL, and the platform and versions that the server names."""
         return f"{self.spec.removeprefix('oip:')}, {self.description().about}"
+
+    def _open(self) -> Model:
+        """The model in this process, which has none of its code."""
+        return self.make()
 
     def make(self) -> UpstreamModel:
         """Make the model, asking the server for its signature.
@@ -295,10 +304,8 @@ def source_of(spec: str) -> ModelSource:
 def read_again(spec: str) -> Iterator[None]:
     """Read the files of SPEC again in the `with` block; if that raises, the source is what it was before."""
     before = _known.pop(spec, None)
-    file, is_class, _ = spec.rpartition(".py:")
     try:
-        with imported_again(Path(f"{file}.py").resolve()) if is_class else nullcontext():
-            yield
+        yield
     except BaseException:
         _known.pop(spec, None)
         if before is not None:

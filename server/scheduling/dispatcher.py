@@ -41,13 +41,14 @@ from server.errors import (
     ExpiredError,
     ServerError,
     UnavailableError,
+    WorkerDiedError,
 )
 from server.models.model import count_tokens, generated_lengths
 from server.scheduling.admission import DEFAULT_LIMITS, Admission, Limits, reject_if_full, reject_if_too_many_shapes
 from server.scheduling.calls import BatchRun, Call, Sample, fail_all, make_batch, set_last_stages
 from server.scheduling.forecast import Forecast
 from server.scheduling.lookahead import Lookahead
-from server.scheduling.recovery import Part, recover
+from server.scheduling.recovery import Deaths, Part, recover
 from server.telemetry.batch_record import BatchRecord
 from server.telemetry.logs import log_batch
 from server.telemetry.metrics import Metrics
@@ -125,6 +126,7 @@ class Dispatcher:
         self._all_answered = asyncio.Event()
         self._calls: dict[Call, None] = {}  # in order of arrival
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._deaths = Deaths()
         self._draining = False
         self._last_finish: float | None = None  # end of the previous batch; None if the policy has waited since
         self._expiry_timer: asyncio.TimerHandle | None = None  # fires also while the device is busy
@@ -313,6 +315,11 @@ class Dispatcher:
         profiles = {name: each.profile for name, each in self.chosen.items()}
         return slowdowns(self._batcher.monitor.rates(self._clock()), profiles).get(model, 1.0)
 
+    def worker_of(self, model: str) -> dict[str, Any]:
+        """Facts of the process of a model; empty without one."""
+        find: Callable[[str], dict[str, Any]] | None = getattr(self._executor, "worker_of", None)
+        return {} if find is None else find(model)
+
     @property
     def open_calls(self) -> int:
         """Number of calls that are accepted and not answered."""
@@ -482,6 +489,7 @@ class Dispatcher:
             finished = self._batcher.complete(run.launch)
         self._answer(self._record(run, completion, finished))
         self._last_finish = completion.finished if following is not None or len(self._batcher) else None
+        self._deaths.clear()
 
     def _on_change(self) -> None:
         """Wake the loop, and look ahead again, since the queue or the policy has changed."""
@@ -493,6 +501,10 @@ class Dispatcher:
         launch, batch = run.launch, replace(run.batch, standby=None)
         # the reason is logged once, without a traceback, where that says nothing more
         known = isinstance(error, DeviceUnavailableError) or (isinstance(error, ServerError) and not error.__cause__)
+        if isinstance(error, WorkerDiedError):
+            _log.error("%s: %s", batch.model, error)
+            known = True
+            await self._deaths.count(error, self._clock())
         if not isinstance(error, BadInputError):  # which is the client's fault
             _log.error("%s: a batch of %d failed", batch.model, len(launch.requests), exc_info=None if known else error)
             self._metrics.device_fault(batch.model, type(error).__name__)
@@ -506,6 +518,7 @@ class Dispatcher:
             raise
         for part in recovery.parts:
             if isinstance(part.result, Completion):
+                self._deaths.clear()
                 set_last_stages(launch, part.of(launch.requests), part.result)
         finished = self._batcher.complete(launch)
         for part in recovery.parts:
@@ -526,6 +539,7 @@ class Dispatcher:
         if not isinstance(self._executor, RestartableExecutor):
             raise error
         self._next_step_by = self._clock() + RESTART_TIMEOUT
+        self._metrics.restarted(self.device, "died" if isinstance(error, WorkerDiedError) else "hung")
         await self._executor.restart(model, error)
 
     def _fail(self, model: str, requests: Sequence[Request], part: Part) -> None:

@@ -1,7 +1,8 @@
 """Recovery of failed batches: retry parts of the batch, so that only the failing samples fail.
 
 A batch that does not fit the device's memory is halved until it does. A batch that raises, or whose outputs are not
-finite, is bisected down to the failing samples. If the device is lost or unavailable, recovery ends with its exception.
+finite, is bisected down to the failing samples. A batch whose model's process died is run again first, since something
+else may have killed it. If the device is lost or unavailable, recovery ends with its exception.
 """
 
 import asyncio
@@ -10,9 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from server.backends.executor import Batch, Completion, check_outputs
-from server.errors import BatchTimeoutError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError, one_line
+from server.errors import (
+    BatchTimeoutError,
+    DeviceLostError,
+    DeviceUnavailableError,
+    OutOfMemoryError,
+    WorkerDiedError,
+    one_line,
+)
 
 _T = TypeVar("_T")
+_MOST_DEATHS, _WITHIN = 5, 60.0  # in this time, s
+_BACKOFF = 0.05  # s, doubled with each death
 Run = Callable[[Batch], "asyncio.Future[Completion]"]
 Restart = Callable[[str, DeviceLostError], Awaitable[None]]
 
@@ -60,7 +70,34 @@ class Recovery:
         return None if self.smallest_unfit is None else max(1, (self.smallest_unfit + 1) // 2)
 
 
-async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) -> Recovery:
+class Deaths:
+    """Deaths of models' processes on a device, without a served batch between.
+
+    Those while a batch is run again and in parts are not counted.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._instants: list[float] = []
+
+    def clear(self) -> None:
+        """A batch was served."""
+        self._instants.clear()
+
+    async def count(self, error: WorkerDiedError, now: float) -> None:
+        """Count a death at an instant, s, and wait longer after each.
+
+        Raises:
+            WorkerDiedError: this one; there were five in a minute, so the device is lost.
+        """
+        self._instants = [at for at in self._instants if at > now - _WITHIN] + [now]
+        if len(self._instants) >= _MOST_DEATHS:
+            raise error
+        if len(self._instants) > 1:
+            await asyncio.sleep(_BACKOFF * 2.0 ** len(self._instants))
+
+
+async def recover(run: Run, restart: Restart, batch: Batch, error: Exception, first: bool = True) -> Recovery:
     """Retry the two halves of a batch that failed with `error`, and halves of those that fail again.
 
     After the batch timeout each request is retried alone: every attempt that hangs takes that long, and a thread.
@@ -71,25 +108,28 @@ async def recover(run: Run, restart: Restart, batch: Batch, error: Exception) ->
             DeviceUnavailableError if it cannot.
         batch: the batch.
         error: the exception that it raised.
+        first: whether it has been run once.
 
     Raises:
         DeviceLostError: the device is lost.
         DeviceUnavailableError: the device is unavailable for now.
     """
-    hung = isinstance(error, BatchTimeoutError)
-    if isinstance(error, BatchTimeoutError):
+    hung, died = isinstance(error, BatchTimeoutError), isinstance(error, WorkerDiedError)
+    if isinstance(error, BatchTimeoutError | WorkerDiedError):
         await restart(batch.model, error)
     elif isinstance(error, DeviceLostError | DeviceUnavailableError):
         raise error
+    if died and first:
+        return await _retry(run, restart, batch)
     size = len(batch.inputs)
     if size == 1:  # a sample that does not fit alone says nothing about batches of others
         return Recovery([Part(0, 1, error)], None)
     unfit = [size] if isinstance(error, OutOfMemoryError) else []
     parts: list[Part] = []
     step = 1 if hung else (size + 1) // 2
-    for first in range(0, size, step):
-        retried = await _retry(run, restart, _slice(batch, first, min(first + step, size)))
-        parts += (replace(part, first=part.first + first) for part in retried.parts)
+    for begin in range(0, size, step):
+        retried = await _retry(run, restart, _slice(batch, begin, min(begin + step, size)))
+        parts += (replace(part, first=part.first + begin) for part in retried.parts)
         unfit += [] if retried.smallest_unfit is None else [retried.smallest_unfit]
     return Recovery(parts, min(unfit, default=None))
 
@@ -99,7 +139,7 @@ async def _retry(run: Run, restart: Restart, batch: Batch) -> Recovery:
         return Recovery([Part(0, len(batch.inputs), check_outputs(batch, await run(batch)))], None)
     except Exception as error:  # noqa: BLE001  (whatever the device raised is recovered part by part)
         error.__traceback__ = None  # its frames refer to the inputs and to the future that has it: a cycle
-        return await recover(run, restart, batch, error)
+        return await recover(run, restart, batch, error, first=False)
 
 
 def _slice(batch: Batch, start: int, stop: int) -> Batch:

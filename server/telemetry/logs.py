@@ -33,6 +33,7 @@ _OWN_LOGGERS = ("batchwright", "policies", "profiler", "server")  # Pillow logs 
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 _log = logging.getLogger("batchwright.logs")
+_options: list[tuple[LogLevel, LogFormat]] = []  # of the contexts of `configured_logging` that are open
 _batches = logging.getLogger("batchwright.batch")
 
 
@@ -75,10 +76,17 @@ def configured_logging(
     listener = _Listener(handler, writer)
     with _installed(handler, getattr(logging, level.upper())):
         listener.start()
+        _options.append((level, log_format))
         try:
             yield
         finally:
+            _options.pop()
             listener.stop()
+
+
+def log_options() -> tuple[LogLevel, LogFormat]:
+    """Level and format of the log, for another process; those of a command line that logs nothing but warnings."""
+    return _options[-1] if _options else ("warning", "console")
 
 
 @contextmanager

@@ -117,6 +117,7 @@ class Metrics:
             "refusals", "Calls rejected by API key, rate limit or browser protection, by status", "status"
         )
         self._faults = counter("device_faults", "Batches that failed on the device, by exception", "model", "error")
+        self._restarts = counter("worker_restarts", "Processes of models started again", "device", "reason")
         self._objective_level = gauge("objective_level", "Steps towards faster policies to meet the objective", *served)
         self._objective_margin = gauge(
             "objective_margin_seconds",
@@ -277,6 +278,10 @@ class Metrics:
     def device_fault(self, model: str, error: str) -> None:
         """Count a batch that failed on the device; `error` is the exception's type."""
         self._faults.labels(model, error).inc()
+
+    def restarted(self, device: str, reason: str) -> None:
+        """Count a process of a model that is started again because it `died` or `hung`."""
+        self._restarts.labels(device, reason).inc()
 
     def idle_gap(self, device: str, seconds: float) -> None:
         """Observe the idle time of a device between two batches while requests waited and the policy launched, s."""

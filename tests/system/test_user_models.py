@@ -21,7 +21,7 @@ def test_a_function_gives_the_same_answers_from_three_sources() -> None:
 
 @pytest.mark.slow
 def test_faults_of_the_code_cost_no_other_request() -> None:
-    results = faults([101, 102, 103, 104, 106], 100)
+    results = faults([101, 102, 103, 104, 106, 108, 109], 100)
     for about, result in results.items():
         assert result["innocent"] == 98
         assert result["innocent_lost"] == 0, about

@@ -2,20 +2,16 @@
 
 import importlib.util
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 from batchwright.model import Model, Tensor
 from policies.types import SpecError
 from server.errors import OutOfMemoryError, OutputError, one_line
 
 _PREFIX = "batchwright_models."  # of the names of imported files
-_INSTALLED = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}  # folders of packages
-_OWN_PACKAGES = ("batchwright", "policies", "server", "profiler", "loadgen")
 SAMPLE_HINT = "; if the model does not take random values, give it a real sample by --sample or samples()"
 
 
@@ -59,7 +55,6 @@ def _import(path: Path) -> object:
     name = f"{_PREFIX}{path}"
     if name in sys.modules:
         return sys.modules[name]
-    _check_neighbours(path.parent)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -74,42 +69,6 @@ def _import(path: Path) -> object:
         del sys.modules[name]
         raise
     return module
-
-
-@contextmanager
-def imported_again(file: Path) -> Iterator[None]:
-    """Import a file of a model, and its neighbours, again in the `with` block; if that raises, the former ones stay."""
-    before = _remove_modules(file)
-    importlib.invalidate_caches()
-    try:
-        yield
-    except BaseException:
-        _remove_modules(file)
-        sys.modules.update(before)
-        raise
-
-
-def _remove_modules(file: Path) -> dict[str, ModuleType]:
-    """Remove the modules of a model's file and of its neighbours, and return them by name.
-
-    Installed packages stay, since compiled ones cannot be imported twice.
-    """
-    removed, folder = {}, file.parent
-    installed = folder in _INSTALLED
-    for name, module in [*sys.modules.items()]:
-        first, origin = name.partition(".")[0], getattr(module, "__file__", None)
-        if origin is None or first in _OWN_PACKAGES:
-            continue
-        # the comparison of the folder's name, which is in the paths of all neighbours, excludes most modules quickly
-        near = not installed and folder.name in str(origin)
-        neighbours = (folder / f"{first}.py", folder / first) if near else ()
-        if name == f"{_PREFIX}{file}" or any(Path(origin).is_relative_to(each) for each in neighbours):
-            removed[name] = sys.modules.pop(name)
-            compiled = getattr(module, "__cached__", None)  # taken for current if the second and the size are
-            if compiled is not None:
-                with suppress(OSError):
-                    Path(compiled).unlink()
-    return removed
 
 
 @contextmanager
@@ -130,28 +89,17 @@ def one_line_errors(what: str, hint: str = "") -> Iterator[None]:
 
 def _where(error: BaseException) -> str:
     """The exception in one line, with the last line of a model's file that it passed."""
-    what = f"{type(error).__name__}: {one_line(error)}"
+    what, place = f"{type(error).__name__}: {one_line(error)}", getattr(error, "place", None) or place_of(error)
+    return f"{place}: {what}" if place else what
+
+
+def place_of(error: BaseException) -> str:
+    """The last line of a model's file that an exception passed, such as model.py line 3; empty without one."""
     if isinstance(error, SyntaxError):
-        return f"{Path(error.filename or '').name} line {error.lineno}: {what}"
+        return f"{Path(error.filename or '').name} line {error.lineno}"
     files = {name.removeprefix(_PREFIX) for name in sys.modules if name.startswith(_PREFIX)}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    return f"{Path(frames[-1].filename).name} line {frames[-1].lineno}: {what}" if frames else what
-
-
-def _check_neighbours(folder: Path) -> None:
-    """Check that no module that another model has imported from its folder has the name of one in this folder.
-
-    Raises:
-        SpecError: this model would get the module of the other one.
-    """
-    others = {Path(name.removeprefix(_PREFIX)).parent for name in sys.modules if name.startswith(_PREFIX)} - {folder}
-    for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None)
-        if file is None or "." in name or name.startswith(_PREFIX):
-            continue
-        own = next((path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()), None)
-        if own is not None and (Path(file).parent in others or Path(file).parent.parent in others):
-            raise SpecError(f"{own} and {file} of another model are both module {name!r}; rename one of them")
+    return f"{Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""
 
 
 def _check_signature(model: type[Model], where: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 from profiler.back_to_back import back_to_back
 from server.backends.executor import Batch, ThreadExecutor
-from server.backends.model_devices import DeviceOnThread, ModelDevices, RevisionExecutor
+from server.backends.model_devices import ModelDevices, RevisionExecutor
 from server.errors import BatchTimeoutError
 
 
@@ -29,6 +28,9 @@ class Named:
         self.loads += 1
 
     restart = load
+
+    def end(self) -> None:
+        self.release.set()
 
     def serve(self, batch: Batch, /) -> Sequence[Any]:
         self.batches += 1
@@ -98,48 +100,6 @@ def test_a_batch_of_a_new_revision_that_hangs_is_given_up_and_those_behind_it_ru
     asyncio.run(scenario())
     named.release.set()
     executor.close()
-
-
-def test_a_device_on_a_thread_is_loaded_and_run_there_and_errors_reach_the_caller() -> None:
-    named = Named("m")
-    own = DeviceOnThread(named)
-    own.load()
-    assert named.thread != threading.get_ident()
-    assert own.serve(Batch("m", [0, 0])) == [("m", True)] * 2
-    with pytest.raises(ZeroDivisionError):
-        own.call(lambda: 1 // 0)
-    with pytest.raises(BatchTimeoutError, match=r"did not end within 0\.01 s"):
-        own.call(partial(threading.Event().wait, 1), 0.01)
-    own.end()
-
-
-def test_a_hung_device_on_a_thread_goes_on_on_another_thread() -> None:
-    named = Named("m")
-    own = DeviceOnThread(named)
-    own.load()
-    hung = threading.Thread(target=own.serve, args=(Batch("m", ["hang"]),))
-    hung.start()
-    before = named.thread
-    own.restart()
-    assert named.loads == 2
-    assert named.thread != before
-    assert own.serve(Batch("m", [0])) == [("m", True)]
-    named.release.set()
-    hung.join(10)
-    assert not hung.is_alive()
-    own.end()
-
-
-def test_removing_a_revision_ends_its_thread() -> None:
-    own = DeviceOnThread(Named("m"))
-    own.load()
-    devices = ModelDevices({})
-    devices.add("m", 3, own)
-    thread = own._thread._thread
-    devices.remove("m", 3)
-    thread.join(10)
-    assert not thread.is_alive()
-    devices.remove("m", 3)  # again, as after a load that failed
 
 
 @pytest.mark.parametrize("cyclic", [False, True])

@@ -172,7 +172,7 @@ def check(model: Model, largest: int = 8) -> bool:
     dtypes = {name: DTYPES[each.datatype] for name, each in model.inputs.items()}
     samples = [{name: np.asarray(value, dtypes[name]) for name, value in each.items()} for each in model.samples()]
     served = ServedModel("m", TensorCodec(model, samples), (), "none", largest)
-    device = TensorDevice(served, type(model), torch.device("cpu"))
+    device = TensorDevice(model, "cpu")
     executor = ThreadExecutor(ModelDevices({"m": device}))
     try:
         return check_rows(executor, served)

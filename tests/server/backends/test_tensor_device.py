@@ -1,8 +1,6 @@
 """The device of models of named tensors: what a model returns is checked, and a hung model is replaced."""
 
 import asyncio
-import threading
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,11 +10,10 @@ import pytest
 import torch
 
 from batchwright import BadInput, Model, Tensor
-from server.backends.executor import Batch, ThreadExecutor, with_timeout
+from server.backends.executor import Batch, ThreadExecutor
 from server.backends.model_devices import ModelDevices
 from server.backends.tensor_device import TensorDevice
-from server.errors import BadInputError, BatchTimeoutError, DeviceLostError, ModelError
-from server.models.model import ServedModel
+from server.errors import BadInputError, DeviceLostError, ModelError
 from server.models.signature import DTYPES
 from server.models.signature import Tensor as TensorData
 from server.models.tensors.codec import TensorCodec
@@ -45,7 +42,7 @@ class OnDevice(Model):
 
 
 def device_of(model: type[Model]) -> TensorDevice:
-    device = TensorDevice(ServedModel("m", TensorCodec(model()), (), "f.py", 8), model, torch.device("cpu"))
+    device = TensorDevice(model(), "cpu")
     device.load()
     return device
 
@@ -143,70 +140,6 @@ def test_nan_in_and_nan_out_of_a_single_sample_is_bad_input() -> None:
     with pytest.raises(ModelError, match="NaN in output y"):  # halved until the sample is alone
         device.serve(batch(np.nan, 1))
     assert device.serve(batch(np.inf))[0]["y"].tolist() == [np.inf, np.inf]
-
-
-def test_a_model_is_loaded_on_the_thread_that_runs_it() -> None:
-    class Where(Echo):
-        def load(self, device: str) -> None:
-            assert device == "cpu"
-            self.thread = threading.get_ident()
-
-        def run(self, x: Any) -> Mapping[str, Any]:
-            assert self.thread == threading.get_ident()
-            return super().run(x=x)
-
-    served = ServedModel("m", TensorCodec(Where()), (), "f.py", 8)
-    models = ModelDevices({"m": TensorDevice(served, Where, torch.device("cpu"))})
-    executor = ThreadExecutor(models, "cpu")
-    executor.call(models.load).result()
-    completion = asyncio.run(_run(executor, batch(1)))
-    assert completion.outputs[0]["y"].tolist() == [2, 2]
-    executor.close()
-
-
-async def _run(executor: ThreadExecutor, work: Batch) -> Any:
-    return await executor.run(work)
-
-
-class Hanging(Echo):
-    loads = 0
-    release = threading.Event()
-
-    def load(self, device: str) -> None:
-        type(self).loads += 1
-
-    def run(self, x: Any) -> Mapping[str, Any]:
-        if x[0, 0] < 0:
-            self.release.wait(20)
-        return super().run(x=x)
-
-
-def test_a_hung_model_is_replaced_by_a_new_one_in_a_new_thread() -> None:
-    served = ServedModel("m", TensorCodec(Hanging()), (), "f.py", 8)
-    models = ModelDevices({"m": TensorDevice(served, Hanging, torch.device("cpu"))})
-    executor = ThreadExecutor(models, "cpu")
-    executor.call(models.load).result()
-
-    async def scenario() -> None:
-        for attempt in range(2):
-            with pytest.raises(BatchTimeoutError, match="did not finish within"):
-                await with_timeout(executor, batch(-1), 0.05)
-            await executor.restart("m", DeviceLostError("late"))
-            assert Hanging.loads == attempt + 2
-            assert (await executor.run(batch(3))).outputs[0]["y"].tolist() == [6, 6]
-        executor._abandoned *= 64
-        with pytest.raises(DeviceLostError, match="late"):  # too many threads are hung
-            await executor.restart("m", DeviceLostError("late"))
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        Hanging.release.set()
-        executor.close()
-    deadline = time.monotonic() + 10
-    while any(thread.is_alive() for thread in executor._abandoned) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(thread.is_alive() for thread in executor._abandoned), "a thread ends when its batch does"
 
 
 def test_a_model_may_use_its_buffer_again() -> None:
@@ -345,6 +278,10 @@ def test_what_a_model_says_of_an_input_is_the_clients_error_and_nothing_else_is(
 
     with pytest.raises(ValueError, match="a bug"):
         returning(fail).serve(batch(1))
+
+
+async def _run(executor: ThreadExecutor, work: Batch) -> Any:
+    return await executor.run(work)
 
 
 @pytest.mark.parametrize("raised", [StopIteration(3), KeyboardInterrupt(), SystemExit(2), GeneratorExit()])

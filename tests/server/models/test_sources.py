@@ -15,7 +15,6 @@ from batchwright import BadInput, Model, Tensor
 from policies.types import SpecError
 from server.errors import BadInputError
 from server.models.sources import read_again, source_of
-from server.models.tensors import python_source
 
 HEAD = "from batchwright import Model, Tensor\n"
 VALID = """
@@ -265,28 +264,24 @@ def test_two_classes_of_a_file_have_their_own_profiles(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_two_models_do_not_share_a_neighbour_of_the_same_name(tmp_path: Path) -> None:
-    for folder, value in (("a", 2), ("b", 3)):
+def test_each_model_has_its_own_neighbour_of_the_same_name(tmp_path: Path) -> None:
+    for folder, width in (("a", 2), ("b", 3)):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "scaling_of_two.py").write_text(f"SCALE = {value}\n")
-        python_file(tmp_path / folder, "from scaling_of_two import SCALE\n" + VALID)
-    source_of(f"{tmp_path}/a/mine.py:Mine").check("a", "pretrained", None)
-    assert "are both module 'scaling_of_two'; rename one of them" in error_of(f"{tmp_path}/b/mine.py:Mine")
+        (tmp_path / folder / "neighbour_of_two.py").write_text(f"WIDTH = {width}\n")
+        code = "from neighbour_of_two import WIDTH" + VALID.replace("[2]", "[WIDTH]")
+        spec = f"{python_file(tmp_path / folder, code)}:Mine"
+        assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (width,)
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_neighbours_are_read_again_unless_they_are_installed_packages(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if installed:
-        monkeypatch.setattr(python_source, "_INSTALLED", {tmp_path})
-    neighbour = tmp_path / f"neighbour_{installed}.py"
-    neighbour.write_text("del __cached__\nWIDTH = 2\n")  # compiled extensions have none either
+def test_a_file_and_its_neighbours_are_read_again(tmp_path: Path) -> None:
+    neighbour = tmp_path / "neighbour.py"
+    neighbour.write_text("WIDTH = 2\n")
     spec = f"{python_file(tmp_path, f'from {neighbour.stem} import WIDTH' + VALID.replace('[2]', '[WIDTH]'))}:Mine"
     assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (2,)
-    neighbour.write_text("WIDTH = 3\n")
+    neighbour.write_text("WIDTH = 31\n")
+    assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (2,)
     with read_again(spec):
-        assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (2 if installed else 3,)
+        assert source_of(spec).emulate("m", 8).signature.inputs[0].sample_shape == (31,)
 
 
 @pytest.mark.parametrize("spec", ["weights.pt", "m.safetensors", "model.PKL", "dec.PY:Base", "net.h5"])

@@ -24,6 +24,7 @@ from server.errors import (
     NotFiniteError,
     OutOfMemoryError,
     UnavailableError,
+    WorkerDiedError,
 )
 from server.scheduling.calls import Sample
 from server.scheduling.dispatcher import Dispatcher
@@ -245,6 +246,77 @@ def test_after_the_batch_timeout_each_request_is_retried_alone() -> None:
     assert parts.sizes == [1, 1, 1, 1]
     assert [isinstance(part.result, Completion) for part in recovery.parts] == [True, False, True, True]
     assert parts.restarts == 2, "after the batch, and after the request that hangs alone"
+
+
+def kills(inputs: Sequence[Any]) -> None:
+    if any(each < 0 for each in inputs):
+        raise WorkerDiedError("the model's process was killed by SIGSEGV")
+
+
+@given(st.lists(st.integers(-1, 5).filter(bool), min_size=1, max_size=20))
+def test_a_sample_that_ends_the_process_fails_alone(inputs: list[int]) -> None:
+    parts = Parts(kills)
+    recovery = parts.recover(inputs, WorkerDiedError("killed"))
+    assert parts.sizes[0] == len(inputs), "once more as it was"
+    found = {part.first + index: part.result for part in recovery.parts for index in range(part.size)}
+    assert [isinstance(found[index], WorkerDiedError) for index in range(len(inputs))] == [each < 0 for each in inputs]
+    died = sum(any(each < 0 for each in inputs[part.first : part.first + part.size]) for part in recovery.parts)
+    assert parts.restarts >= 1 + died, "also after the last one"
+
+
+def test_a_batch_whose_process_something_else_has_killed_is_run_again_as_it_was() -> None:
+    parts = Parts(lambda _: None)
+    assert parts.recover([1, 2, 3], WorkerDiedError("killed")).parts[0].size == 3
+    assert (parts.sizes, parts.restarts) == ([3], 1)
+
+
+class Mortal(FakeExecutor):
+    """Its process can be killed, and is started again within a second."""
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__()
+        self.deaths, self.restarted = deaths, list[float]()
+        self.fault = self._die
+
+    def _die(self, outputs: list[Any]) -> list[Any]:
+        if self.deaths:
+            self.deaths -= 1
+            raise WorkerDiedError("the model's process was killed by SIGKILL")
+        return outputs
+
+    async def restart(self, _: str, error: DeviceLostError) -> None:
+        self.restarted.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.5)
+
+
+def test_calls_wait_while_a_process_is_started_again_and_all_are_answered() -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        assert isinstance(executor, Mortal)
+        calls = [dispatcher.submit("m", [float(index)]) for index in range(1, 20)]
+        done = await asyncio.gather(*calls)
+        assert [result[0].output for result in done] == [float(index) for index in range(1, 20)]
+        assert len(executor.restarted) == 1
+        assert dispatcher.up
+        executor.deaths = 1
+        assert (await dispatcher.submit("m", [3.0]))[0].output == 3.0
+
+    run_scenario(scenario, chosen(greedy(8)), Mortal(1))
+
+
+def test_a_device_whose_process_dies_five_times_without_a_served_batch_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        for _ in range(4):
+            with pytest.raises(ExecutionError):
+                await dispatcher.submit("m", [1.0])
+        assert dispatcher.up
+        with pytest.raises(UnavailableError):
+            await dispatcher.submit("m", [1.0])
+        assert not dispatcher.up
+
+    run_scenario(scenario, chosen(greedy(8)), Mortal(10**6))
+    assert "the model's process was killed by SIGKILL" in caplog.text
 
 
 def test_a_lost_device_that_did_not_hang_is_not_restarted() -> None:

@@ -1,0 +1,82 @@
+"""A model of a user as the main process sees it: its signature, and `decode` and `render` in the model's worker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.model import Model, Tensor
+from server.telemetry.logs import log_options
+from server.workers.worker import ModelWorker
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the main process knows of a model.
+
+    Attributes:
+        name: of its class.
+        members: inputs, outputs, max_batch_size, torch and lengths.
+        own: which of `decode` and `render` it has.
+        samples: as it returns them.
+    """
+
+    name: str
+    members: Mapping[str, Any]
+    own: frozenset[str]
+    samples: Sequence[Mapping[str, Any]]
+
+
+def describe(model: Model, samples: Sequence[Mapping[str, Any]]) -> Description:
+    """Describe a model, in its worker; `samples` are its own."""
+    members = {name: getattr(model, name) for name in ("max_batch_size", "torch")}
+    members |= {
+        name: {key: _plain(each) for key, each in getattr(model, name).items()} for name in ("inputs", "outputs")
+    }
+    members["lengths"] = tuple(model.lengths)
+    own = frozenset(name for name in ("decode", "render") if getattr(type(model), name) is not getattr(Model, name))
+    return Description(type(model).__name__, members, own, samples)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.datatype, tensor.shape, tensor.pad)
+
+
+class RemoteModel(Model):
+    """A model in a worker; its class has the attributes of the model's.
+
+    Attributes:
+        worker: the worker.
+    """
+
+    def __init__(self, worker: ModelWorker, samples: Sequence[Mapping[str, Any]]) -> None:
+        self.worker = worker
+        self._samples = samples
+
+    def samples(self) -> Sequence[Mapping[str, Any]]:
+        """Those that the model returned at its start."""
+        return self._samples
+
+
+def _decode(self: RemoteModel, body: bytes, content_type: str) -> Any:
+    return self.worker.call("decode", bytes(body), content_type)
+
+
+def _render(self: RemoteModel, outputs: Mapping[str, Any]) -> Any:
+    return self.worker.call("render", dict(outputs))
+
+
+_OWN = {"decode": _decode, "render": _render}
+
+
+def open_model(spec: str) -> RemoteModel:
+    """Start the worker of FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path, and describe the model.
+
+    Raises:
+        SpecError: the file is missing or invalid.
+        WorkerDiedError: the process ended while it was read.
+    """
+    worker = ModelWorker(spec, log_options())
+    described: Description = worker.call("describe")
+    members = {**described.members, **{name: _OWN[name] for name in described.own}}
+    kind: type[RemoteModel] = type(described.name, (RemoteModel,), members)
+    return kind(worker, described.samples)

@@ -1,0 +1,99 @@
+"""Processes of users' models: what their deaths do to a server under load, and what the main process has of them."""
+
+import os
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.support.harness import Server, serving
+from tests.support.http_client import fetch
+from tests.support.logged_server import logged_server, until
+
+CODE = """
+import ctypes, os, time
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [1])}
+    outputs = {"y": Tensor("FP32", [1])}
+    max_batch_size = 8
+    def samples(self):
+        return [self.decode(b"1", ""), self.decode(b"2", "")]
+    def run(self, x):
+        time.sleep(0.002)
+        if (x < 0).any():
+            ctypes.string_at(0)
+        return {"y": 2 * x}
+    def decode(self, body, content_type):
+        import numpy
+        return {"x": numpy.array([float(body)], numpy.float32)}
+    def render(self, outputs):
+        return float(outputs["y"][0])
+"""
+FLAGS = ("--device", "cpu", "--policy", "greedy")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(CODE)
+    return tmp_path
+
+
+def worker(server: Server, model: str) -> dict[str, Any]:
+    (device,) = fetch(server.url, "/admin/devices").json
+    found: dict[str, Any] = device["models"][model]
+    return found
+
+
+def test_a_process_that_is_killed_under_load_costs_no_call_and_a_poisonous_input_fails_alone(folder: Path) -> None:
+    with serving(f"one={folder}/one.py:Mine", f"two={folder}/two.py:Mine", *FLAGS) as server:
+        before = {model: worker(server, model) for model in ("one", "two")}
+        assert before["one"]["pid"] != before["two"]["pid"]
+        stop = time.monotonic() + 6.0
+
+        def client(number: int) -> Counter[tuple[int, bool]]:
+            ends = Counter[tuple[int, bool]]()
+            model = ("one", "two")[number % 2]
+            while time.monotonic() < stop:
+                answer = fetch(server.url, f"/predict/{model}", b"%d" % number)
+                right = answer.status == 200 and answer.json["outputs"] == 2.0 * number
+                ends[answer.status, right] += 1
+            return ends
+
+        with ThreadPoolExecutor(9) as pool:
+            clients = [pool.submit(client, number) for number in range(1, 9)]
+            time.sleep(0.5)
+            os.kill(before["one"]["pid"], signal.SIGKILL)
+            time.sleep(2.0)
+            poison = pool.submit(fetch, server.url, "/predict/one", b"-1")
+            ends = sum((each.result() for each in clients), Counter[tuple[int, bool]]())
+        assert ends.keys() == {(200, True)}
+        assert poison.result().status == 500
+        assert "WorkerDiedError" in poison.result().json["error"]
+        after = {model: worker(server, model) for model in ("one", "two")}
+        kept = ("pid", "restarts", "last_fault")
+        assert [after["two"][key] for key in kept] == [before["two"]["pid"], 0, None]
+        assert after["one"]["restarts"] >= 3
+        assert after["one"]["last_fault"] == "was killed by SIGSEGV"
+        assert server.by_label("batchwright_worker_restarts_total", "reason")["died"] >= 3
+
+
+def test_the_main_process_never_imports_the_file_and_workers_end_with_it(folder: Path) -> None:
+    (folder / "one.py").write_text(
+        f"import os\nopen({str(folder / 'pids')!r}, 'a').write(f'{{os.getpid()}}\\n')\n{CODE}"
+    )
+    with logged_server(folder, f"one={folder}/one.py:Mine", *FLAGS, "--gateways", "2") as server:
+        pid = worker(server, "one")["pid"]
+        assert {int(line) for line in (folder / "pids").read_text().split()} == {pid}
+        assert pid != server.process.pid
+        assert psutil.Process(pid).ppid() == server.process.pid
+        assert server.logged("--gateways 2 has no effect")
+        server.process.kill()
+        until(lambda: not psutil.pid_exists(pid))
