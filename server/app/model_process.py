@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from server.telemetry.printed import printed_to_log
 from server.workers.channel import Channel
 from server.workers.errors import sent
 from server.workers.remote_model import Description, describe
+from server.workers.standby import StandbyMemory
 
 _PR_SET_PDEATHSIG = 1
 
@@ -78,11 +80,24 @@ class _Service:
 
 def _serve(lane: Channel, service: _Service) -> None:
     """Serve the calls of one lane until its other end is closed."""
+    files = list[int]()  # of its standby, if it is for batches
+    standby: StandbyMemory | None = None
     while True:
         try:
-            (method, arguments), _ = lane.receive()
+            (method, arguments), file = lane.receive()
         except EOFError:
             return
+        if file is not None:
+            files.append(file)
+            if len(files) == 2:
+                standby = StandbyMemory((files[0], files[1]))
+            continue
+        if method == "serve":
+            try:
+                _serve_batches(lane, service, arguments[0], standby)
+            except OSError:
+                return
+            continue
         try:
             answer: Any = (getattr(service, method)(*arguments),)
         except BaseException as error:  # noqa: BLE001  (it is the answer)
@@ -94,6 +109,22 @@ def _serve(lane: Channel, service: _Service) -> None:
         except OSError:
             return
         del answer
+
+
+def _serve_batches(lane: Channel, service: _Service, samples: Any, standby: StandbyMemory | None) -> None:
+    """Run a batch, and then those that are taken from the standby."""
+    while samples is not None:
+        started, following = time.monotonic(), None
+        try:
+            rows = service.run(samples)
+            finished = time.monotonic()
+            following = None if standby is None else standby.take()
+            answer: Any = rows, started, finished, None if following is None else time.monotonic()
+        except BaseException as error:  # noqa: BLE001  (it is the answer)
+            answer = sent(error, place_of(error))
+            error.__traceback__ = None
+        samples = following
+        _send(lane, answer)
 
 
 def _send(lane: Channel, answer: Any) -> None:

@@ -57,20 +57,30 @@ class Standby:
 
     It saves the round trip to the event loop, and so two thread wake-ups, between two batches. The event loop offers
     and withdraws the launch, the device's thread takes it. A deque's methods are atomic, so a launch is either taken or
-    withdrawn.
+    withdrawn. While a worker runs a batch, launches that it can take are offered to the worker itself.
+
+    Attributes:
+        worker: what runs the batch in service, if that is a worker.
     """
 
-    __slots__ = ("_offered",)
+    __slots__ = ("_offered", "_to_worker", "worker")
 
     def __init__(self) -> None:
         self._offered: deque[_Work] = deque()
+        self.worker: StandbyWorker | None = None
+        self._to_worker = False
 
     def offer(self, batch: Batch, done: "asyncio.Future[Completion]") -> None:
         """Offer a batch; `done` is the future of its completion. Nothing may be offered before."""
-        self._offered.append((batch, done))
+        self._to_worker = self.worker is not None and self.worker.offer(batch, done)
+        if not self._to_worker:
+            self._offered.append((batch, done))
 
     def withdraw(self) -> bool:
         """Withdraw the offer; false if it was taken."""
+        if self._to_worker:
+            assert self.worker is not None
+            return self.worker.withdraw()
         try:
             self._offered.pop()
         except IndexError:
@@ -84,6 +94,18 @@ class Standby:
         except IndexError:
             return None
         return (batch if batch.inputs else replace(batch, inputs=outputs)), done
+
+
+class StandbyWorker(Protocol):
+    """Takes standby launches in another process."""
+
+    def offer(self, batch: Batch, done: "asyncio.Future[Completion]", /) -> bool:
+        """Offer a batch, as `Standby.offer`; False if this cannot take it."""
+        ...
+
+    def withdraw(self) -> bool:
+        """Withdraw the offer; False if it was taken."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,18 +274,45 @@ class LoadedDevice(Device, Protocol):
         ...
 
 
+@runtime_checkable
+class DirectDevice(Device, Protocol):
+    """A Device in another process, to which the event loop hands batches without a thread between."""
+
+    def run(self, batch: Batch, ended: Callable[[], None], others: Callable[[], bool], /) -> asyncio.Future[Completion]:
+        """Run a batch, and those that are taken from its standby.
+
+        Args:
+            batch: the batch.
+            ended: called when the device is free again.
+            others: whether other batches wait for the device; then none is taken from the standby.
+        """
+        ...
+
+
 class ThreadExecutor:
-    """An Executor that calls its device in one daemon thread, which `close` ends."""
+    """An Executor that calls its device in one daemon thread, which `close` ends.
+
+    Batches of a DirectDevice are handed over without the thread, unless batches wait for it.
+    """
 
     def __init__(self, device: Device, name: str = "") -> None:
         """Start the thread; from now on only it may call `device`."""
         self.name = name
         self._device = device
         self._upload: Callable[[str, int, Any], Any] | None = getattr(device, "upload", None)
+        self._direct: Callable[[Batch], DirectDevice | None] = getattr(device, "direct", lambda _: None)
+        self._turn = threading.Lock()  # held while a batch is in service
+        self._in_thread: deque[None] = deque()  # one for each batch that the thread has not run
         self._start()
 
     def run(self, batch: Batch, /) -> asyncio.Future[Completion]:
-        """Queue the batch for the thread."""
+        """Hand the batch over, or queue it for the thread."""
+        direct = self._direct(batch)
+        if direct is not None and not self._in_thread and self._turn.acquire(blocking=False):
+            return direct.run(batch, self._turn.release, lambda: len(self._in_thread) > 0)
+        self._in_thread.append(None)
+        if batch.standby is not None:
+            batch.standby.worker = None
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._work.put(partial(self._serve, (batch, done)))
         return done
@@ -330,8 +379,12 @@ class ThreadExecutor:
 
         Each of these is taken, and started if the device can, before the loop is told of the batch before.
         """
-        if work[1].done():
-            return
+        with self._turn:
+            if not work[1].done():
+                self._run_batches(work)
+            self._in_thread.pop()
+
+    def _run_batches(self, work: "_Work") -> None:
         running: _Running | None = _Running(self._device, *work)
         while running is not None:
             standby, done, following = running.batch.standby, running.done, None

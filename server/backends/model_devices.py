@@ -13,6 +13,7 @@ from server.backends.executor import (
     Batch,
     Completion,
     Device,
+    DirectDevice,
     Executor,
     LoadedDevice,
     RunningBatch,
@@ -75,6 +76,11 @@ class ModelDevices:
         if end is not None:
             end()
         return _networks(device)
+
+    def direct(self, batch: Batch) -> DirectDevice | None:
+        """The device of the batch, if the event loop can hand it over; else None."""
+        device = self._devices.get((batch.model, batch.revision))
+        return device if isinstance(device, DirectDevice) else None
 
     def worker_of(self, model: str) -> dict[str, Any]:
         """Facts of the process of a model's newest revision; empty without one."""

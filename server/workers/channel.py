@@ -1,7 +1,7 @@
 """A channel: messages of any size between two processes, over a socket of packets.
 
-A message is pickled. Its arrays are not copied by pickle: their bytes follow. A message of more than `_INLINE` bytes is
-written into memory of its own, which is sent as a file descriptor. Both ends are processes of
+A message is pickled. Large arrays are not copied by pickle: their bytes follow. A message of more than `INLINE` bytes
+is written into memory of its own, which is sent as a file descriptor. Both ends are processes of
 one server and trust each other: pickle would let one run code in the other.
 """
 
@@ -14,9 +14,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-_INLINE = 2**15  # bytes; less than a third of a socket's default buffer
+INLINE = 2**15  # bytes; less than a third of a socket's default buffer
 _NUMBER = struct.Struct("<Q")  # of the parts, before their sizes
 _ELSEWHERE = b"\0"  # what is sent of a message that is in memory of its own
+_SMALL = 2**12  # bytes of an array that is copied by pickle
+_FILE = struct.Struct("i")
+_ROOM = socket.CMSG_SPACE(_FILE.size)
 _ALIGNMENT = 64  # bytes; numerical libraries expect aligned arrays
 
 
@@ -39,23 +42,17 @@ class Channel:
         Raises:
             OSError: the other end is gone.
         """
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
-        sizes = [part.nbytes for part in parts]
-        head, starts, end = _layout(sizes)
-        if end <= _INLINE:
-            data = bytearray(end)
-            for start, part in zip((0, *starts), (head, *parts), strict=True):
-                data[start : start + len(part)] = part
-            socket.send_fds(self._socket, [data], [] if file is None else [file], socket.MSG_NOSIGNAL)
+        message_parts = _parts(message)
+        data = _joined(message_parts, INLINE)
+        if data is not None:
+            if file is None:
+                self._socket.send(data, socket.MSG_NOSIGNAL)
+            else:
+                socket.send_fds(self._socket, [data], [file], socket.MSG_NOSIGNAL)
             return
         assert file is None
-        memory = os.memfd_create("batchwright-message", os.MFD_CLOEXEC)
+        memory = _written(message_parts)
         try:
-            os.ftruncate(memory, end)
-            for start, part in zip((0, *starts), (memoryview(head), *parts), strict=True):
-                _write(memory, part, start)
             socket.send_fds(self._socket, [_ELSEWHERE], [memory], socket.MSG_NOSIGNAL)
         finally:
             os.close(memory)
@@ -67,18 +64,24 @@ class Channel:
             EOFError: the other end is closed, or its process has ended.
         """
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, _INLINE, 1)
+            data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM)
         except OSError as error:
             raise EOFError from error
         if not data:
             raise EOFError
+        file = _FILE.unpack(extra[0][2])[0] if extra else None
         if data != _ELSEWHERE:
-            return _loaded(memoryview(bytearray(data))), next(iter(files), None)
-        (memory,) = files
+            return unpacked(memoryview(bytearray(data))), file
+        assert file is not None
+        memory = file
         try:
-            return _loaded(memoryview(mmap.mmap(memory, 0, mmap.MAP_PRIVATE) if self._maps else _read(memory))), None
+            return unpacked(memoryview(mmap.mmap(memory, 0, mmap.MAP_PRIVATE) if self._maps else _read(memory))), None
         finally:
             os.close(memory)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for a message."""
+        return self._socket.fileno()
 
     def shut_down(self) -> None:
         """End the channel, so that a thread that waits on either end gets EOFError."""
@@ -98,6 +101,35 @@ def channel_pair() -> tuple[Channel, socket.socket]:
     return Channel(one), other
 
 
+def packed(message: Any, most: int) -> bytearray | None:
+    """A message as bytes for `unpacked`; None if they are more than `most`."""
+    return _joined(_parts(message), most)
+
+
+def unpacked(data: memoryview) -> Any:
+    """The message again; its arrays are views of the data."""
+    (count,) = _NUMBER.unpack_from(data)
+    sizes = struct.unpack_from(f"<{count}Q", data, _NUMBER.size)
+    _, starts, _ = _layout(sizes)
+    pickled, *buffers = (data[start : start + size] for start, size in zip(starts, sizes, strict=True))
+    return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (of our own process)
+
+
+def _parts(message: Any) -> list[memoryview]:
+    parts = list[memoryview]()
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer goes into the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes <= _SMALL:
+            return True
+        parts.append(raw)
+        return False
+
+    pickled = pickle.dumps(message, protocol=5, buffer_callback=keep)
+    return [memoryview(pickled), *parts]
+
+
 def _layout(sizes: Sequence[int]) -> tuple[bytes, list[int], int]:
     """The head of a message with parts of these sizes, the start of each part, and the end of the last."""
     head, starts = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes), list[int]()
@@ -106,6 +138,30 @@ def _layout(sizes: Sequence[int]) -> tuple[bytes, list[int], int]:
         starts.append(start := -(-end // _ALIGNMENT) * _ALIGNMENT)
         end = start + size
     return head, starts, end
+
+
+def _joined(parts: Sequence[memoryview], most: int) -> bytearray | None:
+    head, starts, end = _layout([part.nbytes for part in parts])
+    if end > most:
+        return None
+    data = bytearray(end)
+    for start, part in zip((0, *starts), (head, *parts), strict=True):
+        data[start : start + len(part)] = part
+    return data
+
+
+def _written(parts: Sequence[memoryview]) -> int:
+    """Write a message into memory of its own, and return its file descriptor."""
+    head, starts, end = _layout([part.nbytes for part in parts])
+    memory = os.memfd_create("batchwright-message", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(memory, end)
+        for start, part in zip((0, *starts), (memoryview(head), *parts), strict=True):
+            _write(memory, part, start)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
 
 
 def _write(file: int, data: memoryview, at: int) -> None:
@@ -119,11 +175,3 @@ def _read(file: int) -> bytearray:
     while at < len(data):
         at += os.preadv(file, [memoryview(data)[at:]], at)
     return data
-
-
-def _loaded(data: memoryview) -> Any:
-    (count,) = _NUMBER.unpack_from(data)
-    sizes = struct.unpack_from(f"<{count}Q", data, _NUMBER.size)
-    _, starts, _ = _layout(sizes)
-    pickled, *buffers = (data[start : start + size] for start, size in zip(starts, sizes, strict=True))
-    return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (of our own process)

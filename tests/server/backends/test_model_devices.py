@@ -27,7 +27,9 @@ class Named:
         self.thread = threading.get_ident()
         self.loads += 1
 
-    restart = load
+    def restart(self) -> None:
+        self.release.set()
+        self.load()
 
     def end(self) -> None:
         self.release.set()
