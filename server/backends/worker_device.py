@@ -98,7 +98,7 @@ class BatchLane:
                 self._channel.send((None, ()), file)
             except OSError:  # it has ended, which the first call says
                 break
-        self._loop: asyncio.AbstractEventLoop | None = None  # that waits for completions
+        self._loop: asyncio.AbstractEventLoop | None = None  # that waits for the completion
         self._closed = False
         self._in_service: deque[_Work] = deque()
         self._offered: _Work | None = None
@@ -117,9 +117,8 @@ class BatchLane:
             ended()
             done.set_exception(WorkerDiedError("the model's process has ended"))
             return done
-        if loop is not self._loop:  # those before are closed
-            self._loop = loop
-            loop.add_reader(self._channel.fileno(), self._on_answer)
+        self._loop = loop
+        loop.add_reader(self._channel.fileno(), self._on_answer)  # until it ends: `call` may read the answer after it
         self._ended, self._others = ended, others
         self._in_service.append((batch, done))
         if batch.standby is not None:
@@ -155,6 +154,7 @@ class BatchLane:
         return withdrawn
 
     def _on_answer(self) -> None:
+        assert self._loop is not None
         try:
             answer, _ = self._channel.receive()
         except EOFError:
@@ -171,6 +171,7 @@ class BatchLane:
                 self._in_service.append(self._offered)
                 self._offered = None
         if not self._in_service:
+            self._loop.remove_reader(self._channel.fileno())
             self._ended()
         _resolve(done, result)
 

@@ -1,0 +1,146 @@
+"""Batches of users' models in their workers, through the executor: standby, order, other batches, and deaths."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.types import SpecError
+from profiler.back_to_back import back_to_back
+from server.backends.executor import Batch, Completion, ThreadExecutor
+from server.backends.model_devices import ModelDevices, RevisionExecutor
+from server.backends.worker_device import WorkerDevice
+from server.errors import WorkerDiedError
+from server.models.sources import source_of
+
+CODE = """
+import time, numpy as np
+from batchwright import Model, Tensor
+class Mine(Model):
+    inputs = {"x": Tensor("FP32", [-1])}
+    outputs = {"y": Tensor("FP32", [-1])}
+    def load(self, device):
+        if device == "cuda:7":
+            raise RuntimeError("no such device")
+    def run(self, x):
+        time.sleep(0.003)
+        if (x < 0).any():
+            raise ValueError("negative")
+        return {"y": 2 * x}
+"""
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[dict[str, WorkerDevice]]:
+    found = {}
+    for name in ("m", "n"):
+        (tmp_path / f"{name}.py").write_text(CODE)
+        served, _ = source_of(f"{tmp_path}/{name}.py:Mine").load(name, "pretrained", 8, 1)
+        found[name] = WorkerDevice(served, "cpu")
+        found[name].load()
+    yield found
+    for device in found.values():
+        device.end()
+
+
+@pytest.fixture
+def executor(devices: dict[str, WorkerDevice]) -> Iterator[ThreadExecutor]:
+    executor = ThreadExecutor(ModelDevices(devices), "cpu")
+    yield executor
+    executor.close()
+
+
+def batch(value: float, size: int = 3, model: str = "m", width: int = 2) -> Batch:
+    return Batch(model, [{"x": np.full(width, value + index, np.float32)} for index in range(size)])
+
+
+def is_right(batch: Batch, completion: Completion) -> bool:
+    pairs = zip(batch.inputs, completion.outputs, strict=True)
+    return all(bool((row["y"] == 2 * sample["x"]).all()) for sample, row in pairs)
+
+
+@pytest.mark.parametrize("width", [2, 20_000, 200_000], ids=["small", "large", "too large to be offered"])
+def test_batches_follow_each_other_with_their_own_outputs(executor: ThreadExecutor, width: int) -> None:
+    async def scenario() -> list[Any]:
+        batches = [batch(float(number), 1 + number % 3, width=width) for number in range(20)]
+        return [cycle async for cycle in back_to_back(executor, batches)]
+
+    for _ in range(2):  # the second time on another loop
+        cycles = asyncio.run(scenario())
+        assert len(cycles) == 20
+        assert all(is_right(cycle.batch, cycle.completion) for cycle in cycles)
+        taken = sum(cycle.completion.next_started is not None for cycle in cycles)
+        assert taken > 10 if width < 100_000 else taken == 0
+
+
+def test_a_batch_that_fails_takes_no_standby_and_the_next_one_runs(executor: ThreadExecutor) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match="negative"):
+            await executor.run(batch(-5.0))
+        assert is_right(batch(1.0), await executor.run(batch(1.0)))
+
+    asyncio.run(scenario())
+
+
+def test_batches_of_two_models_never_run_at_the_same_time(executor: ThreadExecutor) -> None:
+    async def work(model: str) -> Sequence[Completion]:
+        own = RevisionExecutor(executor, 0, "cpu", 9.0) if model == "n" else executor
+        found = []
+        for number in range(15):
+            one = batch(float(number), model=model)
+            found.append(await own.run(one))
+            assert is_right(one, found[-1])
+        return found
+
+    async def scenario() -> list[Completion]:
+        return [each for found in await asyncio.gather(work("m"), work("n")) for each in found]
+
+    done = sorted(asyncio.run(scenario()), key=lambda each: each.started)
+    assert all(before.finished <= after.started for before, after in pairwise(done))
+
+
+def test_a_process_that_died_between_two_batches_is_noticed_at_the_next(
+    executor: ThreadExecutor, devices: dict[str, WorkerDevice]
+) -> None:
+    async def scenario() -> None:
+        await executor.run(batch(1.0))
+        pid = devices["m"].facts()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError) as caught:
+                await asyncio.wait_for(executor.run(batch(1.0)), 10.0)
+        await executor.restart("m", caught.value)
+        assert is_right(batch(1.0), await executor.run(batch(1.0)))
+        assert devices["m"].facts()["restarts"] == 1
+        assert devices["m"].facts()["pid"] != pid
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_in_service_when_the_process_dies_says_how(
+    executor: ThreadExecutor, devices: dict[str, WorkerDevice]
+) -> None:
+    async def scenario() -> None:
+        running = executor.run(batch(1.0))
+        os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="the model's process was killed by SIGKILL"):
+            await asyncio.wait_for(running, 10.0)
+        assert is_right(batch(2.0, model="n"), await executor.run(batch(2.0, model="n"))), "the device is free"
+
+    asyncio.run(scenario())
+
+
+def test_an_exception_of_load_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(CODE)
+    served, _ = source_of(f"{tmp_path}/own.py:Mine").load("own", "pretrained", 8, 1)
+    device = WorkerDevice(served, "cuda:7")
+    with pytest.raises(SpecError, match=r"loading own failed: own.py line 9: RuntimeError: no such device"):
+        device.load()
+    device.end()
