@@ -84,7 +84,7 @@ def _serve(lane: Channel, service: _Service) -> None:
     standby: StandbyMemory | None = None
     while True:
         try:
-            (method, arguments), file = lane.receive()
+            (number, method, arguments), file = lane.receive()
         except EOFError:
             return
         if file is not None:
@@ -94,7 +94,7 @@ def _serve(lane: Channel, service: _Service) -> None:
             continue
         if method == "serve":
             try:
-                _serve_batches(lane, service, arguments[0], standby)
+                _serve_batches(lane, service, (number, *arguments), standby)
             except OSError:
                 return
             continue
@@ -105,15 +105,16 @@ def _serve(lane: Channel, service: _Service) -> None:
             error.__traceback__ = None  # its frames have the inputs
         del arguments
         try:
-            _send(lane, answer)
+            _send(lane, number, answer)
         except OSError:
             return
         del answer
 
 
-def _serve_batches(lane: Channel, service: _Service, samples: Any, standby: StandbyMemory | None) -> None:
-    """Run a batch, and then those that are taken from the standby."""
-    while samples is not None:
+def _serve_batches(lane: Channel, service: _Service, batch: Any, standby: StandbyMemory | None) -> None:
+    """Run a batch, its number and samples, and then those that are taken from the standby."""
+    while batch is not None:
+        number, samples = batch
         started, following = time.monotonic(), None
         try:
             rows = service.run(samples)
@@ -123,17 +124,18 @@ def _serve_batches(lane: Channel, service: _Service, samples: Any, standby: Stan
         except BaseException as error:  # noqa: BLE001  (it is the answer)
             answer = sent(error, place_of(error))
             error.__traceback__ = None
-        samples = following
-        _send(lane, answer)
+        batch = following
+        del samples
+        _send(lane, number, answer)
 
 
-def _send(lane: Channel, answer: Any) -> None:
+def _send(lane: Channel, number: int, answer: Any) -> None:
     try:
-        lane.send(answer)
+        lane.send((number, answer))
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001  (a result that cannot be pickled)
-        lane.send(sent(error, ""))
+        lane.send((number, sent(error, "")))
 
 
 def _end_with(parent: int) -> None:

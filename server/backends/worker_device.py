@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from server.backends.executor import Batch, Completion
 from server.backends.tensor_batches import Row
@@ -18,7 +18,6 @@ from server.workers.worker import Lane
 
 _log = logging.getLogger("batchwright.model")
 _LARGE = 2**18  # bytes of inputs, which a thread sends: copying more would delay the event loop
-_Work = tuple[Batch, "asyncio.Future[Completion]"]
 
 
 class WorkerDevice:
@@ -91,16 +90,16 @@ class BatchLane:
         """Give the lane a standby."""
         self.process = lane.process
         self.call = lane.call
-        self._channel = lane.channel
+        self._channel, self._numbers = lane.channel, lane.numbers
         self._standby = StandbyMemory()
         for file in self._standby.files:
             try:
-                self._channel.send((None, ()), file)
+                self._channel.send((0, "", ()), file)
             except OSError:  # it has ended, which the first call says
                 break
         self._loop: asyncio.AbstractEventLoop | None = None  # that waits for the completion
         self._closed = False
-        self._in_service: deque[_Work] = deque()
+        self._in_service: _Work | None = None
         self._offered: _Work | None = None
         self._ended: Callable[[], None] = lambda: None
         self._others: Callable[[], bool] = lambda: False
@@ -120,30 +119,28 @@ class BatchLane:
         self._loop = loop
         loop.add_reader(self._channel.fileno(), self._on_answer)  # until it ends: `call` may read the answer after it
         self._ended, self._others = ended, others
-        self._in_service.append((batch, done))
+        number = next(self._numbers)
+        self._begin(_Work(number, batch, done))
         if batch.standby is not None:
             batch.standby.worker = self
-        message = "serve", (list(batch.inputs),)
+        message = number, "serve", (list(batch.inputs),)
         if _size(batch.inputs) > _LARGE:
             loop.run_in_executor(None, self._send, message)
         else:
             self._send(message)
         return done
 
-    def _send(self, message: Any) -> None:
-        try:
-            self._channel.send(message)
-        except OSError:
-            self._channel.shut_down()  # so that the end is read
-
     def offer(self, batch: Batch, done: "asyncio.Future[Completion]") -> bool:
         """Offer a batch to the worker; False if it is another model's, large, or others wait for the device."""
-        running = self._in_service[-1][0] if self._in_service else None
-        if running is None or (batch.model, batch.revision) != (running.model, running.revision) or self._others():
+        if self._in_service is None or self._others():
             return False
-        if _size(batch.inputs) > _LARGE or not self._standby.offer(list(batch.inputs)):
+        running = self._in_service.batch
+        if (batch.model, batch.revision) != (running.model, running.revision) or _size(batch.inputs) > _LARGE:
             return False
-        self._offered = batch, done
+        number = next(self._numbers)
+        if not self._standby.offer((number, list(batch.inputs))):
+            return False
+        self._offered = _Work(number, batch, done)
         return True
 
     def withdraw(self) -> bool:
@@ -153,44 +150,67 @@ class BatchLane:
             self._offered = None
         return withdrawn
 
-    def _on_answer(self) -> None:
-        assert self._loop is not None
+    def _begin(self, work: "_Work") -> None:
+        self._in_service = work
+        work.done.add_done_callback(partial(self._on_done, work))
+
+    def _on_done(self, work: "_Work", _: "asyncio.Future[Completion]") -> None:
+        """Free the device after a batch that no other has followed, also if its timeout has passed."""
+        if self._in_service is work:
+            assert self._loop is not None
+            self._in_service = None
+            self._loop.remove_reader(self._channel.fileno())
+            self._ended()
+
+    def _send(self, message: Any) -> None:
         try:
-            answer, _ = self._channel.receive()
+            self._channel.send(message)
+        except Exception:  # noqa: BLE001  (the end is then read, whatever the reason is)
+            self._channel.shut_down()
+
+    def _on_answer(self) -> None:
+        try:
+            (number, answer), _ = self._channel.receive(wait=False)
+        except BlockingIOError:
+            return
         except EOFError:
             self._on_end()
             return
-        _, done = self._in_service.popleft()
+        work = self._in_service
+        if work is None or number != work.number:  # of a batch that was given up
+            return
         if isinstance(answer, SentError):
-            result: Completion | Exception = received(answer)
-        else:
-            rows, started, finished, next_started = answer
-            result = Completion(rows, started, finished, next_started)
-            if next_started is not None:
-                assert self._offered is not None
-                self._in_service.append(self._offered)
-                self._offered = None
-        if not self._in_service:
-            self._loop.remove_reader(self._channel.fileno())
-            self._ended()
-        _resolve(done, result)
+            _resolve(work.done, received(answer))
+            return
+        rows, started, finished, next_started = answer
+        if next_started is not None:
+            assert self._offered is not None
+            self._begin(self._offered)
+            self._offered = None
+        _resolve(work.done, Completion(rows, started, finished, next_started))
 
     def _on_end(self) -> None:
         """Fail what is in service, once it is known how the process ended."""
         assert self._loop is not None
         self._loop.remove_reader(self._channel.fileno())
         self._closed = True
-        lost = [*self._in_service]
-        self._in_service.clear()
-        if not lost:
-            return
+        lost = [] if self._in_service is None else [self._in_service]
+        if self._offered is not None and not self._standby.withdraw():
+            lost.append(self._offered)  # it was taken, and the answer before it was not sent
+        elif self._offered is not None:
+            self._standby.offer(None)  # to be withdrawn by who has offered it
 
         def fail(how: "asyncio.Future[str]") -> None:
-            self._ended()
-            for _, done in lost:
-                _resolve(done, WorkerDiedError(f"the model's process {how.result()}"))
+            for work in lost:
+                _resolve(work.done, WorkerDiedError(f"the model's process {how.result()}"))
 
         self._loop.run_in_executor(None, self.process.end).add_done_callback(fail)
+
+
+class _Work(NamedTuple):
+    number: int
+    batch: Batch
+    done: "asyncio.Future[Completion]"
 
 
 def _size(inputs: Sequence[Row]) -> int:

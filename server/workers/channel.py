@@ -57,14 +57,17 @@ class Channel:
         finally:
             os.close(memory)
 
-    def receive(self) -> tuple[Any, int | None]:
+    def receive(self, wait: bool = True) -> tuple[Any, int | None]:
         """Wait for a message; return it, and the file descriptor that came with it.
 
         Raises:
             EOFError: the other end is closed, or its process has ended.
+            BlockingIOError: there is no message, and this does not wait.
         """
         try:
-            data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM)
+            data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise EOFError from error
         if not data:

@@ -11,6 +11,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from typing import Any
 
 from server.errors import WorkerDiedError
@@ -25,14 +26,18 @@ _END = 1.0  # s that a process has to end, once its sockets are closed
 class Lane:
     """Calls to one thread of a worker; a thread at a time may call.
 
+    Each call has a number, and so has its answer: that of a call that was given up is not taken for another's.
+
     Attributes:
         process: that the thread is of.
         channel: to that thread.
+        numbers: of the calls.
     """
 
-    def __init__(self, process: "WorkerProcess", channel: Channel) -> None:
+    def __init__(self, process: "WorkerProcess", channel: Channel, numbers: "count[int] | None" = None) -> None:
         self.process = process
         self.channel = channel
+        self.numbers = numbers or count()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker's model, and return its result.
@@ -41,9 +46,12 @@ class Lane:
             WorkerDiedError: the process has ended.
             Exception: what the method raised.
         """
+        sent = next(self.numbers)
         try:
-            self.channel.send((method, arguments))
-            answer, _ = self.channel.receive()
+            self.channel.send((sent, method, arguments))
+            (number, answer), _ = self.channel.receive()
+            while number != sent:
+                (number, answer), _ = self.channel.receive()
         except (EOFError, OSError) as error:
             raise WorkerDiedError(f"the model's process {self.process.end()}") from error
         if isinstance(answer, SentError):
@@ -56,7 +64,7 @@ class WorkerProcess:
 
     Attributes:
         pid: its id.
-        idle: channels that no thread uses.
+        idle: lanes that no thread uses.
     """
 
     def __init__(self, *setup: Any) -> None:
@@ -65,7 +73,7 @@ class WorkerProcess:
         with theirs:
             self._process = _starter().submit(_start, theirs.fileno()).result()
         self.pid = self._process.pid
-        self.idle: deque[Channel] = deque()
+        self.idle: deque[tuple[Channel, count[int]]] = deque()
         with suppress(OSError):  # it has ended; the first call says so
             self._control.send(setup)
 
@@ -136,7 +144,7 @@ class ModelWorker:
     def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         process = self._process()
         try:
-            lane = Lane(process, process.idle.popleft())
+            lane = Lane(process, *process.idle.popleft())
         except IndexError:
             lane = process.lane()
         try:
@@ -144,9 +152,9 @@ class ModelWorker:
         except WorkerDiedError:
             raise
         except Exception:
-            process.idle.append(lane.channel)
+            process.idle.append((lane.channel, lane.numbers))
             raise
-        process.idle.append(lane.channel)
+        process.idle.append((lane.channel, lane.numbers))
         return result
 
     def replace(self, process: WorkerProcess) -> None:
@@ -157,7 +165,10 @@ class ModelWorker:
                 process.end()
 
     def close(self) -> None:
-        """End the process, without waiting for it."""
+        """End the process, without waiting for it, also while it is being started."""
+        threading.Thread(target=self._close, name="worker-end", daemon=True).start()
+
+    def _close(self) -> None:
         with self._starting:
             _end_all(self._current)
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from policies.types import SpecError
 from profiler.back_to_back import back_to_back
-from server.backends.executor import Batch, Completion, ThreadExecutor
+from server.backends.executor import Batch, Completion, Standby, ThreadExecutor
 from server.backends.model_devices import ModelDevices, RevisionExecutor
 from server.backends.worker_device import WorkerDevice
 from server.errors import WorkerDiedError
@@ -133,6 +134,42 @@ def test_a_batch_in_service_when_the_process_dies_says_how(
         with pytest.raises(WorkerDiedError, match="the model's process was killed by SIGKILL"):
             await asyncio.wait_for(running, 10.0)
         assert is_right(batch(2.0, model="n"), await executor.run(batch(2.0, model="n"))), "the device is free"
+
+    asyncio.run(scenario())
+
+
+def test_the_answer_of_a_batch_that_was_given_up_is_nobodys(executor: ThreadExecutor) -> None:
+    async def scenario() -> None:
+        for _ in range(5):
+            late = executor.run(batch(1.0))
+            late.cancel()
+            following = batch(101.0)
+            assert is_right(following, await executor.run(following))
+
+    for _ in range(2):
+        asyncio.run(scenario())
+
+
+def test_a_launch_that_the_worker_took_before_it_died_fails_at_once(
+    executor: ThreadExecutor, devices: dict[str, WorkerDevice]
+) -> None:
+    async def scenario() -> None:
+        for pause in (0.0, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007):
+            standby = Standby()
+            first, second = replace(batch(1.0), standby=standby), batch(2.0)
+            running = executor.run(first)
+            following: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            standby.offer(second, following)
+            await asyncio.sleep(pause)
+            os.kill(devices["m"].facts()["pid"], signal.SIGKILL)
+            ended: list[Any] = [*await asyncio.wait_for(asyncio.gather(running, return_exceptions=True), 10.0)]
+            if standby.withdraw():
+                assert not following.done()
+            else:
+                ended += await asyncio.wait_for(asyncio.gather(following, return_exceptions=True), 10.0)
+            for one, result in zip((first, second), ended, strict=False):
+                assert isinstance(result, WorkerDiedError) or (isinstance(result, Completion) and is_right(one, result))
+            await executor.restart("m", WorkerDiedError("it died"))
 
     asyncio.run(scenario())
 
