@@ -118,8 +118,7 @@ def load_again(backend: Backend, model: str, revision: int, before: Chosen, prof
     """Load another revision of a model beside the one that is served, and add it to the devices.
 
     It blocks for the time of loading, measuring and solving, hence it is called in a thread. The batches that warm the
-    model up and measure it run between those of the models in service, once a first batch has run on a thread of its
-    own.
+    model up and measure it run between those of the models in service; of a user's model once a first batch has run.
 
     Args:
         backend: the device.

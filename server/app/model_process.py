@@ -16,6 +16,7 @@ from policies.types import SpecError
 from server.backends.executor import Batch
 from server.backends.tensor_device import TensorDevice
 from server.models.sources import TensorSource
+from server.models.tensors.codec import TensorCodec, as_json, check_sample
 from server.models.tensors.python_source import one_line_errors, place_of
 from server.telemetry.logs import configured_logging
 from server.telemetry.printed import printed_to_log
@@ -64,12 +65,13 @@ class _Service:
         return self._device.serve(Batch("", samples))
 
     def decode(self, body: bytes, content_type: str) -> Any:
-        """The model's own."""
-        return self._made_model().decode(body, content_type)
+        """The sample that the model's own returns, as arrays."""
+        model = self._made_model()
+        return check_sample(model.decode(body, content_type), TensorCodec(model).signature(0), "decode")
 
     def render(self, outputs: Mapping[str, Any]) -> Any:
-        """The model's own."""
-        return self._made_model().render(outputs)
+        """What the model's own returns, as JSON."""
+        return as_json(self._made_model().render(outputs))
 
     def _made_model(self) -> Any:
         with self._made:
@@ -99,7 +101,7 @@ def _serve(lane: Channel, service: _Service) -> None:
                 return
             continue
         try:
-            answer: Any = (getattr(service, method)(*arguments),)
+            answer: Any = getattr(service, method)(*arguments)
         except BaseException as error:  # noqa: BLE001  (it is the answer)
             answer = sent(error, place_of(error))
             error.__traceback__ = None  # its frames have the inputs
@@ -117,25 +119,24 @@ def _serve_batches(lane: Channel, service: _Service, batch: Any, standby: Standb
         number, samples = batch
         started, following = time.monotonic(), None
         try:
-            rows = service.run(samples)
-            finished = time.monotonic()
+            answer: Any = service.run(samples), started, time.monotonic()
             following = None if standby is None else standby.take()
-            answer: Any = rows, started, finished, None if following is None else time.monotonic()
         except BaseException as error:  # noqa: BLE001  (it is the answer)
             answer = sent(error, place_of(error))
             error.__traceback__ = None
         batch = following
         del samples
-        _send(lane, number, answer)
+        _send(lane, number, answer, None if following is None else time.monotonic())
 
 
-def _send(lane: Channel, number: int, answer: Any) -> None:
+def _send(lane: Channel, number: int, answer: Any, next_started: float | None = None) -> None:
+    """Send an answer, with the instant at which the standby launch was started after it, s."""
     try:
-        lane.send((number, answer))
-    except OSError:
+        lane.send((number, answer, next_started))
+    except (BrokenPipeError, ConnectionResetError):
         raise
-    except Exception as error:  # noqa: BLE001  (a result that cannot be pickled)
-        lane.send((number, sent(error, "")))
+    except Exception as error:  # noqa: BLE001  (a result that cannot be pickled, or too large)
+        lane.send((number, sent(error, ""), next_started))
 
 
 def _end_with(parent: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from server.errors import BatchTimeoutError, DeviceLostError
+from server.errors import BatchTimeoutError, DeviceLostError, WorkerDiedError
 
 Logits = NDArray[np.float32]
 TIMEOUT_FACTOR = 20.0  # the batch timeout is at least this multiple of the greatest expected service time
@@ -265,8 +265,8 @@ class LoadedDevice(Device, Protocol):
         """Load the model."""
         ...
 
-    def restart(self) -> None:
-        """Load the model in a new process; a batch that hangs in the old one fails."""
+    def restart(self, hung: bool) -> None:
+        """Load the model in a new process, unless one runs; if a batch `hung`, its process is killed first."""
         ...
 
     def end(self) -> None:
@@ -343,6 +343,7 @@ class ThreadExecutor:
         """Go on in a new thread with the model loaded again; the old one ends when the model's old process does.
 
         Raises:
+            WorkerDiedError: the new process has ended.
             DeviceLostError: `error`, if the device cannot do that.
         """
         restart = getattr(self._device, "restart", None)
@@ -350,13 +351,15 @@ class ThreadExecutor:
             raise error
         hung = self._work
         self._start()
-        restarted = self.call(partial(restart, model))
+        restarted = self.call(partial(restart, model, isinstance(error, BatchTimeoutError)))
         with suppress(queue.Empty):
             while True:  # batches of a model that is being loaded may wait behind the one that is hung
                 self._work.put(hung.get_nowait())
         hung.put(None)
         try:
             await asyncio.wait_for(asyncio.wrap_future(restarted), RESTART_TIMEOUT)
+        except WorkerDiedError:
+            raise
         except Exception as failed:
             raise error from failed
 

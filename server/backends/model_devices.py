@@ -51,7 +51,7 @@ class ModelDevices:
         return sample if upload is None else upload(sample)
 
     def load(self) -> None:
-        """Load the models that are loaded on the executor's thread.
+        """Load the models of users.
 
         Raises:
             SpecError: a model raised an exception.
@@ -66,7 +66,7 @@ class ModelDevices:
         self._devices[model, revision] = device
 
     def remove(self, model: str, revision: int) -> "Sequence[ref[Any]]":
-        """Remove a revision that has no batches any more, and end its thread or connection; on any thread.
+        """Remove a revision that has no batches any more, and end its process or connection; on any thread.
 
         Returns:
             References to its networks: those that are still alive are in reference cycles.
@@ -92,7 +92,7 @@ class ModelDevices:
         """The devices of all revisions."""
         return [*self._devices.values()]
 
-    def restart(self, model: str) -> None:
+    def restart(self, model: str, hung: bool) -> None:
         """Load a user's model again, in all its revisions, after a batch did not end in time or its process died.
 
         Raises:
@@ -103,7 +103,7 @@ class ModelDevices:
             raise DeviceLostError(f"{model} cannot be loaded again")
         for device in own:
             assert isinstance(device, LoadedDevice)
-            device.restart()
+            device.restart(hung)
 
 
 def _networks(root: object) -> "list[ref[Any]]":

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from server.backends.executor import Batch, Completion
 from server.backends.tensor_batches import Row
@@ -30,6 +32,7 @@ class WorkerDevice:
         self._worker = served.codec.model.worker
         self._device = device
         self._lane: BatchLane | None = None
+        self._serving = False  # whether a thread waits for a batch
 
     def load(self) -> None:
         """Load the model.
@@ -38,16 +41,19 @@ class WorkerDevice:
             SpecError: it raised an exception.
             WorkerDiedError: its process ended.
         """
-        lane = BatchLane(self._worker.lane())
-        lane.call("load", self._device, f"loading {self._name}")
-        self._lane = lane
+        self._lane = BatchLane(self._worker.load(self._device, f"loading {self._name}"))
 
-    def restart(self) -> None:
-        """Load the model in a new process; the old one, which may hang, is killed."""
-        _log.warning("%s is loaded again in a new process", self._name)
-        if self._lane is not None:
-            self._worker.replace(self._lane.process)
-        self.load()
+    def restart(self, hung: bool) -> None:
+        """Run batches in the next process, with the model loaded; if a batch of this model `hung`, it is killed."""
+        lane = self._lane
+        if lane is not None:
+            if hung and (self._serving or lane.hangs):
+                self._worker.replace(lane.process)
+            lane.abandon()
+        following = self._worker.batches()
+        if lane is None or following.process is not lane.process:
+            _log.warning("%s was loaded again in a new process", self._name)
+            self._lane = BatchLane(following)
 
     def serve(self, batch: Batch, /) -> Sequence[Row]:
         """For each sample its outputs, arrays by name; it blocks.
@@ -58,8 +64,12 @@ class WorkerDevice:
         """
         if self._lane is None:
             raise WorkerDiedError("the model is not loaded")
-        rows: Sequence[Row] = self._lane.call("run", batch.inputs)
-        return rows
+        self._serving = True
+        try:
+            rows: Sequence[Row] = self._lane.call("run", batch.inputs)
+            return rows
+        finally:
+            self._serving = False
 
     def run(self, batch: Batch, ended: Callable[[], None], others: Callable[[], bool], /) -> asyncio.Future[Completion]:
         """Run a batch without blocking; see `DirectDevice`."""
@@ -84,6 +94,7 @@ class BatchLane:
 
     Attributes:
         process: that the thread is of.
+        hangs: whether the batch that it runs was given up.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -98,7 +109,7 @@ class BatchLane:
             except OSError:  # it has ended, which the first call says
                 break
         self._loop: asyncio.AbstractEventLoop | None = None  # that waits for the completion
-        self._closed = False
+        self._closed = self.hangs = False
         self._in_service: _Work | None = None
         self._offered: _Work | None = None
         self._ended: Callable[[], None] = lambda: None
@@ -118,16 +129,17 @@ class BatchLane:
             return done
         self._loop = loop
         loop.add_reader(self._channel.fileno(), self._on_answer)  # until it ends: `call` may read the answer after it
+        loop.add_reader(self.process.ended, self._on_end)
         self._ended, self._others = ended, others
-        number = next(self._numbers)
-        self._begin(_Work(number, batch, done))
+        work = _Work(next(self._numbers), batch, done)
+        self._begin(work)
         if batch.standby is not None:
             batch.standby.worker = self
-        message = number, "serve", (list(batch.inputs),)
+        message = work.number, "serve", (list(batch.inputs),)
         if _size(batch.inputs) > _LARGE:
-            loop.run_in_executor(None, self._send, message)
+            loop.run_in_executor(None, self._send, work, message)
         else:
-            self._send(message)
+            self._send(work, message)
         return done
 
     def offer(self, batch: Batch, done: "asyncio.Future[Completion]") -> bool:
@@ -157,60 +169,94 @@ class BatchLane:
     def _on_done(self, work: "_Work", _: "asyncio.Future[Completion]") -> None:
         """Free the device after a batch that no other has followed, also if its timeout has passed."""
         if self._in_service is work:
-            assert self._loop is not None
-            self._in_service = None
-            self._loop.remove_reader(self._channel.fileno())
+            self._in_service, self.hangs = None, not work.answered
+            self._remove_readers()
             self._ended()
 
-    def _send(self, message: Any) -> None:
+    def _remove_readers(self) -> None:
+        assert self._loop is not None
+        for file in (self._channel.fileno(), self.process.ended):
+            self._loop.remove_reader(file)
+
+    def _send(self, work: "_Work", message: Any) -> None:
         try:
             self._channel.send(message)
-        except Exception:  # noqa: BLE001  (the end is then read, whatever the reason is)
-            self._channel.shut_down()
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it has ended, which is read
+        except Exception as error:  # noqa: BLE001  (such as too many open files)
+            assert self._loop is not None
+            work.answered = True
+            self._loop.call_soon_threadsafe(_resolve, work.done, error)
 
     def _on_answer(self) -> None:
+        work = self._in_service
         try:
-            (number, answer), _ = self._channel.receive(wait=False)
+            (number, answer, next_started), _ = self._channel.receive(wait=False)
         except BlockingIOError:
             return
         except EOFError:
             self._on_end()
             return
-        work = self._in_service
+        except Exception as error:  # noqa: BLE001  (such as outputs that cannot be read here)
+            if work is not None:
+                work.answered = True
+                _resolve(work.done, error)
+            return
         if work is None or number != work.number:  # of a batch that was given up
             return
-        if isinstance(answer, SentError):
-            _resolve(work.done, received(answer))
-            return
-        rows, started, finished, next_started = answer
+        work.answered = True
         if next_started is not None:
             assert self._offered is not None
             self._begin(self._offered)
             self._offered = None
-        _resolve(work.done, Completion(rows, started, finished, next_started))
+        if isinstance(answer, SentError):
+            _resolve(work.done, received(answer))
+        else:
+            rows, started, finished = answer
+            _resolve(work.done, Completion(rows, started, finished, next_started))
 
     def _on_end(self) -> None:
         """Fail what is in service, once it is known how the process ended."""
-        assert self._loop is not None
-        self._loop.remove_reader(self._channel.fileno())
+        self._remove_readers()
         self._closed = True
-        lost = [] if self._in_service is None else [self._in_service]
-        if self._offered is not None and not self._standby.withdraw():
-            lost.append(self._offered)  # it was taken, and the answer before it was not sent
-        elif self._offered is not None:
-            self._standby.offer(None)  # to be withdrawn by who has offered it
+        assert self._loop is not None
+        lost = [*filter(None, (self._in_service, self._taken()))]
 
         def fail(how: "asyncio.Future[str]") -> None:
             for work in lost:
+                work.answered = True
                 _resolve(work.done, WorkerDiedError(f"the model's process {how.result()}"))
 
         self._loop.run_in_executor(None, self.process.end).add_done_callback(fail)
 
+    def abandon(self) -> None:
+        """Fail a launch that was taken by a process that has ended; on any thread."""
+        if self._loop is not None and not self.process.runs:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._fail_taken)
 
-class _Work(NamedTuple):
+    def _fail_taken(self) -> None:
+        taken = self._taken()
+        if taken is not None:
+            _resolve(taken.done, WorkerDiedError("the model's process ended after it took the batch"))
+
+    def _taken(self) -> "_Work | None":
+        """The offer if the process, which has ended, has taken it."""
+        if self._offered is None:
+            return None
+        if self._standby.withdraw():
+            self._standby.offer(None)  # the side that offered it withdraws it
+            return None
+        taken, self._offered = self._offered, None
+        return taken
+
+
+@dataclass(eq=False)
+class _Work:
     number: int
     batch: Batch
     done: "asyncio.Future[Completion]"
+    answered: bool = False
 
 
 def _size(inputs: Sequence[Row]) -> int:
@@ -218,7 +264,7 @@ def _size(inputs: Sequence[Row]) -> int:
 
 
 def _resolve(done: "asyncio.Future[Completion]", result: Completion | Exception) -> None:
-    if done.done():
+    if done.done():  # it was given up
         return
     if isinstance(result, Completion):
         done.set_result(result)

@@ -26,7 +26,7 @@ from server.models.upstream_spec import is_upstream, upstreams_of
 from server.models.weights import is_weights_file
 from server.workers.remote_model import open_model
 
-LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or a TensorSource, which makes a Model
+LoadedModel = tuple[ServedModel[Any], Any]  # with what a device runs: a network, or the TensorSource of a model
 
 
 class ModelSource(ABC):

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -540,7 +541,7 @@ class Dispatcher:
             raise error
         self._next_step_by = self._clock() + RESTART_TIMEOUT
         self._metrics.restarted(self.device, "died" if isinstance(error, WorkerDiedError) else "hung")
-        await self._executor.restart(model, error)
+        await self._deaths.survive(partial(self._executor.restart, model, error), self._clock)
 
     def _fail(self, model: str, requests: Sequence[Request], part: Part) -> None:
         for request in requests:

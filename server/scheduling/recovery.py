@@ -96,11 +96,19 @@ class Deaths:
         if len(self._instants) > 1:
             await asyncio.sleep(_BACKOFF * 2.0 ** len(self._instants))
 
+    async def survive(self, restart: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+        """Restart a process, again if it dies while its model is loaded; raises as `count`."""
+        while True:
+            try:
+                return await restart()
+            except WorkerDiedError as died:
+                await self.count(died, clock())
+
 
 async def recover(run: Run, restart: Restart, batch: Batch, error: Exception, first: bool = True) -> Recovery:
     """Retry the two halves of a batch that failed with `error`, and halves of those that fail again.
 
-    After the batch timeout each request is retried alone: every attempt that hangs takes that long, and a thread.
+    After the batch timeout each request is retried alone: every attempt that hangs takes that long.
 
     Args:
         run: runs a part of the batch.

@@ -8,6 +8,7 @@ one server and trust each other: pickle would let one run code in the other.
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import weakref
@@ -45,17 +46,32 @@ class Channel:
         message_parts = _parts(message)
         data = _joined(message_parts, INLINE)
         if data is not None:
-            if file is None:
-                self._socket.send(data, socket.MSG_NOSIGNAL)
-            else:
-                socket.send_fds(self._socket, [data], [file], socket.MSG_NOSIGNAL)
+            self._send(data, [] if file is None else [file])
             return
         assert file is None
         memory = _written(message_parts)
         try:
-            socket.send_fds(self._socket, [_ELSEWHERE], [memory], socket.MSG_NOSIGNAL)
+            self._send(_ELSEWHERE, [memory])
         finally:
             os.close(memory)
+
+    def _send(self, data: bytes | bytearray, files: list[int]) -> None:
+        while True:
+            try:
+                if files:
+                    socket.send_fds(self._socket, [data], files, socket.MSG_NOSIGNAL)
+                else:
+                    self._socket.send(data, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._await(select.POLLOUT)
+            else:
+                return
+
+    def _await(self, event: int) -> None:
+        """Wait for an event; a socket that an event loop has watched does not wait by itself any more."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        poll.poll()
 
     def receive(self, wait: bool = True) -> tuple[Any, int | None]:
         """Wait for a message; return it, and the file descriptor that came with it.
@@ -65,7 +81,9 @@ class Channel:
             BlockingIOError: there is no message, and this does not wait.
         """
         try:
-            data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM, 0 if wait else socket.MSG_DONTWAIT)
+            if wait:
+                self._await(select.POLLIN)
+            data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM, socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise
         except OSError as error:

@@ -4,6 +4,7 @@ import builtins
 from dataclasses import dataclass
 from traceback import format_exception
 
+from policies import types
 from policies.types import SpecError
 from server import errors
 
@@ -16,12 +17,15 @@ class RemoteTraceback(Exception):  # noqa: N818  (no error of its own: the cause
         return f"\n{self.args[0]}"
 
 
+_MODULES = {module.__name__: module for module in (errors, types, builtins)}
+
+
 @dataclass(frozen=True)
 class SentError:
     """An exception as it is sent.
 
     Attributes:
-        names: of its class and of the classes that this derives from.
+        names: of its class and of the classes that this derives from, with their modules.
         text: its message.
         place: the last line of the model's file that it passed, such as model.py line 3; empty if it passed none.
         trace: the traceback; empty where the message says all.
@@ -41,23 +45,27 @@ def sent(error: BaseException, place: str) -> SentError:
     except Exception:  # noqa: BLE001  (a user's exception)
         text = ""
     trace = "" if says_all else "".join(format_exception(error))
-    return SentError(tuple(each.__name__ for each in type(error).__mro__), text, place, trace)
+    return SentError(
+        tuple(f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__), text, place, trace
+    )
 
 
 def received(found: SentError) -> Exception:
     """The exception again: of a class of its name, derived from the first of its classes that exists here."""
     error: Exception | None = None
+    last = found.names[0].rpartition(".")[2]
     for name in found.names:
-        base = SpecError if name == SpecError.__name__ else getattr(errors, name, None) or getattr(builtins, name, None)
+        module, _, kind_name = name.rpartition(".")
+        base = getattr(_MODULES.get(module), kind_name, None)
         if isinstance(base, type) and issubclass(base, Exception) and not issubclass(base, StopIteration):
-            own = base.__module__ != "builtins" and name == found.names[0]
-            kind = base if own else type(found.names[0], (base,), {"__str__": lambda _: found.text})
+            own = module != "builtins" and name == found.names[0]
+            kind = base if own else type(last, (base,), {"__str__": lambda _: found.text})
             try:
                 error = kind(found.text)
             except TypeError:  # it takes other arguments
                 continue
             break
-    error = error or RuntimeError(f"the model raised {found.names[0]}")  # such as SystemExit
+    error = error or RuntimeError(f"the model raised {last}")  # such as SystemExit
     error.place = found.place  # type: ignore[attr-defined]
     if found.trace:
         error.__cause__ = RemoteTraceback(found.trace)

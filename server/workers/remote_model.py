@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchwright.model import Model, Tensor
+from policies.types import SpecError
+from server.errors import WorkerDiedError
 from server.telemetry.logs import log_options
 from server.workers.worker import ModelWorker
 
@@ -72,11 +74,13 @@ def open_model(spec: str) -> RemoteModel:
     """Start the worker of FILE.py:CLASS, FILE.pt2 or FILE.onnx, with an absolute path, and describe the model.
 
     Raises:
-        SpecError: the file is missing or invalid.
-        WorkerDiedError: the process ended while it was read.
+        SpecError: the file is missing or invalid, or the process ended while it was read.
     """
     worker = ModelWorker(spec, log_options())
-    described: Description = worker.call("describe")
+    try:
+        described: Description = worker.describe()
+    except WorkerDiedError as error:
+        raise SpecError(f"{spec}: {error} while the file was read") from error
     members = {**described.members, **{name: _OWN[name] for name in described.own}}
     kind: type[RemoteModel] = type(described.name, (RemoteModel,), members)
     return kind(worker, described.samples)

@@ -1,7 +1,7 @@
 """The standby launch of a worker: a message in shared memory, which exactly one side takes.
 
-The token is an eventfd that counts to one. To offer, the main process writes the message and then the token. Whoever
-reads the token has the message: the worker when a batch ends, or the main process, which withdraws it to offer another.
+The token is an eventfd that counts to one. To offer, the main process writes the message and then the token. The
+side that reads the token has the message: the worker when a batch ends, or the main process, which withdraws it.
 """
 
 import mmap

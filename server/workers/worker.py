@@ -8,8 +8,9 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from typing import Any
@@ -21,6 +22,8 @@ from server.workers.errors import SentError, received
 _log = logging.getLogger("batchwright.worker")
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from server.app.model_process import main; main()"
 _END = 1.0  # s that a process has to end, once its sockets are closed
+_numbers = count()  # of all calls: a lane is used again
+_REPEAT_LIMIT = 30.0  # s for a call that is repeated
 
 
 class Lane:
@@ -34,10 +37,10 @@ class Lane:
         numbers: of the calls.
     """
 
-    def __init__(self, process: "WorkerProcess", channel: Channel, numbers: "count[int] | None" = None) -> None:
+    def __init__(self, process: "WorkerProcess", channel: Channel) -> None:
         self.process = process
         self.channel = channel
-        self.numbers = numbers or count()
+        self.numbers = _numbers
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker's model, and return its result.
@@ -49,21 +52,23 @@ class Lane:
         sent = next(self.numbers)
         try:
             self.channel.send((sent, method, arguments))
-            (number, answer), _ = self.channel.receive()
+            (number, answer, _), _ = self.channel.receive()
             while number != sent:
-                (number, answer), _ = self.channel.receive()
-        except (EOFError, OSError) as error:
+                (number, answer, _), _ = self.channel.receive()
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise WorkerDiedError(f"the model's process {self.process.end()}") from error
         if isinstance(answer, SentError):
             raise received(answer)
-        return answer[0]
+        return answer
 
 
 class WorkerProcess:
-    """One process.
+    """One process, which leads a group of the processes that it starts.
 
     Attributes:
         pid: its id.
+        ended: a descriptor that is readable once it has ended.
+        batches: the lane of the thread that has loaded the model, if it has.
         idle: lanes that no thread uses.
     """
 
@@ -73,7 +78,11 @@ class WorkerProcess:
         with theirs:
             self._process = _starter().submit(_start, theirs.fileno()).result()
         self.pid = self._process.pid
-        self.idle: deque[tuple[Channel, count[int]]] = deque()
+        self.ended = os.pidfd_open(self.pid)
+        self._close = weakref.finalize(self, os.close, self.ended)
+        self.batches: Lane | None = None
+        self.idle: deque[Channel] = deque()
+        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
         with suppress(OSError):  # it has ended; the first call says so
             self._control.send(setup)
 
@@ -85,21 +94,25 @@ class WorkerProcess:
     def lane(self) -> Lane:
         """A new thread of the process; without effect if it has ended, which the first call says."""
         channel, theirs = channel_pair()
+        self._channels.add(channel)
         with theirs, suppress(OSError):
             self._control.send(None, theirs.fileno())
         return Lane(self, channel)
 
     def kill(self) -> None:
-        """End it at once; calls to it raise WorkerDiedError."""
-        self._process.kill()
+        """End it and what it has started at once; calls to it raise WorkerDiedError."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def end(self) -> str:
         """End it, and say how it ended."""
         self._control.shut_down()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END)
-        self._process.kill()
+        self.kill()
         code = self._process.wait()
+        for channel in [*self._channels]:  # a process that it has started may have its ends
+            channel.shut_down()
         return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
 
@@ -116,8 +129,12 @@ class ModelWorker:
         self.restarts = 0
         self.last_fault: str | None = None
         self._setup = setup
+        self._load: tuple[Any, ...] = ()  # arguments of `load`, once the model has been loaded
         self._current: list[WorkerProcess] = []  # none, or one
+        self._spare: list[WorkerProcess] = []  # for repeated calls
         self._starting, self._alone = threading.Lock(), threading.Lock()
+        self._repeats = 0
+        self._closed = False
         weakref.finalize(self, _end_all, self._current)
 
     @property
@@ -125,37 +142,64 @@ class ModelWorker:
         """The id of the process; None before it is started."""
         return self._current[0].pid if self._current else None
 
-    def lane(self) -> Lane:
-        """A thread of the worker of its own, for batches."""
-        return self._process().lane()
+    def describe(self) -> Any:
+        """What `describe` of the worker returns; raises as `Lane.call`."""
+        return _call(self._process(), "describe", ())
+
+    def load(self, *arguments: Any) -> Lane:
+        """Load the model by these arguments, also in each process from now on, and return the lane for its batches.
+
+        Raises:
+            WorkerDiedError: the process has ended.
+            Exception: what `load` of the model raised.
+        """
+        with self._starting:
+            self._load = arguments
+            if self._current and self._current[0].runs and self._current[0].batches is None:
+                self._loaded(self._current[0])
+        return self.batches()
+
+    def batches(self) -> Lane:
+        """The lane for batches of the process, which is started again if it has ended; raises as `load`."""
+        lane = self._process().batches
+        assert lane is not None
+        return lane
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the model on a thread of the worker that is free; raises as `Lane.call`.
 
-        If the process dies it is called again in the next one, alone, so that only the call that is the cause fails.
+        If the process dies meanwhile, it is called again in a process of its own, so that an input that ends it fails
+        alone.
         """
         try:
-            return self._call(method, arguments)
+            return _call(self._process(), method, arguments)
         except WorkerDiedError as error:
+            if self._closed:
+                raise
             _log.error("%s failed: %s; it is called again", method, error)
-            with self._alone:
-                return self._call(method, arguments)
+            with self._repeating() as process:
+                return _call(process, method, arguments)
 
-    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        process = self._process()
+    @contextmanager
+    def _repeating(self) -> Iterator[WorkerProcess]:
+        """A process for one call at a time, which ends with the last call that waits for it, or after a limit."""
+        with self._starting:
+            self._repeats += 1
         try:
-            lane = Lane(process, *process.idle.popleft())
-        except IndexError:
-            lane = process.lane()
-        try:
-            result = lane.call(method, *arguments)
-        except WorkerDiedError:
-            raise
-        except Exception:
-            process.idle.append((lane.channel, lane.numbers))
-            raise
-        process.idle.append((lane.channel, lane.numbers))
-        return result
+            with self._alone:
+                if not (self._spare and self._spare[0].runs):
+                    self._spare[:] = [self._started()]
+                timer = threading.Timer(_REPEAT_LIMIT, self._spare[0].kill)
+                timer.start()
+                try:
+                    yield self._spare[0]
+                finally:
+                    timer.cancel()
+        finally:
+            with self._starting:
+                self._repeats -= 1
+                if not self._repeats:
+                    _end_all(self._spare)
 
     def replace(self, process: WorkerProcess) -> None:
         """Kill a process if it is the one in use; the next call starts another one."""
@@ -165,7 +209,8 @@ class ModelWorker:
                 process.end()
 
     def close(self) -> None:
-        """End the process, without waiting for it, also while it is being started."""
+        """End the process, without waiting for it, also while it is being started; none is started any more."""
+        self._closed = True
         threading.Thread(target=self._close, name="worker-end", daemon=True).start()
 
     def _close(self) -> None:
@@ -180,8 +225,37 @@ class ModelWorker:
                 self.restarts += 1
                 self.last_fault = self._current[0].end()
                 _log.info("the process of %s is started again", self._setup[0])
-            self._current[:] = [WorkerProcess(*self._setup)]
+            self._current[:] = [self._started()]
             return self._current[0]
+
+    def _started(self) -> WorkerProcess:
+        """A new process, with the model loaded if it has been before."""
+        if self._closed:
+            raise WorkerDiedError("the model's process was ended, since the model is unloaded")
+        process = WorkerProcess(*self._setup)
+        if self._load:
+            self._loaded(process)
+        return process
+
+    def _loaded(self, process: WorkerProcess) -> None:
+        lane = process.lane()
+        try:
+            lane.call("load", *self._load)
+        except BaseException:
+            process.end()
+            raise
+        process.batches = lane
+
+
+def _call(process: WorkerProcess, method: str, arguments: tuple[Any, ...]) -> Any:
+    try:
+        lane = Lane(process, process.idle.popleft())
+    except IndexError:
+        lane = process.lane()
+    try:
+        return lane.call(method, *arguments)
+    finally:
+        process.idle.append(lane.channel)  # useless if the process has ended, and then so is `process`
 
 
 def _end_all(processes: list[WorkerProcess]) -> None:
@@ -199,5 +273,5 @@ def _starter() -> ThreadPoolExecutor:
 def _start(control: int) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-c", _PROGRAM.format(path=sys.path), str(control), str(os.getpid())]
     return subprocess.Popen(  # noqa: S603  (this program)
-        command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(control,)
+        command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(control,), start_new_session=True
     )

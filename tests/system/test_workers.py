@@ -31,6 +31,8 @@ class Mine(Model):
         return {"y": 2 * x}
     def decode(self, body, content_type):
         import numpy
+        if body == b"crash":
+            ctypes.string_at(0)
         return {"x": numpy.array([float(body)], numpy.float32)}
     def render(self, outputs):
         return float(outputs["y"][0])
@@ -67,16 +69,16 @@ def test_a_process_that_is_killed_under_load_costs_no_call_and_a_poisonous_input
                 ends[answer.status, right] += 1
             return ends
 
-        with ThreadPoolExecutor(9) as pool:
+        with ThreadPoolExecutor(10) as pool:
             clients = [pool.submit(client, number) for number in range(1, 9)]
             time.sleep(0.5)
             os.kill(before["one"]["pid"], signal.SIGKILL)
             time.sleep(2.0)
-            poison = pool.submit(fetch, server.url, "/predict/one", b"-1")
+            poison = [pool.submit(fetch, server.url, "/predict/one", body) for body in (b"-1", b"crash")]
             ends = sum((each.result() for each in clients), Counter[tuple[int, bool]]())
         assert ends.keys() == {(200, True)}
-        assert poison.result().status == 500
-        assert "WorkerDiedError" in poison.result().json["error"]
+        assert [each.result().status for each in poison] == [500, 500]
+        assert all("WorkerDiedError" in each.result().json["error"] for each in poison)
         after = {model: worker(server, model) for model in ("one", "two")}
         kept = ("pid", "restarts", "last_fault")
         assert [after["two"][key] for key in kept] == [before["two"]["pid"], 0, None]

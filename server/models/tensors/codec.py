@@ -38,7 +38,7 @@ class TensorCodec(Codec):
     """Arrays by input name, one set per sample; arrays by output name as output.
 
     Attributes:
-        model: the model, whose own `decode` and `render` are used; a device loads and runs the same object.
+        model: the model, whose own `decode` and `render` are used.
     """
 
     def __init__(self, model: Model, samples: Sequence[Sample] = ()) -> None:
@@ -185,11 +185,7 @@ class TensorCodec(Codec):
             specs = self._signature.outputs
             return {"outputs": {each.name: to_lists(each.name, output[each.name], each.datatype) for each in specs}}
         try:
-            rendered = self.model.render(output)
-            document = orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY)
-            if b"null" in document:
-                _check_finite(rendered)
-            return {"outputs": orjson.loads(document)}
+            return {"outputs": as_json(self.model.render(output))}
         except ModelError:
             raise
         except BaseException as error:
@@ -268,6 +264,19 @@ def check_sample(sample: Any, signature: Signature, origin: str) -> Sample:
         }
     except SpecError as error:
         raise ModelError(str(error)) from error
+
+
+def as_json(rendered: Any) -> Any:
+    """What a model's `render` returned, as JSON has it.
+
+    Raises:
+        ModelError: a number of it is not finite.
+        TypeError: it is no JSON.
+    """
+    document = orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" in document:
+        _check_finite(rendered)
+    return orjson.loads(document)
 
 
 def _check_finite(rendered: Any) -> None:

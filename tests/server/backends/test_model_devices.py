@@ -27,7 +27,7 @@ class Named:
         self.thread = threading.get_ident()
         self.loads += 1
 
-    def restart(self) -> None:
+    def restart(self, hung: bool) -> None:
         self.release.set()
         self.load()
 

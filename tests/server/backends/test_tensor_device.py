@@ -305,4 +305,4 @@ def test_other_models_are_not_replaced() -> None:
             return []
 
     with pytest.raises(DeviceLostError):
-        ModelDevices({"m": Device()}).restart("m")
+        ModelDevices({"m": Device()}).restart("m", True)

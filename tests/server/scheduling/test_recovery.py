@@ -275,7 +275,7 @@ class Mortal(FakeExecutor):
 
     def __init__(self, deaths: int) -> None:
         super().__init__()
-        self.deaths, self.restarted = deaths, list[float]()
+        self.deaths, self.restarted, self.dies_in_load = deaths, list[float](), 0
         self.fault = self._die
 
     def _die(self, outputs: list[Any]) -> list[Any]:
@@ -287,6 +287,9 @@ class Mortal(FakeExecutor):
     async def restart(self, _: str, error: DeviceLostError) -> None:
         self.restarted.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.5)
+        if self.dies_in_load:
+            self.dies_in_load -= 1
+            raise WorkerDiedError("the model's process was killed by SIGKILL")
 
 
 def test_calls_wait_while_a_process_is_started_again_and_all_are_answered() -> None:
@@ -299,6 +302,26 @@ def test_calls_wait_while_a_process_is_started_again_and_all_are_answered() -> N
         assert dispatcher.up
         executor.deaths = 1
         assert (await dispatcher.submit("m", [3.0]))[0].output == 3.0
+
+    run_scenario(scenario, chosen(greedy(8)), Mortal(1))
+
+
+@pytest.mark.parametrize(("in_load", "lost"), [(2, False), (3, False), (4, True)])
+def test_a_process_that_dies_while_it_is_loaded_again_is_started_again_with_a_longer_pause(
+    in_load: int, lost: bool
+) -> None:
+    async def scenario(dispatcher: Dispatcher, executor: FakeExecutor) -> None:
+        assert isinstance(executor, Mortal)
+        executor.dies_in_load = in_load
+        call = dispatcher.submit("m", [1.0])
+        if lost:
+            with pytest.raises(UnavailableError):
+                await call
+        else:
+            assert (await call)[0].output == 1.0
+            pauses = np.diff(executor.restarted)
+            assert (np.diff(pauses) > 0).all()
+        assert dispatcher.up != lost
 
     run_scenario(scenario, chosen(greedy(8)), Mortal(1))
 

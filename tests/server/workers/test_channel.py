@@ -86,6 +86,21 @@ def test_a_file_descriptor_goes_with_a_message_and_none_is_left_open() -> None:
         each.close()
 
 
+def test_a_socket_that_an_event_loop_has_watched_is_waited_for_all_the_same() -> None:
+    ours, theirs = channel_pair()
+    other = Channel(theirs)
+    os.set_blocking(ours.fileno(), False)  # as uvloop does
+    threading.Timer(0.1, other.send, ("late",)).start()
+    assert ours.receive()[0] == "late"
+    with pytest.raises(BlockingIOError):
+        ours.receive(wait=False)
+    threading.Timer(0.1, lambda: [other.receive() for _ in range(100)]).start()
+    for _ in range(100):
+        ours.send(bytes(20_000))  # more than its buffer holds
+    for each in (ours, other):
+        each.close()
+
+
 def test_a_thread_that_waits_is_told_of_the_end() -> None:
     ours, theirs = channel_pair()
     other, ended = Channel(theirs), []

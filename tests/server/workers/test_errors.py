@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 
 from policies.types import SpecError
-from server.errors import BadInputError, OutOfMemoryError, RowsError
+from server.errors import BadInputError, OutOfMemoryError, RowsError, ServerError
 from server.workers.errors import received, sent
 
 
 class OwnError(ValueError):
     pass
+
+
+class NotFoundError(Exception):
+    """Not ours."""
 
 
 def across(error: BaseException) -> Exception:
@@ -36,6 +40,7 @@ def undecodable() -> Exception:
         (RowsError("3 rows"), RowsError, "RowsError", "3 rows"),
         (OutOfMemoryError("full"), OutOfMemoryError, "OutOfMemoryError", "full"),
         (SpecError("no file"), SpecError, "SpecError", "no file"),
+        (NotFoundError("a row"), Exception, "NotFoundError", "a row"),
         (KeyError("k"), KeyError, "KeyError", "'k'"),
         (undecodable(), ValueError, "UnicodeDecodeError", str(undecodable())),
         (OwnError("mine"), ValueError, "OwnError", "mine"),
@@ -54,3 +59,7 @@ def test_an_exception_has_its_class_and_text(error: BaseException, kind: type, n
 def test_the_traceback_is_the_cause_unless_the_message_says_all() -> None:
     assert "raise error" in str(across(ValueError("x")).__cause__)
     assert across(BadInputError("x")).__cause__ is None
+
+
+def test_an_exception_with_the_name_of_one_of_ours_is_none_of_ours() -> None:
+    assert not isinstance(across(NotFoundError("a row")), ServerError)

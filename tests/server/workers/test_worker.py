@@ -14,13 +14,19 @@ import numpy as np
 import psutil
 import pytest
 
+from policies.types import SpecError
 from server.errors import WorkerDiedError
 from server.workers.remote_model import RemoteModel, open_model
 
 CODE = """
-import ctypes, os, threading, time
+import ctypes, dataclasses, os, threading, time
 import numpy as np
 from batchwright import Model, Tensor
+
+@dataclasses.dataclass
+class Label:
+    label: str
+    score: float
 
 class Mine(Model):
     inputs = {"x": Tensor("FP32", [2])}
@@ -50,11 +56,14 @@ class Mine(Model):
         if body == b"crash":
             time.sleep(0.2)
             ctypes.string_at(0)
+        if body == b"slow":
+            time.sleep(60)
         time.sleep(0.01)
-        return {"x": np.full(2, float(body), np.float32)}
+        value = self.thread > 0 if body == b"loaded" else float(body)
+        return {"x": np.full(2, value, np.float32)}
 
     def render(self, outputs):
-        return lambda: 1 if outputs["y"][0] else None
+        return Label("none", 0.0) if outputs["y"][0] == 0 else lambda: 1
 """
 
 
@@ -88,8 +97,7 @@ def test_the_main_process_has_the_description_and_not_the_file(model: RemoteMode
     )
     assert model.samples()[0]["x"].tolist() == [1, 1]
     assert not any("mine" in name for name in sys.modules)
-    lane = model.worker.lane()
-    lane.call("load", "cpu", "loading m")
+    lane = model.worker.load("cpu", "loading m")
     rows = lane.call("run", batch(5))
     assert [row["y"].tolist() for row in rows] == [[10, 10]] * 3
     assert model.decode(b"3", "")["x"].tolist() == [3, 3]
@@ -99,22 +107,19 @@ def test_the_main_process_has_the_description_and_not_the_file(model: RemoteMode
 def test_a_crash_is_the_error_of_its_batch_and_the_next_process_serves(
     model: RemoteModel, value: float, how: str
 ) -> None:
-    lane = model.worker.lane()
-    lane.call("load", "cpu", "loading m")
+    lane = model.worker.load("cpu", "loading m")
     with pytest.raises(WorkerDiedError, match=how):
         lane.call("run", batch(value))
     with pytest.raises(WorkerDiedError):
         lane.call("run", batch(5))
-    again = model.worker.lane()
-    again.call("load", "cpu", "loading m")
+    again = model.worker.batches()
     assert len(again.call("run", batch(5))) == 3
     assert model.worker.restarts == 1
     assert how in str(model.worker.last_fault)
 
 
 def test_an_exception_leaves_the_process_and_names_the_line(model: RemoteModel) -> None:
-    lane, pid = model.worker.lane(), model.worker.pid
-    lane.call("load", "cpu", "loading m")
+    lane, pid = model.worker.load("cpu", "loading m"), model.worker.pid
     with pytest.raises(KeyError, match="'four'") as caught:
         lane.call("run", batch(4))
     line = 1 + CODE.splitlines().index('            raise KeyError("four")')
@@ -124,8 +129,7 @@ def test_an_exception_leaves_the_process_and_names_the_line(model: RemoteModel) 
 
 
 def test_a_batch_that_hangs_fails_when_its_process_is_replaced(model: RemoteModel) -> None:
-    lane = model.worker.lane()
-    lane.call("load", "cpu", "loading m")
+    lane = model.worker.load("cpu", "loading m")
     with ThreadPoolExecutor(1) as pool:
         hung = pool.submit(lane.call, "run", batch(3))
         time.sleep(0.1)
@@ -133,8 +137,7 @@ def test_a_batch_that_hangs_fails_when_its_process_is_replaced(model: RemoteMode
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             hung.result(10)
     model.worker.replace(lane.process)  # another runs by now, or none
-    again = model.worker.lane()
-    again.call("load", "cpu", "loading m")
+    again = model.worker.batches()
     assert len(again.call("run", batch(5))) == 3
 
 
@@ -147,10 +150,60 @@ def test_an_input_that_ends_the_process_while_it_is_decoded_fails_alone(model: R
             bad.result(30)
 
 
-def test_a_result_that_cannot_be_sent_is_an_error_of_the_call(model: RemoteModel) -> None:
-    with pytest.raises(Exception, match="pickle"):
+def test_what_render_returns_arrives_as_json_and_what_is_none_is_an_error(model: RemoteModel) -> None:
+    assert model.render({"y": np.zeros(2)}) == {"label": "none", "score": 0.0}
+    with pytest.raises(TypeError, match="not JSON serializable"):
         model.render({"y": np.ones(2)})
     assert model.decode(b"3", "")["x"].tolist() == [3, 3]
+
+
+def test_a_process_that_died_between_two_calls_is_loaded_again_before_the_next(model: RemoteModel) -> None:
+    model.worker.load("cpu", "loading m")
+    assert model.decode(b"loaded", "")["x"].tolist() == [1, 1]
+    pid = model.worker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    assert model.decode(b"loaded", "")["x"].tolist() == [1, 1]
+    assert model.worker.pid != pid
+    lane = model.worker.batches()
+    assert len(lane.call("run", batch(5))) == 3
+
+
+def test_a_worker_that_is_closed_starts_no_process_any_more(model: RemoteModel) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(model.decode, b"slow", "")
+        time.sleep(0.2)
+        model.worker.close()
+        with pytest.raises(WorkerDiedError):
+            slow.result(10)
+    with pytest.raises(WorkerDiedError, match="unloaded"):
+        model.decode(b"1", "")
+
+
+def test_a_file_that_ends_its_process_is_a_mistake_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\nos._exit(5)\n")
+    with pytest.raises(SpecError, match=r"mine.py:Mine: the model's process ended with exit code 5 while the file was"):
+        open_model(f"{tmp_path}/mine.py:Mine")
+
+
+def test_a_process_that_the_model_has_forked_keeps_no_call_waiting_and_ends_with_it(tmp_path: Path) -> None:
+    code = CODE.replace(
+        "        self.thread =", "        if os.fork() == 0:\n            time.sleep(60)\n        self.thread ="
+    )
+    (tmp_path / "mine.py").write_text(code)
+    model = open_model(f"{tmp_path}/mine.py:Mine")
+    lane = model.worker.load("cpu", "loading m")
+    assert model.worker.pid is not None
+    (forked,) = psutil.Process(model.worker.pid).children()
+    with ThreadPoolExecutor(1) as pool:
+        hung = pool.submit(lane.call, "run", batch(3))
+        time.sleep(0.1)
+        model.worker.replace(lane.process)
+        with pytest.raises(WorkerDiedError):
+            hung.result(10)
+    assert ended(forked.pid)
+    model.worker.close()
 
 
 def test_a_closed_worker_ends_and_so_does_one_that_nothing_refers_to(tmp_path: Path) -> None:
