@@ -86,7 +86,7 @@ class Channel:
             data, extra, _, _ = self._socket.recvmsg(INLINE, _ROOM, socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise
-        except OSError as error:
+        except (OSError, ValueError) as error:  # it may have been closed
             raise EOFError from error
         if not data:
             raise EOFError

@@ -94,9 +94,11 @@ def test_a_socket_that_an_event_loop_has_watched_is_waited_for_all_the_same() ->
     assert ours.receive()[0] == "late"
     with pytest.raises(BlockingIOError):
         ours.receive(wait=False)
-    threading.Timer(0.1, lambda: [other.receive() for _ in range(100)]).start()
+    reader = threading.Timer(0.1, lambda: [other.receive() for _ in range(100)])
+    reader.start()
     for _ in range(100):
         ours.send(bytes(20_000))  # more than its buffer holds
+    reader.join()
     for each in (ours, other):
         each.close()
 

@@ -165,8 +165,8 @@ def test_a_process_that_died_between_two_calls_is_loaded_again_before_the_next(m
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
     assert model.decode(b"loaded", "")["x"].tolist() == [1, 1]
-    assert model.worker.pid != pid
     lane = model.worker.batches()
+    assert model.worker.pid != pid
     assert len(lane.call("run", batch(5))) == 3
 
 
