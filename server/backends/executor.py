@@ -1,4 +1,4 @@
-"""The executor: runs one batch at a time on a device, in a separate thread, so that the event loop is never blocked."""
+"""The executor: runs one batch at a time on a device, in a thread or in another process."""
 
 import asyncio
 import queue
@@ -296,7 +296,7 @@ class ThreadExecutor:
     """
 
     def __init__(self, device: Device, name: str = "") -> None:
-        """Start the thread; from now on only it may call `device`."""
+        """Start the thread; from now on `device` is used by this executor alone."""
         self.name = name
         self._device = device
         self._upload: Callable[[str, int, Any], Any] | None = getattr(device, "upload", None)
@@ -397,7 +397,7 @@ class ThreadExecutor:
                 del taken
             result = running.result(None if following is None else following.started)
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                done.get_loop().call_soon_threadsafe(_resolve, done, result)
+                done.get_loop().call_soon_threadsafe(resolve, done, result)
             running = following
             del done, following, result
 
@@ -473,7 +473,8 @@ def _work_off(work: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
         del function
 
 
-def _resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
+def resolve(done: asyncio.Future[Completion], result: Completion | Exception) -> None:
+    """Set the result of a batch, unless it was given up."""
     if done.done():
         return
     if isinstance(result, Completion):

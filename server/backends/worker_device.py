@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from server.backends.executor import Batch, Completion
+from server.backends.executor import Batch, Completion, resolve
 from server.backends.tensor_batches import Row
 from server.errors import WorkerDiedError
 from server.models.model import ServedModel
@@ -186,7 +186,7 @@ class BatchLane:
         except Exception as error:  # noqa: BLE001  (such as too many open files)
             assert self._loop is not None
             work.answered = True
-            self._loop.call_soon_threadsafe(_resolve, work.done, error)
+            self._loop.call_soon_threadsafe(resolve, work.done, error)
 
     def _on_answer(self) -> None:
         work = self._in_service
@@ -200,7 +200,7 @@ class BatchLane:
         except Exception as error:  # noqa: BLE001  (such as outputs that cannot be read here)
             if work is not None:
                 work.answered = True
-                _resolve(work.done, error)
+                resolve(work.done, error)
             return
         if work is None or number != work.number:  # of a batch that was given up
             return
@@ -210,10 +210,10 @@ class BatchLane:
             self._begin(self._offered)
             self._offered = None
         if isinstance(answer, SentError):
-            _resolve(work.done, received(answer))
+            resolve(work.done, received(answer))
         else:
             rows, started, finished = answer
-            _resolve(work.done, Completion(rows, started, finished, next_started))
+            resolve(work.done, Completion(rows, started, finished, next_started))
 
     def _on_end(self) -> None:
         """Fail what is in service, once it is known how the process ended."""
@@ -225,7 +225,7 @@ class BatchLane:
         def fail(how: "asyncio.Future[str]") -> None:
             for work in lost:
                 work.answered = True
-                _resolve(work.done, WorkerDiedError(f"the model's process {how.result()}"))
+                resolve(work.done, WorkerDiedError(f"the model's process {how.result()}"))
 
         self._loop.run_in_executor(None, self.process.end).add_done_callback(fail)
 
@@ -238,7 +238,7 @@ class BatchLane:
     def _fail_taken(self) -> None:
         taken = self._taken()
         if taken is not None:
-            _resolve(taken.done, WorkerDiedError("the model's process ended after it took the batch"))
+            resolve(taken.done, WorkerDiedError("the model's process ended after it took the batch"))
 
     def _taken(self) -> "_Work | None":
         """The offer if the process, which has ended, has taken it."""
@@ -261,12 +261,3 @@ class _Work:
 
 def _size(inputs: Sequence[Row]) -> int:
     return sum(array.nbytes for sample in inputs for array in sample.values())
-
-
-def _resolve(done: "asyncio.Future[Completion]", result: Completion | Exception) -> None:
-    if done.done():  # it was given up
-        return
-    if isinstance(result, Completion):
-        done.set_result(result)
-    else:
-        done.set_exception(result)
