@@ -188,7 +188,7 @@ class ModelWorker:
         try:
             with self._alone:
                 if not (self._spare and self._spare[0].runs):
-                    self._spare[:] = [self._started()]
+                    self._start_in(self._spare)
                 timer = threading.Timer(_REPEAT_LIMIT, self._spare[0].kill)
                 timer.start()
                 try:
@@ -211,6 +211,8 @@ class ModelWorker:
     def close(self) -> None:
         """End the process, without waiting for it, also while it is being started; none is started any more."""
         self._closed = True
+        for process in (*self._current, *self._spare):
+            process.kill()
         threading.Thread(target=self._close, name="worker-end", daemon=True).start()
 
     def _close(self) -> None:
@@ -225,14 +227,14 @@ class ModelWorker:
                 self.restarts += 1
                 self.last_fault = self._current[0].end()
                 _log.info("the process of %s is started again", self._setup[0])
-            self._current[:] = [self._started()]
-            return self._current[0]
+            return self._start_in(self._current)
 
-    def _started(self) -> WorkerProcess:
-        """A new process, with the model loaded if it has been before."""
+    def _start_in(self, place: list[WorkerProcess]) -> WorkerProcess:
+        """Start a process, and load the model if it has been loaded before."""
         if self._closed:
             raise WorkerDiedError("the model's process was ended, since the model is unloaded")
         process = WorkerProcess(*self._setup)
+        place[:] = [process]  # before it is loaded, so that `close` ends a load that hangs
         if self._load:
             self._loaded(process)
         return process

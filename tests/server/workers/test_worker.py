@@ -181,6 +181,19 @@ def test_a_worker_that_is_closed_starts_no_process_any_more(model: RemoteModel) 
         model.decode(b"1", "")
 
 
+def test_a_load_that_hangs_ends_when_the_worker_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        CODE.replace("        self.thread =", "        time.sleep(60)\n        self.thread =")
+    )
+    model = open_model(f"{tmp_path}/mine.py:Mine")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(model.worker.load, "cpu", "loading m")
+        time.sleep(0.3)
+        model.worker.close()
+        with pytest.raises(WorkerDiedError):
+            loading.result(10)
+
+
 def test_a_file_that_ends_its_process_is_a_mistake_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\nos._exit(5)\n")
     with pytest.raises(SpecError, match=r"mine.py:Mine: the model's process ended with exit code 5 while the file was"):
